@@ -1,0 +1,1 @@
+"""Federated text sets."""

@@ -1,0 +1,227 @@
+"""Docstrings of installed packages: a real federated text set that needs no download.
+
+A module is a user, its docstrings are the user's texts. Packages are named by distribution
+(`scikit-learn`), the standard library as `stdlib`. Nothing is imported: files are found
+through the installed metadata and parsed in separate processes. A package is scanned once;
+the result is kept as an Arrow file under the hash of its name, version and file list.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import platform
+import re
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from . import docstring_worker
+from .storage import DataError, locked, read_table, write_atomic, write_table
+
+log = logging.getLogger(__name__)
+
+STDLIB = "stdlib"
+SCAN_VERSION = 1  # raise it when the worker's cleaning changes: cached scans are then redone
+BATCH = 128  # files per worker call: start-up (40 ms) stays small beside the parsing
+_TEST_FOLDERS = {"test", "tests", "idle_test", "_test", "site-packages", "__pycache__"}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """One module's cleaned docstrings, in source order."""
+
+    package: str
+    name: str
+    docstrings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An installed package as found on disk: (module name, file) pairs sorted by name."""
+
+    name: str
+    version: str
+    files: tuple[tuple[str, Path], ...]
+
+    @property
+    def key(self) -> str:
+        """Content address: name, version and every file's module name and size."""
+        sizes = [(module, path.stat().st_size) for module, path in self.files]
+        text = json.dumps([SCAN_VERSION, self.name, self.version, sizes])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def scan_packages(
+    names: Sequence[str],
+    cache: Path,
+    *,
+    workers: int = 0,
+    progress: Callable[[str], None] | None = None,
+) -> list[Module]:
+    """Every module with docstrings of the named packages, by package then module name.
+
+    workers: parallel processes; 0 takes the cores this process may use. The result does not
+    depend on it. Raises DataError for a package that is not installed.
+    """
+    modules: list[Module] = []
+    for package in [find_package(name) for name in names]:
+        path = cache / "docstrings" / f"{canonical(package.name)}-{package.key[:24]}.arrow"
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                if progress:
+                    progress(f"reading docstrings of {package.name} {package.version}")
+                _scan_to(package, path, workers or available_cores())
+        columns = read_table(path)
+        modules += [
+            Module(package.name, name, tuple(texts))
+            for name, texts in zip(columns["module"], columns["docstrings"], strict=True)
+        ]
+    return modules
+
+
+def find_package(name: str) -> Package:
+    """Locate an installed distribution's Python files; DataError when it is not installed."""
+    if name == STDLIB:
+        return Package(STDLIB, platform.python_version(), tuple(sorted(_stdlib_files())))
+    try:
+        distribution = importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise DataError(_not_installed(name)) from None
+    files = tuple(sorted(_distribution_files(distribution)))
+    if not files:
+        raise DataError(f"package {name!r} holds no Python source: remove it from data.*-packages")
+    return Package(canonical(name), distribution.version, files)
+
+
+def canonical(name: str) -> str:
+    """A distribution's normalised name (PEP 503), so that one package has one spelling."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def chunk(text: str, words: int) -> list[str]:
+    """Cut a text into samples of `words` words; a rest below a quarter of that is dropped.
+
+    A sample whose words are longer than 16 characters on average is data, not text.
+    """
+    every = text.split()
+    pieces = [every[start : start + words] for start in range(0, len(every), words)]
+    return [
+        " ".join(piece)
+        for piece in pieces
+        if 4 * len(piece) >= words and sum(map(len, piece)) <= 16 * len(piece)
+    ]
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def scan_parallel(paths: Sequence[Path], workers: int) -> list[list[str] | None]:
+    """Docstrings per file in the order given, computed by `workers` processes.
+
+    The processes are plain subprocesses fed by threads: they neither fork this process nor
+    import its `__main__`, so this works in scripts, notebooks, Flower and Ray workers alike.
+    """
+    batches = [[str(path) for path in paths[i : i + BATCH]] for i in range(0, len(paths), BATCH)]
+    if workers <= 1 or len(batches) <= 1 or not sys.executable:
+        return docstring_worker.scan_files([str(path) for path in paths])
+    with ThreadPoolExecutor(min(workers, len(batches))) as pool:
+        return [result for batch in pool.map(_run_worker, batches) for result in batch]
+
+
+def _run_worker(batch: list[str]) -> list[list[str] | None]:
+    command = [sys.executable, "-I", "-S", "-W", "ignore", docstring_worker.__file__]
+    done = subprocess.run(command, input=json.dumps(batch).encode(), capture_output=True)
+    if done.returncode:
+        tail = done.stderr.decode(errors="replace")[-500:]
+        raise RuntimeError(f"the docstring scan failed with status {done.returncode}: {tail}")
+    results: list[list[str] | None] = json.loads(done.stdout)
+    return results
+
+
+def _scan_to(package: Package, path: Path, workers: int) -> None:
+    results = scan_parallel([file for _, file in package.files], workers)
+    unread = sum(result is None for result in results)
+    if unread:
+        log.info("%s: %d files are not readable as Python, left out", package.name, unread)
+    rows = [(name, texts) for (name, _), texts in zip(package.files, results, strict=True) if texts]
+    columns: dict[str, list[Any]] = {
+        "module": [name for name, _ in rows],
+        "docstrings": [texts for _, texts in rows],
+    }
+    write_atomic(path, lambda scratch: write_table(scratch, columns, rows_per_batch=1024))
+
+
+def _distribution_files(
+    distribution: importlib.metadata.Distribution,
+) -> Iterator[tuple[str, Path]]:
+    """(module, file) of a distribution, by its file list or, without one, its import folders."""
+    listed = [file for file in distribution.files or [] if file.suffix == ".py"]
+    for file in listed:
+        if ".." not in file.parts and not _is_test(file):
+            path = Path(str(distribution.locate_file(file)))
+            if path.is_file():
+                yield _module_name(file), path
+    if listed:
+        return
+    names = (distribution.read_text("top_level.txt") or distribution.metadata["Name"]).split()
+    for name in names:
+        spec = importlib.util.find_spec(name.replace("-", "_"))
+        for folder in (spec.submodule_search_locations or []) if spec else []:
+            yield from _folder_files(Path(folder), Path(folder).parent)
+
+
+def _stdlib_files() -> Iterator[tuple[str, Path]]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for name in sys.stdlib_module_names:
+        if (root / f"{name}.py").is_file():
+            yield name, root / f"{name}.py"
+        elif (root / name).is_dir() and name not in _TEST_FOLDERS:
+            yield from _folder_files(root / name, root)
+
+
+def _folder_files(folder: Path, root: Path) -> Iterator[tuple[str, Path]]:
+    for path in folder.rglob("*.py"):
+        relative = PurePosixPath(path.relative_to(root).as_posix())
+        if not _is_test(relative):
+            yield _module_name(relative), path
+
+
+def _is_test(file: PurePosixPath) -> bool:
+    stem = file.stem
+    return (
+        bool(_TEST_FOLDERS.intersection(file.parts[:-1]))
+        or stem.startswith("test_")
+        or stem.endswith("_test")
+        or stem in ("conftest", "tests")
+    )
+
+
+def _module_name(file: PurePosixPath) -> str:
+    parts = file.with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def _not_installed(name: str) -> str:
+    known = {canonical(d.metadata["Name"] or "") for d in importlib.metadata.distributions()}
+    by_import = importlib.metadata.packages_distributions().get(name, [])
+    near = by_import or difflib.get_close_matches(canonical(name), sorted(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return (
+        f"package {name!r} (a data.*-packages key) is not installed: install it, or name another "
+        f"distribution{hint}"
+    )
