@@ -3,7 +3,7 @@
 Flower knows only flat keys with bool, number or string values, and only keys that the app
 declares; so the sections below are flattened with dots (`pretext.population`), lists are
 comma-separated strings, and `[tool.flwr.app.config]` in pyproject.toml is generated from
-this file (`python -m privsyn_flower.config`) and compared with it in a test.
+this file (`scripts/update_app_config.py`) and compared with it in a test.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class DataConfig(Section):
     users: int = Field(1000, ge=1, description="declared number of private users (public)")
     samples_per_user: int = Field(8, ge=1, description="cap on one user's samples")
     min_samples_per_user: int = Field(1, ge=1, description="users with fewer are not enrolled")
+    sections_per_module: int = Field(
+        1, ge=1, description="docstrings: users made of one module, of consecutive samples each"
+    )
     partition: Literal["natural", "uniform"] = Field(
         "natural", description="natural: by user column; uniform: the paper's random partition"
     )
@@ -159,9 +162,6 @@ class RunConfig(Section):
     ledger_epsilon: float = Field(0.0, ge=0, description="ledger's total; 0: this epsilon")
     seed: int = Field(0, ge=0)
     simulation_seeded_noise: bool = Field(False, description="tests only: noise from the seed")
-    pure_noise_votes: bool = Field(
-        False, description="control: votes replaced by noise of the same variance"
-    )
     benchmark: bool = Field(False, description="simulation only: figures on held-out users")
     run_folder: str = Field("", description="absolute path; empty: under the cache folder")
     cache: str = Field("", description="absolute path; empty: ~/.cache/privsyn-flower")
@@ -300,7 +300,3 @@ def _explain(error: ValidationError) -> str:
         message = item["msg"].removeprefix("Value error, ")
         lines.append(f"{key} = {item['input']!r}: {message}" if key else message)
     return "; ".join(lines)
-
-
-if __name__ == "__main__":
-    print(to_toml(RunConfig(), comments=True, prefix="tool.flwr.app.config"), end="")

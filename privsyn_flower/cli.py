@@ -1,0 +1,167 @@
+"""`privsyn`: run, account, calibrate, data check. Heavy imports stay inside the commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from privsyn_flower import __version__
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Learn from private, distributed text; only noisy sums leave the users.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
+app.add_typer(data_app, name="data")
+
+SAMPLING = (
+    "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
+    "see only the released sums, and against the server only when each node draws its own "
+    "coin under secure aggregation; never against a user's own node."
+)
+
+
+def fail(text: str, code: int = 2) -> typer.Exit:
+    """An error as the last line on stderr."""
+    typer.secho(f"error: {text}", fg=typer.colors.RED, err=True)
+    return typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """privsyn-flower."""
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Run folder to continue or attach to.")
+    ] = None,
+) -> None:
+    """Run a configuration through `flwr run`; the last line on stdout is the run folder."""
+    from privsyn_flower.cli_run import RunFailed, run_command
+    from privsyn_flower.config import ConfigError
+    from privsyn_flower.launch import FlowerError
+    from privsyn_flower.runs import RunLocked
+
+    try:
+        folder = run_command(config, settings or [], resume)
+    except (ConfigError, RunFailed, RunLocked, FlowerError) as error:
+        raise fail(str(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the Flower run was stopped", 130) from None
+    typer.echo(folder)
+
+
+Accountant = Annotated[
+    Literal["pld", "rdp"], typer.Option(help="pld (exact for Gaussians) or rdp (the papers').")
+]
+Rate = Annotated[float, typer.Option(help="Poisson rate; 1: every user in every round.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def account(
+    noise_multiplier: Annotated[float, typer.Option(help="Noise std / L2 bound.")],
+    rounds: Annotated[int, typer.Option(help="Releases, spare rounds included.")],
+    delta: Annotated[float, typer.Option()],
+    sampling_rate: Rate = 1.0,
+    accountant: Accountant = "pld",
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of a noise multiplier."""
+    from privsyn_flower.privacy.accounting import epsilon
+
+    try:
+        value = epsilon(
+            noise_multiplier, rounds, delta, sampling_rate=sampling_rate, accountant=accountant
+        )
+    except ValueError as error:
+        raise fail(str(error)) from None
+    _print({"epsilon": value}, as_json, sampling_rate, delta)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Budget; never exceeded.")],
+    rounds: Annotated[int, typer.Option(help="Releases, spare rounds included.")],
+    delta: Annotated[float, typer.Option()],
+    sampling_rate: Rate = 1.0,
+    accountant: Accountant = "pld",
+    as_json: AsJson = False,
+) -> None:
+    """Smallest noise multiplier that keeps epsilon."""
+    from privsyn_flower.privacy.accounting import calibrate as smallest
+
+    try:
+        value = smallest(epsilon, rounds, delta, sampling_rate=sampling_rate, accountant=accountant)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    _print({"noise_multiplier": value}, as_json, sampling_rate, delta)
+
+
+def _print(result: dict[str, float], as_json: bool, rate: float, delta: float) -> None:
+    """The figure, and the sentence without which it means nothing."""
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        for key, value in result.items():
+            typer.echo(f"{key} = {value:.6g}")
+        typer.echo(
+            f"user-level, zero-out adjacency (a user's vector against zeros), delta = {delta:g}, "
+            "for one user's vector clipped to the bound in every round; repetition and tuning on "
+            "the same users are not covered"
+        )
+    if rate < 1:
+        typer.echo(SAMPLING, err=as_json)
+
+
+@data_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="jsonl, csv or parquet")],
+    user_column: Annotated[str, typer.Option()] = "user_id",
+    text_column: Annotated[str, typer.Option()] = "text",
+) -> None:
+    """Explain what a node would skip or repair in FILE; exits 1 when there is a finding."""
+    from privsyn_flower.data import check_file
+
+    try:
+        findings = check_file(file, user_column=user_column, text_column=text_column)
+    except (OSError, ValueError) as error:
+        raise fail(str(error)) from None
+    for finding in findings:
+        typer.echo(f"{file}:{finding.line}: {finding.problem}; {finding.advice}")
+    typer.echo(f"{len(findings)} findings")
+    if findings:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the `privsyn` command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(app())

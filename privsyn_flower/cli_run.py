@@ -1,0 +1,207 @@
+"""`privsyn run`: prepare paths, start Flower, draw progress, tell the truth at the end."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from privsyn_flower.config import ConfigError, RunConfig, load_config, parse_override, to_toml
+from privsyn_flower.display import Display, result_table
+from privsyn_flower.launch import FlowerError, LocalFlower
+from privsyn_flower.progress import read_events
+from privsyn_flower.runs import RunLocked, write_atomic
+
+STATUS_EVERY = 20.0
+
+
+class RunFailed(RuntimeError):
+    """The ServerApp failed; the text is its own error."""
+
+
+def run_command(config: Path | None, settings: list[str], resume: Path | None) -> Path:
+    """Run (or resume, or attach to) one run; returns its folder."""
+    if resume is not None:
+        if config is not None or settings:
+            raise ConfigError("--resume takes the run's own config.toml: drop CONFIG and --set")
+        return _resume(resume.expanduser().absolute())
+    overrides = dict(parse_override(text) for text in settings)
+    loaded = load_config(config or default_config(), overrides)
+    folder = Path(loaded.run_folder or _fresh_folder(loaded)).expanduser().absolute()
+    if (folder / "config.toml").exists():
+        raise RunFailed(
+            f"run folder {folder} already holds a run: continue it with "
+            f"`privsyn run --resume {folder}` or choose another run-folder"
+        )
+    final = absolute_paths(loaded, folder)
+    write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
+    return _start(folder, final)
+
+
+def default_config() -> Path | None:
+    """configs/demo.toml beside the package (a clone); None: the built-in defaults."""
+    demo = Path(__file__).resolve().parent.parent / "configs" / "demo.toml"
+    return demo if demo.exists() else None
+
+
+def _fresh_folder(config: RunConfig) -> Path:
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.method}-eps{config.epsilon:g}-{stamp}"
+
+
+def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
+    """Every path absolute: Flower's processes have another working directory."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else ""
+
+    def model(name: str) -> str:
+        return absolute(name) if name and Path(name).expanduser().is_dir() else name
+
+    data = config.data
+    if data.source == "files":
+        data = data.model_copy(
+            update={"path": absolute(data.path), "public_path": absolute(data.public_path)}
+        )
+    names = ("embedder", "infiller", "generator", "downstream")
+    models = config.models.model_copy(
+        update={name: model(getattr(config.models, name)) for name in names}
+    )
+    return config.model_copy(
+        update={
+            "run_folder": str(folder),
+            "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
+            "assets": absolute(config.assets),
+            "ledger": absolute(config.ledger),
+            "data": data,
+            "models": models,
+        }
+    )
+
+
+def _resume(folder: Path) -> Path:
+    path = folder / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"{folder} holds no run: config.toml is missing")
+    config = load_config(path)
+    if (folder / "summary.json").exists():
+        _finish(folder)
+        return folder
+    flower = LocalFlower.find(folder)
+    if _locked(folder):
+        if flower is None:
+            raise RunLocked(
+                f"run folder {folder} is held by a process whose SuperLink does not answer; "
+                f"end the process named in {folder / '.lock'} first"
+            )
+        print(f"attached to the run in {folder}", file=sys.stderr)
+        return _watch(folder, flower)
+    if flower is not None:
+        flower.close()
+    return _start(folder, config)
+
+
+def _locked(folder: Path) -> bool:
+    lock = folder / ".lock"
+    if not lock.exists():
+        return False
+    with lock.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def _start(folder: Path, config: RunConfig) -> Path:
+    (folder / "error.txt").unlink(missing_ok=True)
+    flower = LocalFlower(folder)
+    with _stoppable():
+        try:
+            flower.start()
+            flower.submit(config)
+        except BaseException:
+            flower.close()
+            raise
+        return _watch(folder, flower)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _watch(folder: Path, flower: LocalFlower) -> Path:
+    """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error."""
+    offset, checked = 0, time.monotonic()
+    try:
+        with Display() as display:
+            while True:
+                events, offset = read_events(folder / "progress.jsonl", offset)
+                for event in events:
+                    display.show(event)
+                ended = (folder / "summary.json").exists() or (folder / "error.txt").exists()
+                if ended or time.monotonic() - checked > STATUS_EVERY:
+                    checked = time.monotonic()
+                    if ended or flower.status().startswith("finished"):
+                        break
+                time.sleep(0.2)
+        status = _final_status(flower)
+        if not (folder / "summary.json").exists() or status != "finished:completed":
+            raise RunFailed(_error(folder, flower, status))
+    except KeyboardInterrupt:
+        print("stopping the Flower run ...", file=sys.stderr)
+        try:
+            flower.stop()
+        except FlowerError as error:
+            print(error, file=sys.stderr)
+        print(f"continue it with: privsyn run --resume {folder}", file=sys.stderr)
+        raise
+    finally:
+        flower.close()
+    _finish(folder)
+    return folder
+
+
+def _final_status(flower: LocalFlower, wait: float = 60.0) -> str:
+    """Flower's final word, which comes a little after the ServerApp's last file."""
+    deadline = time.monotonic() + wait
+    while True:
+        status = flower.status()
+        if status.startswith("finished") or time.monotonic() > deadline:
+            return status
+        time.sleep(1.0)
+
+
+def _error(folder: Path, flower: LocalFlower, status: str) -> str:
+    path = folder / "error.txt"
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    try:
+        log = flower.log().strip().splitlines()[-30:]
+    except (FlowerError, OSError):
+        log = []
+    return "\n".join([*log, f"the run ended with status {status} and no summary"])
+
+
+def _finish(folder: Path) -> None:
+    import json
+
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    print(result_table(summary))

@@ -1,0 +1,1 @@
+"""The device side: a ClientApp that answers with bounded, noised vectors and nothing else."""

@@ -1,0 +1,24 @@
+"""The ClientApp: routes from message types to answers. Runs on devices and in simulation."""
+
+from __future__ import annotations
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from privsyn_flower.client_apps import votes as votes_app
+from privsyn_flower.client_apps.node import open_node
+from privsyn_flower.wire import answer_hello
+
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """The node's public facts: its weight, its partition, and whether it is deployed."""
+    return votes_app.guarded(message, lambda: answer_hello(message, open_node(context).facts))
+
+
+@app.query("votes")
+def votes(message: Message, context: Context) -> Message:
+    """Nearest-neighbour votes (PrE-Text, Algorithm 2)."""
+    return votes_app.votes(message, context)

@@ -1,0 +1,206 @@
+"""A simulated federation as an immutable folder: built once, read by server and nodes.
+
+`private.arrow`, `test.arrow` and `development.arrow` hold PRIVATE users; `public.arrow` and
+`public_validation.arrow` are public. A deployed node never comes here: it reads its own file
+with `load_users`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from privsyn_flower.config import DataConfig
+
+from .partition import Split, split
+from .sources import Group, identity, load_source
+from .storage import DataError, build_folder, make_private, read_table, write_table
+from .users import Sample
+
+LAYOUT = 1  # raise it when the folder's content or the rules that fill it change
+
+Users = dict[str, list[str]]
+
+
+def prepare(config: DataConfig, cache: Path, progress: Callable[[str], None] | None = None) -> Path:
+    """Build, or find, the folder of this configuration's federation under `cache`/data.
+
+    Its name is a hash of the configuration and of what the text is made of (package versions
+    and files, or the bytes of the named files). Safe to call from several processes at once:
+    one builds, the others wait. progress: gets a line of text per step.
+    Raises DataError when the source is missing, malformed or too small.
+    """
+    key = _prepared_key(config.model_dump_json(), *_stamps(config))
+    target = cache / "data" / key[:24]
+    if target.is_dir():
+        return target
+    make_private(cache / "data")
+    note = progress or (lambda _: None)
+
+    def fill(folder: Path) -> None:
+        source = load_source(config, cache, note)
+        note("removing duplicates and splitting users")
+        _write(folder, split(source, config), config, source.origin)
+
+    return build_folder(target, fill)
+
+
+class Federation:
+    """Reads a folder made by `prepare`; every method is deterministic in the folder.
+
+    Raises DataError when `folder` is none.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        try:
+            self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
+        except OSError:
+            raise DataError(f"{folder} holds no federation: build it with prepare()") from None
+
+    @property
+    def users(self) -> int:
+        """Declared number of private users; public."""
+        return int(self.meta["users"])
+
+    def public(self) -> list[str]:
+        """The pool: `public_pool` public texts in random order, `minority_share` of them from
+        the minority packages; empty when the configuration names no public text."""
+        table = self._corpus
+        chosen = sorted((place, i) for i, place in enumerate(table["pool"]) if place >= 0)
+        return [table["text"][i] for _, i in chosen]
+
+    def public_corpus(self) -> list[str]:
+        """Every public text but the validation's, the pool among them; models train on it."""
+        return list(self._corpus["text"])
+
+    def public_general(self) -> list[str]:
+        """The corpus without the minority packages: all that the downstream base has seen."""
+        table = self._corpus
+        return [t for t, minor in zip(table["text"], table["minority"], strict=True) if not minor]
+
+    def public_groups(self) -> list[list[str]]:
+        """The corpus by public module (or author), texts in their original order; general and
+        minority. A run of them is an example of "more text of the same kind"."""
+        groups: dict[int, list[str]] = {}
+        for text, group in zip(self._corpus["text"], self._corpus["group"], strict=True):
+            groups.setdefault(group, []).append(text)
+        return list(groups.values())
+
+    def public_validation(self) -> list[str]:
+        """Public texts from modules that are not in the corpus, mixed like the pool."""
+        return list(read_table(self.folder / "public_validation.arrow")["text"])
+
+    def shard(self, partition: int, partitions: int) -> Users:
+        """user_id -> texts of the users that node `partition` hosts. PRIVATE."""
+        return _texts(self.shard_samples(partition, partitions))
+
+    def shard_samples(self, partition: int, partitions: int) -> dict[str, list[Sample]]:
+        """As `shard`, with labels and dates. PRIVATE."""
+        sizes = self._sizes(partition, partitions)
+        return _read_users(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
+
+    def shard_weight(self, partition: int, partitions: int) -> int:
+        """Number of users that node `partition` stands for; public."""
+        return self._sizes(partition, partitions)[partition]
+
+    def held_out(self, which: Literal["test", "development"]) -> Users:
+        """user_id -> texts of held-out users. PRIVATE, for the benchmark only."""
+        if which not in ("test", "development"):
+            raise DataError(f"held-out users {which!r} must be 'test' or 'development'")
+        return _texts(_read_users(self.folder / f"{which}.arrow"))
+
+    @functools.cached_property
+    def _corpus(self) -> dict[str, list[Any]]:
+        return read_table(self.folder / "public.arrow")
+
+    def _sizes(self, partition: int, partitions: int) -> list[int]:
+        sizes = shard_sizes(self.users, partitions)
+        if not 0 <= partition < partitions:
+            raise DataError(f"partition-id = {partition} must be in 0..{partitions - 1}")
+        return sizes
+
+
+def shard_sizes(users: int, partitions: int) -> list[int]:
+    """Users per node when `users` are dealt in order to `partitions` nodes: equal to one."""
+    if not 1 <= partitions <= users:
+        raise DataError(f"num-partitions = {partitions} (nodes) must be in 1..{users} (data.users)")
+    whole, rest = divmod(users, partitions)
+    return [whole + (i < rest) for i in range(partitions)]
+
+
+def _stamps(config: DataConfig) -> tuple[tuple[str, int, int], ...]:
+    """Path, size and time of named files, so that a process hashes each only once."""
+    found = []
+    for name in (config.path, config.public_path):
+        path = Path(name).expanduser()
+        if name and path.is_file():
+            status = path.stat()
+            found.append((name, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=64)  # simulated nodes ask for every message; listing packages is slow
+def _prepared_key(config_json: str, *_stamps: tuple[str, int, int]) -> str:
+    config = DataConfig.model_validate_json(config_json)
+    text = json.dumps([LAYOUT, config_json, identity(config)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str]) -> None:
+    _write_users(folder / "private.arrow", parts.private)
+    _write_users(folder / "test.arrow", parts.test)
+    _write_users(folder / "development.arrow", parts.development)
+    place = {where: i for i, where in enumerate(parts.pool)}
+    rows = [
+        (sample.text, g, group.minority, place.get((g, s), -1))
+        for g, group in enumerate(parts.public)
+        for s, sample in enumerate(group.samples)
+    ]
+    columns = {
+        name: [row[i] for row in rows]
+        for i, name in enumerate(("text", "group", "minority", "pool"))
+    }
+    write_table(folder / "public.arrow", columns, rows_per_batch=4096)
+    write_table(folder / "public_validation.arrow", {"text": parts.validation}, rows_per_batch=4096)
+    meta = {
+        "layout": LAYOUT,
+        "users": len(parts.private),
+        "public": {
+            "corpus": len(rows),
+            "general": sum(not minority for _, _, minority, _ in rows),
+            "groups": len(parts.public),
+            "pool": len(parts.pool),
+            "validation": len(parts.validation),
+        },
+        "origin": origin,
+        "config": config.model_dump(by_alias=True),
+    }
+    (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True), "utf-8")
+
+
+def _write_users(path: Path, users: Sequence[Group]) -> None:
+    columns = {
+        "user": [user.name for user in users],
+        "texts": [[sample.text for sample in user.samples] for user in users],
+        "labels": [[sample.label for sample in user.samples] for user in users],
+        "dates": [[sample.date for sample in user.samples] for user in users],
+    }
+    write_table(path, columns, rows_per_batch=256)
+
+
+def _read_users(path: Path, start: int = 0, length: int | None = None) -> dict[str, list[Sample]]:
+    table = read_table(path, start, length)
+    rows = zip(table["user"], table["texts"], table["labels"], table["dates"], strict=True)
+    return {
+        user: [Sample(*values) for values in zip(texts, labels, dates, strict=True)]
+        for user, texts, labels, dates in rows
+    }
+
+
+def _texts(users: dict[str, list[Sample]]) -> Users:
+    return {user: [sample.text for sample in own] for user, own in users.items()}

@@ -1,0 +1,220 @@
+"""Groups of samples -> test, development and private users, and the public text.
+
+Sides are filled in the order test, development, private, public; each takes only samples that
+share no 13-gram with a sample taken before (`dedup.py`). A user is filled after removal, from
+what is left of the group, so users stay whole where the source has enough text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from privsyn_flower.config import DataConfig
+from privsyn_flower.randomness import seeded
+
+from .dedup import NearDuplicates
+from .sources import Group, Source
+from .storage import DataError
+from .users import Sample
+
+VALIDATION_PER_GROUP = 16  # texts of one public group in the validation set, for variety
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """test, development, private: PRIVATE users; public: groups of the training corpus;
+    validation: texts of other public groups; pool: (group, sample) indices into public."""
+
+    test: list[Group]
+    development: list[Group]
+    private: list[Group]
+    public: list[Group]
+    validation: list[str]
+    pool: list[tuple[int, int]]
+
+
+def split(source: Source, config: DataConfig) -> Split:
+    """Deterministic in (source, config). Raises DataError when the source has too little."""
+    if config.min_samples_per_user > config.samples_per_user:
+        raise DataError(
+            f"data.min-samples-per-user = {config.min_samples_per_user} exceeds "
+            f"data.samples-per-user = {config.samples_per_user}: lower it"
+        )
+    picker = _Picker([*source.private, *source.public])
+    if config.partition == "uniform":
+        test, development, private = _uniform(source.private, picker, config)
+    else:
+        test, development, private = _natural(source.private, picker, config)
+    open_text = [picker.filter(group) for group in source.public]
+    corpus, validation = _validation([g for g in open_text if g.samples], config)
+    return Split(test, development, private, corpus, validation, _pool(corpus, config))
+
+
+class _Picker:
+    """Takes samples of groups by identity, each at most once and never a near duplicate."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._first: dict[int, int] = {}
+        texts: list[str] = []
+        for group in groups:
+            self._first[id(group)] = len(texts)
+            texts += [sample.text for sample in group.samples]
+        self._near = NearDuplicates(texts)
+
+    def take(self, group: Group, position: int) -> bool:
+        return self._near.take(self._first[id(group)] + position)
+
+    def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
+        """The group's samples that may be taken, at most `most` (0: all); none below `least`."""
+        taken: list[int] = []
+        for position in range(len(group.samples)):
+            if most and len(taken) == most:
+                break
+            if self.take(group, position):
+                taken.append(position)
+        if len(taken) < least:  # too few: leave the text to others
+            for position in taken:
+                self._near.release(self._first[id(group)] + position)
+            taken = []
+        return Group(group.name, tuple(group.samples[i] for i in taken), group.minority)
+
+
+def _natural(
+    groups: Sequence[Group], picker: _Picker, config: DataConfig
+) -> tuple[list[Group], list[Group], list[Group]]:
+    """Whole groups (users, modules) on one side; modules may be cut into several users."""
+    cap, least = config.samples_per_user, config.min_samples_per_user
+    # A file's user is one person: only modules may be cut into several users.
+    sections = config.sections_per_module if config.source == "docstrings" else 1
+    rng = seeded(config.seed, "natural partition")
+    waiting = iter([groups[i] for i in rng.permutation(len(groups))])
+
+    def held_out(count: int, key: str) -> list[Group]:
+        side: list[Group] = []
+        while len(side) < count:
+            group = next(waiting, None)
+            if group is None:
+                raise _too_few(key, count, len(side), config)
+            own = picker.filter(group, cap, least)
+            side += [own] if own.samples else []
+        return side
+
+    test = held_out(config.held_out_users, "held-out-users")
+    development = held_out(config.development_users, "development-users")
+    eligible: list[Group] = []
+    for group in waiting:
+        own = picker.filter(group, cap * sections, least)
+        eligible += list(_sections(own, cap, least))
+    if len(eligible) < config.users:
+        raise _too_few("users", config.users, len(eligible), config)
+    chosen = rng.choice(len(eligible), size=config.users, replace=False)
+    return test, development, [eligible[i] for i in chosen]
+
+
+def _sections(group: Group, cap: int, least: int) -> Iterable[Group]:
+    """Consecutive runs of `cap` samples as users of their own: name, name#1, name#2, ..."""
+    for number, start in enumerate(range(0, len(group.samples), cap)):
+        own = group.samples[start : start + cap]
+        if len(own) >= least:
+            yield Group(f"{group.name}#{number}" if number else group.name, own)
+
+
+def _uniform(
+    groups: Sequence[Group], picker: _Picker, config: DataConfig
+) -> tuple[list[Group], list[Group], list[Group]]:
+    """Samples dealt at random to users of exactly `samples_per_user` (PrE-Text, appendix C)."""
+    places = [(group, i) for group in groups for i in range(len(group.samples))]
+    order = seeded(config.seed, "uniform partition").permutation(len(places))
+    counts = (config.held_out_users, config.development_users, config.users)
+    size = config.samples_per_user
+    wanted = sum(counts) * size
+    dealt: list[Sample] = []
+    for group, position in (places[i] for i in order):
+        if len(dealt) == wanted:
+            break
+        if picker.take(group, position):
+            dealt.append(group.samples[position])
+    if len(dealt) < wanted:
+        missing = max(0, len(dealt) // size - counts[0] - counts[1])
+        raise _too_few("users", config.users, missing, config)
+    hands = iter([tuple(dealt[i : i + size]) for i in range(0, wanted, size)])
+    test, development, private = (
+        [Group(f"{name}-{i:06d}", next(hands)) for i in range(count)]
+        for name, count in zip(("test", "development", "user"), counts, strict=True)
+    )
+    return test, development, private
+
+
+def _validation(groups: Sequence[Group], config: DataConfig) -> tuple[list[Group], list[str]]:
+    """Set whole public groups aside until their texts suffice; the rest is the corpus."""
+    counts = minority_counts(config.public_validation, groups, config)
+    order = seeded(config.seed, "public validation").permutation(len(groups))
+    aside: set[int] = set()
+    texts: list[str] = []
+    for minority, wanted in ((False, counts[0]), (True, counts[1])):
+        have: list[str] = []
+        for i in order:
+            if len(have) >= wanted:
+                break
+            if groups[i].minority == minority:
+                aside.add(int(i))
+                have += [sample.text for sample in groups[i].samples[:VALIDATION_PER_GROUP]]
+        if len(have) < wanted:
+            raise _too_little_public("public-validation", wanted, len(have), minority)
+        texts += have[:wanted]
+    return [group for i, group in enumerate(groups) if i not in aside], texts
+
+
+def _pool(groups: Sequence[Group], config: DataConfig) -> list[tuple[int, int]]:
+    """Random places of the corpus, `minority_share` of them in minority groups, shuffled."""
+    if not groups:
+        return []
+    rng = seeded(config.seed, "public pool")
+    general, minority = minority_counts(config.public_pool, groups, config)
+    pool: list[tuple[int, int]] = []
+    for minor, wanted in ((False, general), (True, minority)):
+        places = [
+            (g, s)
+            for g, group in enumerate(groups)
+            if group.minority == minor
+            for s in range(len(group.samples))
+        ]
+        if len(places) < wanted:
+            raise _too_little_public("public-pool", wanted, len(places), minor)
+        pool += [places[i] for i in rng.choice(len(places), size=wanted, replace=False)]
+    return [pool[i] for i in rng.permutation(len(pool))]
+
+
+def minority_counts(total: int, groups: Sequence[Group], config: DataConfig) -> tuple[int, int]:
+    """(general, minority) texts of `total`; no minority where the source knows none."""
+    if not groups:
+        return 0, 0
+    if config.source != "docstrings":
+        return total, 0
+    if config.minority_share and not any(group.minority for group in groups):
+        raise DataError(
+            f"data.minority-share = {config.minority_share} but data.minority-packages gives no "
+            "text: name a package or set minority-share = 0"
+        )
+    minority = round(total * config.minority_share)
+    return total - minority, minority
+
+
+def _too_few(key: str, wanted: int, found: int, config: DataConfig) -> DataError:
+    return DataError(
+        f"data.{key} = {wanted}, but the source gives only {found} such users (near duplicates "
+        f"removed; data.held-out-users = {config.held_out_users} and data.development-users = "
+        f"{config.development_users} come first; data.min-samples-per-user = "
+        f"{config.min_samples_per_user}): lower {key} or give the source more text "
+        "(docstrings: more data.private-packages, or a larger data.sections-per-module)"
+    )
+
+
+def _too_little_public(key: str, wanted: int, found: int, minority: bool) -> DataError:
+    kind = "minority" if minority else "general"
+    more = "data.minority-packages" if minority else "data.public-packages or data.public-path"
+    return DataError(
+        f"data.{key} asks for {wanted} {kind} public texts, but only {found} are left after "
+        f"near duplicates were removed: lower data.{key}, or give more text in {more}"
+    )

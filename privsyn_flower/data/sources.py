@@ -1,0 +1,219 @@
+"""Where text comes from: docstrings, files or the Hugging Face hub -> private and public groups."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.config import DataConfig, split_list
+
+from .docstrings import Module, canonical, chunk, find_package, scan_packages
+from .reading import Row, column_names
+from .storage import DataError, file_digest
+from .users import Columns, Sample, collect, collect_rows
+
+Progress = Callable[[str], None]
+
+BLOCK = 8  # public texts of a file without users are grouped in rows of this many
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Samples that belong together: a user's, or a public module's or author's."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    minority: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """private: candidates for users (PRIVATE); public: candidates for the public text."""
+
+    private: list[Group]
+    public: list[Group]
+    origin: dict[str, str] = field(default_factory=dict)
+
+
+def identity(config: DataConfig) -> dict[str, str]:
+    """What the text is made of: package or file -> content address, without reading the text."""
+    if config.source == "docstrings":
+        private, public, minority = package_lists(config)
+        packages = [find_package(name) for name in (*private, *public, *minority)]
+        return {f"{p.name} {p.version}": p.key for p in packages}
+    return {place: _place_identity(place) for place in _places(config) if place}
+
+
+def load_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
+    """Read every group the configuration names. Raises DataError for what cannot be read."""
+    if config.source == "docstrings":
+        return _docstring_source(config, cache, progress)
+    path, public_path = _places(config)
+    if not path:
+        raise DataError("data.path is empty: name the file of the private users' text")
+    columns = columns_of(config)
+    if config.partition == "uniform":  # the paper's partition knows no users
+        columns = Columns("", *_without_user(columns))
+    progress(f"reading {path}")
+    private = [Group(user, tuple(own)) for user, own in _read(path, columns).items()]
+    public = public_groups(config, progress) if public_path else []
+    return Source(private, public, identity(config))
+
+
+def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> list[Group]:
+    """The groups of `data.public-path`: by user column if it has one, else rows of eight texts.
+
+    Also what a deployed server starts from, where no private text is at hand.
+    """
+    _, path = _places(config)
+    if not path:
+        raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
+    progress(f"reading {path}")
+    columns = columns_of(config)
+    names = _columns_at(path)
+    text_only = Columns("", columns.text)
+    if columns.user in names:
+        users = _read(path, Columns(columns.user, columns.text))
+        return [Group(user, tuple(own)) for user, own in users.items() if own]
+    samples = [sample for own in _read(path, text_only).values() for sample in own]
+    blocks = range(0, len(samples), BLOCK)
+    return [Group(f"rows-{i}", tuple(samples[i : i + BLOCK])) for i in blocks]
+
+
+def columns_of(config: DataConfig) -> Columns:
+    """The columns and the date window that the configuration names."""
+    return Columns(
+        config.user_column,
+        config.text_column,
+        config.label_column,
+        config.date_column,
+        config.date_from,
+        config.date_to,
+    )
+
+
+def package_lists(config: DataConfig) -> tuple[list[str], list[str], list[str]]:
+    """Private, general public and minority packages; DataError when one is on two sides."""
+    sides = {
+        "private-packages": split_list(config.private_packages),
+        "public-packages": split_list(config.public_packages),
+        "minority-packages": split_list(config.minority_packages),
+    }
+    seen: dict[str, str] = {}
+    for key, names in sides.items():
+        for name in names:
+            other = seen.setdefault(canonical(name), key)
+            if other != key:
+                raise DataError(f"package {name!r} is in data.{other} and data.{key}: keep one")
+    for key in ("private-packages", "public-packages"):
+        if not sides[key]:
+            raise DataError(f"data.{key} is empty: name at least one installed package")
+    private, public, minority = (list(dict.fromkeys(names)) for names in sides.values())
+    return private, public, minority
+
+
+def _docstring_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
+    private, public, minority = package_lists(config)
+
+    def groups(names: Sequence[str], minor: bool) -> list[Group]:
+        modules = scan_packages(names, cache, progress=progress)
+        found = (_module_group(module, config.sample_words, minor) for module in modules)
+        return [group for group in found if group.samples]
+
+    # The minority comes first: text it shares with a general package stays with the minority,
+    # so that the general text really does not hold it.
+    open_text = groups(minority, True) + groups(public, False)
+    return Source(groups(private, False), open_text, identity(config))
+
+
+def _module_group(module: Module, words: int, minority: bool) -> Group:
+    texts = (text for docstring in module.docstrings for text in chunk(docstring, words))
+    return Group(module.name, tuple(Sample(t, label=module.package) for t in texts), minority)
+
+
+def _places(config: DataConfig) -> tuple[str, str]:
+    if config.source == "files":
+        return config.path, config.public_path
+    if config.source.startswith("hub:"):
+        return config.source, config.public_path
+    raise DataError(f"data.source = {config.source!r} must be 'docstrings', 'files' or 'hub:NAME'")
+
+
+def _read(place: str, columns: Columns) -> dict[str, list[Sample]]:
+    if not place.startswith("hub:"):
+        return collect(Path(place).expanduser(), columns)
+    data = load_hub(place)
+    columns.require(data.column_names or _first_row(data), place)
+    return collect_rows(lambda _: _hub_rows(data, columns), columns, 0, place)
+
+
+def _columns_at(place: str) -> list[str]:
+    if not place.startswith("hub:"):
+        return column_names(Path(place).expanduser())
+    data = load_hub(place)
+    return list(data.column_names or _first_row(data))
+
+
+def load_hub(place: str) -> Any:
+    """`hub:NAME[@CONFIG][#SPLIT[:ROWS]]` -> a `datasets` data set; NAME may be a local folder.
+
+    SPLIT is train by default. With ROWS only the first rows are streamed, so that a slice of a
+    very large set (`hub:allenai/c4@en#train:200000`) does not download the whole.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{place} needs the datasets package: pip install 'privsyn-flower[server]'"
+        ) from error
+    name, _, part = place.removeprefix("hub:").partition("#")
+    name, _, subset = name.partition("@")
+    split, _, rows = part.partition(":")
+    if not name or (rows and not (rows.isdigit() and int(rows) > 0)):
+        raise DataError(f"{place!r} must be hub:NAME[@CONFIG][#SPLIT[:ROWS]] with ROWS >= 1")
+    options = {"split": split or "train", "streaming": bool(rows)}
+    try:
+        data = datasets.load_dataset(name, subset or None, **options)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{place} cannot be loaded: {error}") from error
+    return data.take(int(rows)) if rows else data
+
+
+def _hub_rows(data: Any, columns: Columns) -> Iterator[Row]:
+    wanted = list(columns.named().values())
+    number = 0
+    for batch in data.select_columns(wanted).iter(batch_size=1024):
+        for values in zip(*(batch[name] for name in wanted), strict=True):
+            number += 1
+            yield number, dict(zip(wanted, values, strict=True))
+
+
+def _first_row(data: Any) -> Iterable[str]:
+    return next(iter(data), {})  # a streamed set may not know its columns before the first row
+
+
+def _place_identity(place: str) -> str:
+    if place.startswith("hub:"):
+        folder = Path(place.removeprefix("hub:").partition("#")[0].partition("@")[0])
+        if not folder.is_dir():
+            version = importlib.metadata.version("datasets")
+            return f"{place} with datasets {version}"
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        listing = [(path.relative_to(folder).as_posix(), file_digest(path)) for path in files]
+        return hashlib.sha256(json.dumps(listing).encode()).hexdigest()
+    path = Path(place).expanduser()
+    try:
+        return file_digest(path)
+    except OSError as error:
+        raise DataError(
+            f"{place} (data.path or data.public-path) cannot be read: {error.strerror}"
+        ) from error
+
+
+def _without_user(columns: Columns) -> tuple[str, str, str, str, str]:
+    return columns.text, columns.label, columns.date, columns.date_from, columns.date_to

@@ -1,0 +1,271 @@
+"""A device's or a simulation's text file -> user -> samples.
+
+What is odd in the data is handled where it lies (repaired or skipped), counted in this
+process's own log without quoting any text, and never reported to a server. `check_file` lists
+the same oddities line by line for the person who owns the file.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .reading import Report, Row, read_rows
+from .storage import DataError
+
+log = logging.getLogger(__name__)
+
+MAX_TEXT = 100_000  # characters kept of one text: more cannot matter to any model here
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One text of one user, PRIVATE where the user is; date as YYYY-MM-DD or empty."""
+
+    text: str
+    label: str = ""
+    date: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something in a file that is skipped or repaired; line 0 concerns the whole file."""
+
+    line: int
+    problem: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Which columns hold what, and the window of dates kept (inclusive, YYYY-MM-DD).
+
+    user: empty makes every row a user of its own. Raises DataError for a bad window.
+    """
+
+    user: str = "user_id"
+    text: str = "text"
+    label: str = ""
+    date: str = ""
+    date_from: str = ""
+    date_to: str = ""
+
+    def __post_init__(self) -> None:
+        for key, value in (("date-from", self.date_from), ("date-to", self.date_to)):
+            if value and to_date(value) != value:
+                raise DataError(f"data.{key} = {value!r} must be a date as YYYY-MM-DD")
+            if value and not self.date:
+                raise DataError(f"data.{key} = {value!r} needs data.date-column")
+        if self.date_from and self.date_to and self.date_from > self.date_to:
+            raise DataError(
+                f"data.date-from = {self.date_from!r} is after data.date-to = {self.date_to!r}"
+            )
+
+    def named(self) -> dict[str, str]:
+        """Configuration key -> column, for the columns in use."""
+        pairs = {
+            "user-column": self.user,
+            "text-column": self.text,
+            "label-column": self.label,
+            "date-column": self.date,
+        }
+        return {key: column for key, column in pairs.items() if column}
+
+    def require(self, present: Iterable[str], where: str) -> None:
+        """DataError naming the key, the column and the columns there are."""
+        existing = sorted(set(map(str, present)))
+        for key, column in self.named().items():
+            if column not in existing:
+                raise DataError(
+                    f"column {column!r} (data.{key}) is not in {where}, which has: "
+                    f"{', '.join(existing) or 'no columns'}"
+                )
+
+
+def load_users(
+    path: str | Path,
+    *,
+    user_column: str = "user_id",
+    text_column: str = "text",
+    label_column: str = "",
+    date_column: str = "",
+    date_from: str = "",
+    date_to: str = "",
+    samples_cap: int = 0,
+) -> dict[str, list[str]]:
+    """user_id -> texts, both in file order (PRIVATE on a device).
+
+    path: .jsonl, .csv, .tsv (standard library only) or .parquet. samples_cap: texts kept per
+    user, the first ones; 0 keeps all. An exact repetition within a user is dropped; a user
+    without any text stays, with an empty list, because the node stands for that user too.
+    Raises DataError for a missing column or unknown format, OSError for an unreadable file.
+    """
+    columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
+    samples = collect(path, columns, samples_cap)
+    return {user: [sample.text for sample in own] for user, own in samples.items()}
+
+
+def load_samples(
+    path: str | Path,
+    *,
+    user_column: str = "user_id",
+    text_column: str = "text",
+    label_column: str = "",
+    date_column: str = "",
+    date_from: str = "",
+    date_to: str = "",
+    samples_cap: int = 0,
+) -> dict[str, list[Sample]]:
+    """As `load_users`, with each text's label and date."""
+    columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
+    return collect(path, columns, samples_cap)
+
+
+def check_file(
+    path: str | Path,
+    *,
+    user_column: str = "user_id",
+    text_column: str = "text",
+    label_column: str = "",
+    date_column: str = "",
+) -> list[Finding]:
+    """What loading `path` would skip or repair, by line; for the owner of the file.
+
+    Findings hold no text and no user id. Raises OSError for an unreadable file.
+    """
+    findings: list[Finding] = []
+
+    def report(line: int, problem: str, advice: str) -> None:
+        findings.append(Finding(line, problem, advice))
+
+    columns = Columns(user_column, text_column, label_column, date_column)
+    gathered = _Gathered(columns, 0, report)
+    try:
+        gathered.add_all(read_rows(Path(path), report), Path(path).name)
+    except DataError as error:
+        report(0, str(error), "rename the column or file, or name it in the configuration")
+    for user, own in gathered.users.items():
+        if not own:
+            report(gathered.first_line[user], "the user has no text", "leave the user out")
+    if not gathered.rows:
+        report(0, "the file holds no rows", "check that it is the file you mean")
+    return sorted(findings, key=lambda finding: finding.line)
+
+
+def collect(path: str | Path, columns: Columns, cap: int = 0) -> dict[str, list[Sample]]:
+    """The samples of a file by user; oddities are summed up in the local log."""
+    where = Path(path)
+    return collect_rows(lambda report: read_rows(where, report), columns, cap, where.name)
+
+
+def collect_rows(rows: Any, columns: Columns, cap: int, where: str) -> dict[str, list[Sample]]:
+    """As `collect`, for rows of any source: `rows(report)` iterates over (line, row)."""
+    if cap < 0:
+        raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")
+    seen: dict[str, list[int]] = {}  # advice -> lines: one line of log per kind of oddity
+    gathered = _Gathered(
+        columns, cap, lambda line, _, advice: seen.setdefault(advice, []).append(line)
+    )
+    gathered.add_all(rows(gathered.report), where)
+    for advice, lines in seen.items():
+        log.warning("%s: %d oddities, first in line %d: %s", where, len(lines), lines[0], advice)
+    empty = sum(not own for own in gathered.users.values())
+    if empty:
+        log.warning("%s: %d users have no text", where, empty)
+    return gathered.users
+
+
+@dataclass(slots=True)
+class _Gathered:
+    columns: Columns
+    cap: int
+    report: Report
+    users: dict[str, list[Sample]] = field(default_factory=dict)
+    first_line: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, set[str]] = field(default_factory=dict)
+    rows: int = 0
+
+    def add_all(self, rows: Iterable[Row], where: str) -> None:
+        """Add rows; DataError when a wanted column is in none of them."""
+        present: set[str] = set()
+        for line, row in rows:
+            self.rows += 1
+            present.update(row)
+            self._add(line, row)
+        if self.rows:
+            self.columns.require(present, where)
+
+    def _add(self, line: int, row: Mapping[str, Any]) -> None:
+        columns = self.columns
+        user = to_name(row.get(columns.user)) if columns.user else f"row-{line}"
+        if not user:
+            self.report(line, "the row has no user id", "give every row a user id")
+            return
+        date = to_date(row.get(columns.date)) if columns.date else ""
+        if columns.date and not date:
+            self.report(line, "the date is missing or unreadable", "write dates as YYYY-MM-DD")
+            return
+        if (columns.date_from and date < columns.date_from) or (
+            columns.date_to and date > columns.date_to
+        ):
+            return
+        own = self.users.setdefault(user, [])
+        self.first_line.setdefault(user, line)
+        text = self._text(line, row.get(columns.text))
+        known = self.texts.setdefault(user, set())
+        if text in known:
+            self.report(line, "the user has this very text already", "remove repetitions")
+        elif text and not (self.cap and len(own) >= self.cap):
+            known.add(text)
+            label = to_name(row.get(columns.label)) if columns.label else ""
+            own.append(Sample(text, label, date))
+
+    def _text(self, line: int, value: Any) -> str:
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
+        if value is None or value == "" or (isinstance(value, str) and value.isspace()):
+            self.report(line, "the text is empty", "remove rows without text")
+            return ""
+        if not isinstance(value, str):
+            self.report(line, f"the text is a {type(value).__name__}", "write the text as a string")
+            return ""
+        if len(value) > MAX_TEXT:
+            self.report(
+                line,
+                f"the text has {len(value)} characters, {MAX_TEXT} are kept",
+                "split long texts into several rows",
+            )
+            value = value[:MAX_TEXT]
+        if not value.isascii():
+            valid = value.encode("utf-8", "replace").decode("utf-8")
+            if valid != value:
+                self.report(line, "the text holds half a character", "save valid Unicode")
+            return valid
+        return value
+
+
+def to_name(value: Any) -> str:
+    """A user id or label as a string, the same from every format; empty when it is none."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # parquet writers turn integers with gaps into floats
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode("utf-8").strip()
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
+
+
+def to_date(value: Any) -> str:
+    """YYYY-MM-DD of an ISO string, a date, or seconds since 1970 (UTC); empty otherwise."""
+    if isinstance(value, datetime.date):
+        return value.isoformat()[:10]
+    try:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return datetime.datetime.fromtimestamp(value, datetime.UTC).date().isoformat()
+        return datetime.date.fromisoformat(str(value).strip()[:10]).isoformat()
+    except (ValueError, OverflowError, OSError):
+        return ""

@@ -1,0 +1,250 @@
+"""A Flower run on this machine that tells the truth: own SuperLink, own home, real exit status.
+
+Flower's own `flwr run` starts a daemon that outlives it, keeps the first run's environment and
+exits 0 when the ServerApp failed. Here the SuperLink is a child process with a free port, an
+in-memory database (noisy node vectors are PRIVATE and must not stay on disk) and an FLWR_HOME
+inside the run folder; it ends with the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower import __version__
+from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
+from privsyn_flower.runs import write_atomic, write_json
+
+# Usage reporting of the libraries a run starts; users of privsyn did not agree to it.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "TOKENIZERS_PARALLELISM": "true",
+}
+START_SECONDS = 60.0
+
+PYPROJECT = """\
+[project]
+name = "privsyn-run"
+version = "{version}"
+description = "A privsyn-flower run; the code is the installed package's."
+license = "Apache-2.0"
+dependencies = ["privsyn-flower"]
+
+[tool.flwr.app]
+publisher = "privsyn"
+
+[tool.flwr.app.components]
+serverapp = "privsyn_run:server"
+clientapp = "privsyn_run:client"
+
+{config}"""
+
+MODULE = """\
+from privsyn_flower.client_apps.main import app as client
+from privsyn_flower.server_apps.main import app as server
+
+__all__ = ["client", "server"]
+"""
+
+
+class FlowerError(RuntimeError):
+    """Flower could not be started, or did not accept the run."""
+
+
+def write_app(folder: Path) -> Path:
+    """The small Flower app that names the installed package's ServerApp and ClientApp."""
+    config = to_toml(RunConfig(), prefix="tool.flwr.app.config")
+    text = PYPROJECT.format(version=__version__, config=config)
+    write_atomic(folder / "pyproject.toml", text.encode())
+    write_atomic(folder / "privsyn_run.py", MODULE.encode())
+    return folder
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class LocalFlower:
+    """One SuperLink for one run folder.
+
+    The facts that let another process find it again are in `<run folder>/flower.json`.
+    """
+
+    def __init__(self, run_folder: Path, *, port: int = 0, pid: int = 0, run_id: str = "") -> None:
+        self.run_folder = run_folder
+        self.home = run_folder / ".flower"
+        self.port = port or free_port()
+        self.pid = pid
+        self.run_id = run_id
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def find(cls, run_folder: Path) -> LocalFlower | None:
+        """The SuperLink an earlier `privsyn run` started for this folder, if it still answers."""
+        path = run_folder / "flower.json"
+        if not path.exists():
+            return None
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        found = cls(run_folder, port=facts["port"], pid=facts["pid"], run_id=facts["run_id"])
+        return found if found.healthy() else None
+
+    def environment(self) -> dict[str, str]:
+        """The environment of every process started here."""
+        binaries = str(Path(sys.executable).parent)
+        return {
+            **os.environ,
+            **QUIET,
+            "FLWR_HOME": str(self.home),
+            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": os.environ.get(
+                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"
+            ),
+            "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def start(self) -> None:
+        """Start the SuperLink and wait until it answers. Raises FlowerError with its log."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        log = self.home / "superlink.log"
+        command = ["flower-superlink", "--insecure", "--simulation"]
+        command += ["--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.port)]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env=self.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is ours to handle: Flower's run is stopped first
+            )
+        self.pid = self._process.pid
+        deadline = time.monotonic() + START_SECONDS
+        while not self.healthy():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.close()
+                tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                raise FlowerError(f"flower-superlink did not start on port {self.port}:\n{tail}")
+            time.sleep(0.2)
+
+    def healthy(self) -> bool:
+        """True when the SuperLink answers on its port."""
+        try:
+            url = f"http://127.0.0.1:{self.port}/health"
+            with urllib.request.urlopen(url, timeout=2) as reply:
+                return int(reply.status) < 400
+        except (OSError, urllib.error.URLError):
+            return False
+
+    def submit(self, config: RunConfig) -> str:
+        """Start the run; returns Flower's run id."""
+        app = write_app(self.run_folder / ".flower" / "privsyn-run")
+        overrides = self.home / "run-config.toml"
+        write_atomic(overrides, flat_toml(config.flat()).encode())
+        federation = f"num-supernodes={config.nodes} client-resources-num-cpus=1"
+        reply = self._flwr(
+            "run",
+            str(app),
+            "--run-config",
+            str(overrides),
+            "--federation-config",
+            federation,
+            "--format",
+            "json",
+        )
+        self.run_id = str(reply["run-id"])
+        facts = {"port": self.port, "pid": self.pid, "run_id": self.run_id}
+        write_json(self.run_folder / "flower.json", facts)
+        return self.run_id
+
+    def status(self) -> str:
+        """Flower's word on the run, for example running or finished:completed."""
+        reply = self._flwr("list", "--run-id", self.run_id, "--format", "json")
+        return str(reply["runs"][0]["status"])
+
+    def log(self) -> str:
+        """The run's log as Flower kept it."""
+        result = subprocess.run(
+            ["flwr", "log", self.run_id, "--show"],
+            env=self.environment(),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return result.stdout
+
+    def stop(self) -> None:
+        """Ask Flower to stop the run."""
+        if self.run_id:
+            self._flwr("stop", self.run_id, "--format", "json")
+
+    def close(self) -> None:
+        """End the SuperLink and everything it started."""
+        if self.pid:
+            end_group(self.pid, self._process)
+        self.pid = 0
+        (self.run_folder / "flower.json").unlink(missing_ok=True)
+        shutil.rmtree(self.home / "apps", ignore_errors=True)
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        result = subprocess.run(
+            ["flwr", *arguments],
+            env=self.environment(),
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        start = result.stdout.find("{")
+        try:
+            reply: dict[str, Any] = json.loads(result.stdout[start:])
+        except ValueError:
+            reply = {}
+        if result.returncode or not reply or reply.get("success") is False:
+            text = (result.stdout + result.stderr).strip()[-2000:]
+            raise FlowerError(f"flwr {arguments[0]} failed:\n{text}")
+        return reply
+
+
+def end_group(pid: int, process: subprocess.Popen[bytes] | None = None, wait: float = 15.0) -> None:
+    """End a process group: politely, then for good."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(pid, sign)
+        except (ProcessLookupError, PermissionError):
+            return
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            if process is not None:
+                process.poll()  # reaps a child, so that the group can vanish
+            try:
+                os.killpg(pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def flat_toml(values: dict[str, Scalar]) -> str:
+    """Dotted keys as TOML, the form `flwr run --run-config FILE` takes."""
+    return "".join(f"{key} = {toml_value(value)}\n" for key, value in values.items())

@@ -1,0 +1,47 @@
+"""Privacy: clipping, noise, accounting, the ledger, and the one door out.
+
+Light to import: accounting loads dp_accounting only when a number is asked for.
+"""
+
+from privsyn_flower.privacy.accounting import (
+    AccountingError,
+    calibrate,
+    compose_gaussians,
+    epsilon,
+    gaussian_epsilon,
+)
+from privsyn_flower.privacy.charges import Charge
+from privsyn_flower.privacy.clipping import clip_l2
+from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.privacy.ledger import (
+    BudgetExceeded,
+    DuplicateCharge,
+    Ledger,
+    LedgerInUse,
+)
+from privsyn_flower.privacy.noise import gaussian, node_noise, system_gaussian
+from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
+from privsyn_flower.privacy.sentence import PrivacyStatement
+
+__all__ = [
+    "AccountingError",
+    "BudgetExceeded",
+    "Charge",
+    "DuplicateCharge",
+    "Ledger",
+    "LedgerError",
+    "LedgerInUse",
+    "NoisySum",
+    "PrivacyStatement",
+    "ReleaseRefused",
+    "TooFewSurvivors",
+    "calibrate",
+    "clip_l2",
+    "compose_gaussians",
+    "epsilon",
+    "gaussian",
+    "gaussian_epsilon",
+    "node_noise",
+    "release",
+    "system_gaussian",
+]

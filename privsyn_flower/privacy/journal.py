@@ -1,0 +1,114 @@
+"""The ledger's file: locked, fsynced JSON lines that survive a kill at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+class LedgerError(RuntimeError):
+    """The ledger does not allow this, or its file cannot be trusted."""
+
+
+@contextmanager
+def locked(path: Path, *, create: bool = False) -> Iterator[int]:
+    """A descriptor of the file under an exclusive lock, until the block ends.
+
+    create: make a missing file (mode 0600) and its folders. Raises LedgerError when the file
+    is missing otherwise: a ledger that vanished must not start again from nothing.
+    """
+    if create:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | (os.O_CREAT if create else 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        raise LedgerError(f"no ledger at {path}: it was removed while in use") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)  # releases the lock
+
+
+def read_rows(descriptor: int, path: Path) -> list[Row]:
+    """All complete rows. A last line without newline is skipped: nobody relied on it.
+
+    Raises LedgerError naming the line when a complete one is not a JSON object.
+    """
+    content = _read_all(descriptor)
+    complete = content[: content.rfind(b"\n") + 1]
+    rows = []
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise LedgerError(f"{path}, line {number} is damaged: restore it from a copy")
+        rows.append(row)
+    return rows
+
+
+def append_row(descriptor: int, path: Path, row: Row) -> None:
+    """Cut off a torn last line, append one row, fsync; the first row syncs the folder too.
+
+    When the disk refuses, the file is put back to the rows it had, and OSError is raised.
+    """
+    end = _read_all(descriptor).rfind(b"\n") + 1
+    os.ftruncate(descriptor, end)
+    line = json.dumps(row, allow_nan=False).encode("utf-8") + b"\n"
+    try:
+        written = 0
+        while written < len(line):
+            written += os.pwrite(descriptor, line[written:], end + written)
+        os.fsync(descriptor)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, end)
+        raise
+    if end == 0:
+        sync_folder(path.parent)
+
+
+def write_rows_atomically(path: Path, rows: list[Row]) -> None:
+    """Replace the file at `path` by these rows; a reader sees the old or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable: a file is lost with its directory entry."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_all(descriptor: int) -> bytes:
+    parts = []
+    position = 0
+    while part := os.pread(descriptor, 1 << 20, position):
+        parts.append(part)
+        position += len(part)
+    return b"".join(parts)

@@ -1,0 +1,266 @@
+"""The ledger: every charge on a population's privacy budget, on disk before it is spent.
+
+An append-only JSONL file. The first row fixes what the file is about: population, unit,
+adjacency, total, filter, and whether it is a simulation. Then one row per event: `reserve`,
+`commit`, `void`. A charge goes from reserved to committed or void and nowhere else; reserved
+and committed charges both count, so a crash can only over-count.
+
+Every operation takes an exclusive `flock` on the file, reads it, and appends one row with
+fsync. A last line without its newline was never acknowledged to anyone: readers skip it and
+the next writer cuts it off. Local file systems of POSIX systems only.
+
+With a total fixed at creation the ledger is a privacy filter: the noise of every round may
+depend on all earlier releases as long as sum mu^2 = sum 1/noise_multiplier^2 stays below that
+of one Gaussian with the total's (epsilon, delta) (Smith and Thakurta 2022, "Fully adaptive
+composition for Gaussian differential privacy"). Without a total the composed number holds
+only for plans fixed before the first release, and `is_guarantee` is False.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+from privsyn_flower.privacy.accounting import compose_gaussians, gaussian_epsilon
+from privsyn_flower.privacy.charges import (
+    ADJACENCY,
+    UNIT,
+    Charge,
+    Header,
+    check_header,
+    find,
+    mu_squared,
+    new_header,
+    parse_header,
+    replay,
+)
+from privsyn_flower.privacy.journal import (
+    LedgerError,
+    Row,
+    append_row,
+    locked,
+    read_rows,
+    write_rows_atomically,
+)
+
+# Rounding of sums of mu^2. Calibrated noise has 2e-9 of headroom, so this never costs budget.
+_SLACK = 1e-10
+
+
+class BudgetExceeded(LedgerError):
+    """The charge would take the population beyond the ledger's total; nothing was written."""
+
+
+class DuplicateCharge(LedgerError):
+    """This (run, query, round, attempt) was charged before; nothing was written."""
+
+
+class LedgerInUse(LedgerError):
+    """Another process holds the ledger for its run."""
+
+
+class Ledger:
+    """A population's charges. Make one with `Ledger.open`; processes may share the file."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        self.header = header
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        population: str,
+        total_epsilon: float | None = None,
+        total_delta: float | None = None,
+        simulation: bool = False,
+    ) -> Self:
+        """Create the ledger, or check that the one at `path` is about the same thing.
+
+        population: declared name, public. total_epsilon and total_delta: both or neither; a
+        new ledger without them has no filter, an existing one keeps the total it has. Raises
+        LedgerError naming both values when the file says otherwise, ValueError on arguments.
+        """
+        check_header(population, total_epsilon, total_delta)
+        file = Path(path)
+        with locked(file, create=True) as handle:
+            rows = read_rows(handle, file)
+            if not rows:
+                header = new_header(population, total_epsilon, total_delta, simulation)
+                append_row(handle, file, {"kind": "ledger", **asdict(header)})
+                return cls(file, header)
+        found = parse_header(rows[0], file)
+        _same(file, "population", found.population, population, "population-name or ledger")
+        _same(file, "simulation", found.simulation, simulation, "ledger")
+        _same(file, "unit", found.unit, UNIT, "ledger")
+        _same(file, "adjacency", found.adjacency, ADJACENCY, "ledger")
+        if total_epsilon is not None:
+            _same(file, "total epsilon", found.total_epsilon, total_epsilon, "ledger-epsilon")
+            _same(file, "total delta", found.total_delta, total_delta, "delta")
+        return cls(file, found)
+
+    @property
+    def is_guarantee(self) -> bool:
+        """Whether `spent_epsilon` holds for adaptive plans: only under a fixed total."""
+        return self.header.mu_squared is not None
+
+    def reserve(
+        self,
+        *,
+        run: str,
+        query: str,
+        round: int,
+        attempt: int,
+        noise_multiplier: float,
+        mechanism: str = "gaussian",
+    ) -> str:
+        """Write a charge before its query is sent; returns the charge's id.
+
+        Raises BudgetExceeded or DuplicateCharge before anything is written, ValueError on
+        an unknown mechanism or a noise multiplier that is not finite and positive.
+        """
+        if mechanism != "gaussian":
+            raise ValueError(f"mechanism = {mechanism!r}: this ledger knows only 'gaussian'")
+        if not 0 < noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier = {noise_multiplier} must be finite and above 0")
+        with locked(self.path) as handle:
+            charges = self._replay(handle)
+            key = (run, query, round, attempt)
+            for charge in charges:
+                if (charge.run, charge.query, charge.round, charge.attempt) == key:
+                    raise DuplicateCharge(
+                        f"run {run!r}, query {query!r}, round {round}, attempt {attempt} is "
+                        f"already charge {charge.id} ({charge.state}) in {self.path}"
+                    )
+            self._check_budget(charges, noise_multiplier)
+            charge_id = str(len(charges) + 1)
+            row: Row = {"kind": "reserve", "id": charge_id, "run": run, "query": query}
+            row |= {"round": round, "attempt": attempt, "mechanism": mechanism}
+            row |= {"noise_multiplier": float(noise_multiplier), "time": time.time()}
+            append_row(handle, self.path, row)
+        return charge_id
+
+    def commit(self, charge_id: str) -> None:
+        """The release is on disk. Raises LedgerError unless the charge is reserved."""
+        self._close(charge_id, {"kind": "commit", "id": charge_id, "time": time.time()})
+
+    def void(self, charge_id: str, reason: str) -> None:
+        """Give a reserved charge back, because provably nothing was revealed.
+
+        That proof is the caller's: under plain aggregation a charge whose query was sent must
+        stay. Raises LedgerError unless the charge is reserved.
+        """
+        row: Row = {"kind": "void", "id": charge_id, "reason": reason, "time": time.time()}
+        self._close(charge_id, row)
+
+    def charges(self, run: str | None = None) -> list[Charge]:
+        """All charges in order, or those of one run, each in its present state."""
+        return [charge for charge in self._read() if run is None or charge.run == run]
+
+    def charge(self, charge_id: str) -> Charge:
+        """One charge. Raises LedgerError when there is none with this id."""
+        return find(self._read(), charge_id, self.path)
+
+    def spent_epsilon(self, run: str | None = None, delta: float | None = None) -> float:
+        """Epsilon of everything charged (reserved or committed), or of one run's charges.
+
+        delta: None for the ledger's total delta. Raises ValueError when there is neither.
+        """
+        used = delta if delta is not None else self.header.total_delta
+        if used is None:
+            raise ValueError(f"delta = None: {self.path} has no total delta, so name one")
+        spent = [c.noise_multiplier for c in self.charges(run) if c.state != "void"]
+        return gaussian_epsilon(compose_gaussians(spent), used)
+
+    def remaining_rounds(self, noise_multiplier: float) -> int | None:
+        """How many more rounds at this noise the total allows; None without a total."""
+        if self.header.mu_squared is None:
+            return None
+        if not 0 < noise_multiplier < math.inf:
+            raise ValueError(f"noise_multiplier = {noise_multiplier} must be finite and above 0")
+        left = self.header.mu_squared * (1 + _SLACK) - mu_squared(self._read())
+        return max(0, math.floor(left * noise_multiplier**2))
+
+    def export(self, run: str, path: str | os.PathLike[str]) -> None:
+        """Copy the header and one run's rows to `path`, atomically."""
+        with locked(self.path) as handle:
+            self._replay(handle)
+            rows = read_rows(handle, self.path)
+        ids = {row["id"] for row in rows[1:] if row.get("run") == run}
+        write_rows_atomically(Path(path), rows[:1] + [r for r in rows[1:] if r["id"] in ids])
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Hold the ledger for a whole run; a second run is refused with LedgerInUse.
+
+        A lock file beside the ledger, held by `flock`: it vanishes with its process, however
+        that ends, so no lock is ever stale. Single operations stay open to other processes.
+        """
+        lock = self.path.with_name(self.path.name + ".lock")
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                raise LedgerInUse(
+                    f"{self.path} is in use by the run of process {owner or 'unknown'}: wait "
+                    "for it, end it, or use another ledger (key ledger)"
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _read(self) -> list[Charge]:
+        with locked(self.path) as handle:
+            return self._replay(handle)
+
+    def _replay(self, handle: int) -> list[Charge]:
+        rows = read_rows(handle, self.path)
+        if not rows or parse_header(rows[0], self.path) != self.header:
+            raise LedgerError(f"{self.path} was replaced by another file while in use")
+        return replay(rows, self.path)
+
+    def _close(self, charge_id: str, row: Row) -> None:
+        with locked(self.path) as handle:
+            charge = find(self._replay(handle), charge_id, self.path)
+            if charge.state != "reserved":
+                raise LedgerError(
+                    f"charge {charge_id} in {self.path} is {charge.state}: only a reserved "
+                    f"charge can {row['kind']}"
+                )
+            append_row(handle, self.path, row)
+
+    def _check_budget(self, charges: list[Charge], noise_multiplier: float) -> None:
+        total, delta = self.header.total_epsilon, self.header.total_delta
+        if self.header.mu_squared is None or total is None or delta is None:
+            return
+        spent = [c.noise_multiplier for c in charges if c.state != "void"]
+        after = mu_squared(charges) + (1 / noise_multiplier) ** 2
+        if after > self.header.mu_squared * (1 + _SLACK):
+            now = gaussian_epsilon(compose_gaussians(spent), delta)
+            then = gaussian_epsilon(compose_gaussians([*spent, noise_multiplier]), delta)
+            raise BudgetExceeded(
+                f"population {self.header.population!r} has spent epsilon = {now:.6g} of "
+                f"{total:.6g} (delta = {delta:.3g}); a round at noise multiplier "
+                f"{noise_multiplier:.6g} would make it {then:.6g}: raise noise-multiplier, lower "
+                f"rounds or spare-rounds, or use another ledger (key ledger). Ledger: {self.path}"
+            )
+
+
+def _same(path: Path, what: str, found: object, wanted: object, key: str) -> None:
+    if found != wanted:
+        raise LedgerError(
+            f"{path} was created with {what} = {found!r}, this run wants {wanted!r}: change "
+            f"the key {key}"
+        )

@@ -1,0 +1,103 @@
+"""The one door: the only place where a private sum becomes a public array.
+
+The order is the guarantee. The charge is on disk before the query is sent (the caller
+reserves it); here the sum is checked, stored (written and fsynced), and only then is the
+charge committed and the array handed out. A crash before the store leaves a charge that
+counts and no release; a crash after it leaves a stored release, which is read again and
+never asked for again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.privacy.ledger import Ledger
+
+
+class ReleaseRefused(LedgerError):
+    """The sum does not carry what its charge promised; nothing was released."""
+
+
+class TooFewSurvivors(ReleaseRefused):
+    """The nodes that answered do not carry the guaranteed noise."""
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """A query's sum with the noise its nodes added, and what vouches for that noise.
+
+    vector: (d,) float64, PRIVATE until released (kept out of repr, so out of logs).
+    bound: L2 norm of one user's vector. noise_std: guaranteed standard deviation of the noise
+    at honest weight `min_weight`. weight: of the nodes that answered, in users. colluding:
+    weight assumed to know and subtract its own noise. min_weight: W_min, in users.
+    """
+
+    vector: NDArray[np.float64] = field(repr=False)
+    bound: float
+    noise_std: float
+    weight: float
+    colluding: float
+    min_weight: float
+
+
+def release(
+    summed: NoisySum,
+    *,
+    ledger: Ledger,
+    charge_id: str,
+    store: Callable[[NDArray[np.float64]], None],
+) -> NDArray[np.float64]:
+    """Release a noisy sum against its reserved charge; returns the array, public from here.
+
+    store: writes the array to disk and fsyncs before it returns. The array is neither clipped
+    nor rounded, and read-only. Raises TooFewSurvivors or ReleaseRefused with the charge still
+    reserved and nothing stored; whatever `store` raises also leaves the charge reserved.
+    Source: Balle and Wang 2018 for the Gaussian mechanism; the noise share per unit of weight
+    is sigma^2 / W_min, so honest survivors of weight W_min carry sigma^2.
+    """
+    _check_sum(summed)
+    charge = ledger.charge(charge_id)
+    if charge.state != "reserved":
+        raise ReleaseRefused(
+            f"charge {charge_id} is {charge.state}: only a reserved charge pays for a release"
+        )
+    multiplier = summed.noise_std / summed.bound
+    if not math.isclose(multiplier, charge.noise_multiplier, rel_tol=1e-12, abs_tol=0.0):
+        raise ReleaseRefused(
+            f"noise_std / bound = {summed.noise_std} / {summed.bound} = {multiplier} differs from "
+            f"the noise multiplier {charge.noise_multiplier} of charge {charge_id}"
+        )
+    honest = summed.weight - summed.colluding
+    if not honest >= summed.min_weight:
+        raise TooFewSurvivors(
+            f"nodes of weight {summed.weight} answered, {summed.colluding} of it assumed "
+            f"colluding: {honest} honest is below W_min = {summed.min_weight} (key "
+            "min-surviving-weight), so the noise would not suffice and nothing is released"
+        )
+    released = np.array(summed.vector, dtype=np.float64)
+    released.flags.writeable = False
+    store(released)
+    ledger.commit(charge_id)
+    return released
+
+
+def _check_sum(summed: NoisySum) -> None:
+    for name in ("bound", "noise_std", "weight", "min_weight"):
+        value = getattr(summed, name)
+        if not 0 < value < math.inf:
+            raise ReleaseRefused(f"{name} = {value} must be finite and above 0")
+    if not 0 <= summed.colluding < math.inf:
+        raise ReleaseRefused(f"colluding = {summed.colluding} must be finite and at least 0")
+    vector = summed.vector
+    if vector.ndim != 1 or vector.size == 0 or vector.dtype != np.float64:
+        raise ReleaseRefused(
+            f"the sum has shape {vector.shape} and type {vector.dtype}, expected (d,) float64"
+        )
+    if not np.isfinite(vector).all():
+        raise ReleaseRefused("the sum has entries that are not finite: a node broke the protocol")

@@ -1,0 +1,60 @@
+"""Progress of a run as events on disk, so that any terminal can draw it.
+
+The ServerApp runs inside Flower's processes, far from the user's terminal; it appends public
+events to `progress.jsonl` and logs the coarse ones, and `privsyn run` draws bars from the file.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+logger = logging.getLogger("privsyn_flower")
+
+
+class Progress(Protocol):
+    """Called with a stage, how far it is, how far it goes, and a short public note."""
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None: ...
+
+
+def silent(stage: str, done: float, total: float, note: str = "") -> None:
+    """No progress shown; the default of library calls."""
+
+
+class ProgressLog:
+    """Append events to a file (at most ten a second per stage) and log starts and ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last: dict[str, float] = {}
+        self._seen: set[str] = set()
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        now = time.monotonic()
+        finished = done >= total
+        if not finished and now - self._last.get(stage, -1.0) < 0.1:
+            return
+        self._last[stage] = now
+        event: dict[str, Any] = {"t": round(time.time(), 2), "stage": stage}
+        event |= {"done": round(float(done), 3), "total": round(float(total), 3), "note": note}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event, ensure_ascii=False) + "\n")
+        if note or finished or stage not in self._seen:
+            logger.info("%s %g/%g %s", stage, done, total, note)
+        self._seen.add(stage)
+
+
+def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Complete events after byte `offset`, and the offset to go on from."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    end = data.rfind(b"\n") + 1
+    events = [json.loads(line) for line in data[:end].splitlines() if line]
+    return events, offset + end

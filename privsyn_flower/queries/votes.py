@@ -1,0 +1,132 @@
+"""Nearest-neighbour votes: each private sample votes for the candidates closest to it.
+
+Source: PrE-Text (Hou et al. 2024), Algorithm 2, and private evolution (Lin et al. 2024,
+"Differentially private synthetic data via foundation model APIs", Algorithm 2). The papers
+bound a user by its number of samples; here each user's whole vote vector is clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privsyn_flower.queries.nearest import nearest_candidates, prepare
+
+Clip = Literal["normalised", "worst-case", "sqrt-count"]  # strings off the wire are checked
+Votes = NDArray[np.float64]
+
+
+def vote_histogram(
+    private: ArrayLike, candidates: ArrayLike, *, neighbors: int = 1, metric: str = "l2"
+) -> Votes:
+    """Unclipped votes of private samples: (n, d), (m, d) -> (m,) counts. PRIVATE, no bound.
+
+    Every sample gives one vote to each of its `neighbors` nearest candidates under `metric`
+    (l2: least Euclidean distance; cosine, ip: greatest similarity); ties go to the lowest
+    index. Embeddings are compared as float32. A sample with NaN or infinity does not vote.
+    Raises ValueError on shapes, on `neighbors` outside 1..m, and on candidates not finite.
+    """
+    rows = _rows("private", private)
+    question = prepare(_rows("candidates", candidates), neighbors, metric)
+    chosen, _ = nearest_candidates(rows, None, question)
+    return np.bincount(chosen.ravel(), minlength=question.size).astype(np.float64)
+
+
+def shard_votes(
+    embeddings: ArrayLike,
+    users: ArrayLike,
+    candidates: ArrayLike,
+    *,
+    clip: str = "normalised",
+    bound: float,
+    samples_cap: int,
+    neighbors: int = 1,
+    metric: str = "l2",
+) -> Votes:
+    """Sum over a node's users of each user's clipped vote vector: (m,) float64, PRIVATE.
+
+    embeddings: (n, d) float32, PRIVATE. users: (n,) integers, the user of each row, in any
+    order. candidates: (m, d), public. Only a user's first `samples_cap` rows count; rows with
+    NaN or infinity do not vote. Per user, the counts over candidates are
+      normalised   scaled to L2 norm exactly `bound`;
+      worst-case   clipped to `bound` (the papers: bound = samples_cap);
+      sqrt-count   replaced by their square roots, then clipped to `bound`.
+    One user changes the sum by at most `vote_sensitivity(clip, bound)`, rounding included to
+    one part in 1e15: which candidate a row votes for depends on that row alone, not on the
+    rows computed beside it. Memory beyond the arguments: about 64 MB, never (users, m).
+    Raises ValueError on shapes and parameters, which are all public.
+    """
+    vote_sensitivity(clip, bound)
+    if samples_cap < 1:
+        raise ValueError(f"samples_cap = {samples_cap} must be at least 1")
+    rows = _rows("embeddings", embeddings)
+    owners = np.asarray(users)
+    if owners.shape != (len(rows),) or not (owners.size == 0 or owners.dtype.kind in "iu"):
+        raise ValueError(
+            f"users has shape {owners.shape} and type {owners.dtype}, expected one integer for "
+            f"each of the {len(rows)} embeddings"
+        )
+    question = prepare(_rows("candidates", candidates), neighbors, metric)
+    kept, user_of_row = _first_rows(owners, samples_cap)
+    chosen, voted = nearest_candidates(rows, kept, question)
+    voters = np.repeat(user_of_row[voted], neighbors)
+    return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound)
+
+
+def vote_sensitivity(clip: str, bound: float) -> float:
+    """L2 norm of the most that one user adds to `shard_votes`: `bound`, for every clip.
+
+    normalised: the norm is exactly `bound` for each user with a vote. worst-case: all of a
+    user's samples on one candidate give the norm samples_cap, so bound = samples_cap never
+    clips at one neighbour. sqrt-count: the norm before clipping is the root of the number of
+    votes. Raises ValueError on an unknown clip or a bound that is not finite and positive.
+    """
+    if clip not in get_args(Clip):
+        raise ValueError(f"clip = {clip!r} must be one of {get_args(Clip)}")
+    if not 0 < bound < math.inf:
+        raise ValueError(f"bound = {bound} must be finite and above 0")
+    return float(bound)
+
+
+def _rows(name: str, values: ArrayLike) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # beyond float32 is infinite, and infinite rows are dropped
+        rows = np.asarray(values, dtype=np.float32)
+    if rows.ndim != 2:
+        raise ValueError(f"{name} has shape {rows.shape}, expected (rows, dimension)")
+    return rows
+
+
+def _first_rows(
+    owners: NDArray[np.integer], cap: int
+) -> tuple[NDArray[np.intp] | None, NDArray[np.intp]]:
+    """Rows within the cap (None: all) and the user of each kept row, counted from 0."""
+    _, user_of_row = np.unique(owners, return_inverse=True)
+    order = np.argsort(user_of_row, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(np.bincount(user_of_row))]).astype(np.intp)
+    rank = np.empty(len(owners), dtype=np.intp)
+    rank[order] = np.arange(len(owners)) - starts[user_of_row[order]]
+    if not len(rank) or rank.max() < cap:
+        return None, user_of_row
+    kept = np.flatnonzero(rank < cap)
+    return kept, user_of_row[kept]
+
+
+def _clipped_sum(
+    voters: NDArray[np.intp], chosen: NDArray[np.intp], size: int, clip: str, bound: float
+) -> Votes:
+    """Sparse counts per (user, candidate), each user scaled by its own norm, then summed."""
+    if not len(voters):
+        return np.zeros(size)
+    cells, counts = np.unique(voters * size + chosen, return_counts=True)
+    users, columns = cells // size, cells % size
+    values = np.sqrt(counts) if clip == "sqrt-count" else counts.astype(np.float64)
+    # Counts are integers below 2^53, so their squares sum exactly.
+    squares = counts if clip == "sqrt-count" else counts**2
+    norms = np.sqrt(np.bincount(users, weights=squares))
+    limit = np.full_like(norms, bound) if clip == "normalised" else np.minimum(norms, bound)
+    scaled = values * limit[users] / norms[users]
+    total: Votes = np.bincount(columns, weights=scaled, minlength=size).astype(np.float64)
+    return total

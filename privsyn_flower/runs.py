@@ -1,0 +1,179 @@
+"""The run folder: atomic files, checkpoints, and what is needed to resume after any kill.
+
+    summary.json  metrics.jsonl  ledger.jsonl  synthetic.jsonl  config.toml
+    checkpoints/  round-0003.json (public strategy state after round 3)
+    queries/      round-0003.npz  (the question asked in round 3, public)
+    releases/     round-0003.npz  (the noisy sum of round 3, public once released)
+
+Every file is written to a temporary name, flushed to disk and renamed, so that a reader sees
+the old or the new content and never a part of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.wire import Query
+
+Json = dict[str, Any]
+
+
+class RunLocked(RuntimeError):
+    """Another live process holds the run folder."""
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that it is complete and on disk, or not there at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_json(path: Path, value: object) -> None:
+    """A JSON file, atomically; NaN and infinity are refused (not JSON)."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomic(path, text.encode() + b"\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """One JSON object per line, atomically."""
+    lines = [json.dumps(row, ensure_ascii=False, allow_nan=False) for row in rows]
+    write_atomic(path, "".join(f"{line}\n" for line in lines).encode())
+
+
+def read_jsonl(path: Path) -> list[Json]:
+    """Rows of a JSON-lines file; an absent file has none."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+class RunFolder:
+    """One run on disk. Methods that save are atomic; loads return None for what is absent."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the folder exclusively. Raises RunLocked naming the holder's process id."""
+        with (self.path / ".lock").open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                holder = file.read().strip() or "unknown"
+                raise RunLocked(
+                    f"run folder {self.path} is in use by process {holder}; "
+                    "wait for it, stop it, or choose another run-folder"
+                ) from None
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            yield
+
+    # Checkpoints -------------------------------------------------------------------------
+
+    def save_checkpoint(self, rnd: int, state: Json, metrics: Json) -> None:
+        """Public strategy state after round `rnd`, with that round's metrics row."""
+        value = {"round": rnd, "state": state, "metrics": metrics}
+        write_json(self.path / "checkpoints" / f"round-{rnd:04d}.json", value)
+        write_jsonl(self.path / "metrics.jsonl", self.metrics())
+
+    def last_checkpoint(self) -> Json | None:
+        """The newest checkpoint: {"round", "state", "metrics"}."""
+        files = self._checkpoints()
+        return json.loads(files[-1].read_text(encoding="utf-8")) if files else None
+
+    def metrics(self) -> list[Json]:
+        """One row per finished round, from the checkpoints (so a kill cannot double a row)."""
+        return [json.loads(f.read_text(encoding="utf-8"))["metrics"] for f in self._checkpoints()]
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("round-[0-9][0-9][0-9][0-9].json"))
+
+    def save_value(self, name: str, value: object) -> None:
+        """A small JSON value under checkpoints/, for example the roster or a stage's result."""
+        write_json(self.path / "checkpoints" / f"{name}.json", value)
+
+    def load_value(self, name: str) -> Any:
+        """What `save_value` stored, or None."""
+        path = self.path / "checkpoints" / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    # Queries and releases ----------------------------------------------------------------
+
+    def save_query(self, rnd: int, query: Query) -> None:
+        """The question of round `rnd` (public), before it is asked."""
+        head = {
+            "kind": query.kind,
+            "length": query.length,
+            "bound": query.bound,
+            "model": query.model,
+            "options": dict(query.options),
+        }
+        buffer = io.BytesIO()
+        np.savez(buffer, rows=query.rows, scales=query.scales, head=np.array(json.dumps(head)))
+        write_atomic(self.path / "queries" / f"round-{rnd:04d}.npz", buffer.getvalue())
+
+    def load_query(self, rnd: int) -> Query | None:
+        """The question of round `rnd`, exactly as it was asked."""
+        path = self.path / "queries" / f"round-{rnd:04d}.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as archive:
+            head = json.loads(str(archive["head"]))
+            return Query(rows=archive["rows"], scales=archive["scales"], **head)
+
+    def save_release(self, rnd: int, released: np.ndarray[Any, Any]) -> None:
+        """The noisy sum of round `rnd`, float64, unclipped and unrounded."""
+        buffer = io.BytesIO()
+        np.savez(buffer, released=np.asarray(released, dtype=np.float64))
+        write_atomic(self.path / "releases" / f"round-{rnd:04d}.npz", buffer.getvalue())
+
+    def load_release(self, rnd: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+        """The stored noisy sum of round `rnd`; a stored release is never asked again."""
+        path = self.path / "releases" / f"round-{rnd:04d}.npz"
+        if not path.exists():
+            return None
+        with np.load(path, allow_pickle=False) as archive:
+            released: np.ndarray[Any, np.dtype[np.float64]] = archive["released"]
+            return released
+
+
+class StageClock:
+    """Wall seconds per stage, kept across resumes: `with clock("rounds"): ...`."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self.seconds: dict[str, float] = folder.load_value("seconds") or {}
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            spent = self.seconds.get(stage, 0.0) + time.monotonic() - start
+            self.seconds[stage] = round(spent, 3)
+            self.folder.save_value("seconds", self.seconds)

@@ -1,0 +1,1 @@
+"""The server side: configuration -> public text and models -> strategy -> run -> result."""

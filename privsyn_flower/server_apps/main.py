@@ -1,0 +1,54 @@
+"""The ServerApp: reads the run config, holds the run folder, and runs the method."""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from privsyn_flower.client_apps.node import cache_folder
+from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.runs import RunFolder, write_atomic
+from privsyn_flower.server_apps.pipeline import Pipeline
+
+app = ServerApp()
+logger = logging.getLogger("privsyn_flower")
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run (or resume) what the run config describes; its error text lands in error.txt."""
+    config = RunConfig.from_flat(context.run_config)
+    default = cache_folder(config) / "runs" / f"{config.method}-{context.run_id}"
+    folder = RunFolder(Path(config.run_folder) if config.run_folder else default)
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    logger.info("run folder: %s", folder.path)
+    with folder.lock():
+        try:
+            _same_config(folder, config)
+            Pipeline(config, grid, folder).run()
+        except Exception as error:
+            write_atomic(folder.path / "traceback.txt", traceback.format_exc().encode())
+            text = f"{type(error).__name__}: {error}\n"
+            write_atomic(folder.path / "error.txt", text.encode())
+            raise
+
+
+def _same_config(folder: RunFolder, config: RunConfig) -> None:
+    """A run folder belongs to one configuration; another one would mix two runs."""
+    text = to_toml(config)
+    stored = folder.load_value("config")
+    if stored is None:
+        folder.save_value("config", text)
+        if not (folder.path / "config.toml").exists():
+            write_atomic(folder.path / "config.toml", to_toml(config, comments=True).encode())
+    elif stored != text:
+        changed = sorted(set(text.splitlines()) ^ set(stored.splitlines()))
+        raise ValueError(
+            f"run folder {folder.path} was made with another configuration; changed: "
+            f"{os.linesep.join(changed)}; choose another run-folder or restore the values"
+        )

@@ -1,0 +1,18 @@
+"""Strategies to plug into a Flower ServerApp.
+
+from privsyn_flower.strategies import PrEText
+"""
+
+from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.rounds import NothingSurvived, RoundPlan, Rounds, Strategy
+from privsyn_flower.strategies.synthesis import SynthesisResult, SynthesisStrategy
+
+__all__ = [
+    "NothingSurvived",
+    "PrEText",
+    "RoundPlan",
+    "Rounds",
+    "Strategy",
+    "SynthesisResult",
+    "SynthesisStrategy",
+]

@@ -1,0 +1,91 @@
+"""What the synthesis strategies share: starting over a grid, and the result."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from flwr.serverapp import Grid
+
+from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
+from privsyn_flower.strategies.rounds import RoundPlan, Rounds, Strategy
+
+
+@dataclass(frozen=True)
+class SynthesisResult:
+    """seeds: differentially private texts; epsilon: spent on the ledger by this run, at delta."""
+
+    seeds: list[str]
+    rounds: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+
+
+class SynthesisStrategy(Strategy):
+    """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp."""
+
+    seeds: list[str]
+
+    def start(
+        self,
+        grid: Grid,
+        *,
+        folder: str | Path,
+        users: int,
+        epsilon: float,
+        delta: float,
+        nodes: int = 1,
+        spare_rounds: int = 1,
+        min_surviving_weight: float = 0.85,
+        ledger: str | Path = "",
+        population_name: str = "",
+        aggregation: Aggregation | None = None,
+        round_timeout: float = 600.0,
+        node_timeout: float = 120.0,
+        progress: Progress = silent,
+    ) -> SynthesisResult:
+        """Run all rounds over `grid` and return the seeds; calling again resumes `folder`.
+
+        users is the declared population (public); the noise is the smallest that keeps
+        (epsilon, delta) for rounds + spare_rounds releases. Without `ledger` the run has a
+        ledger of its own in `folder`, and epsilon then covers this run alone.
+        """
+        run = RunFolder(folder)
+        noise = calibrate(epsilon, self.rounds + spare_rounds, delta)
+        name = population_name or f"run {run.path.name}"
+        book = Ledger.open(
+            Path(ledger) if ledger else run.path / "ledger.jsonl",
+            population=name,
+            total_epsilon=epsilon,
+            total_delta=delta,
+        )
+        plan = RoundPlan(
+            run=run_id(run),
+            users=users,
+            noise_multiplier=noise,
+            spare_rounds=spare_rounds,
+            min_surviving_weight=min_surviving_weight,
+            nodes=nodes,
+            round_timeout=round_timeout,
+            node_timeout=node_timeout,
+        )
+        with run.lock(), book.exclusive():
+            engine = Rounds(grid, self, plan, run, book, aggregation or PlainSum(), progress)
+            done = engine.run()
+        spent = book.spent_epsilon(run=plan.run)
+        return SynthesisResult(list(self.seeds), done, spent, delta, noise)
+
+
+def run_id(folder: RunFolder) -> str:
+    """The run's name in messages and ledger rows: drawn once, kept in the folder."""
+    stored = folder.load_value("run")
+    if isinstance(stored, str):
+        return stored
+    name = uuid.uuid4().hex
+    folder.save_value("run", name)
+    return name

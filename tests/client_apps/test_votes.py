@@ -1,0 +1,140 @@
+"""The vote handler: exact votes plus the node's noise, and nothing private but the vector."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower import wire
+from privsyn_flower.client_apps import votes as votes_app
+from privsyn_flower.client_apps.main import hello
+from privsyn_flower.client_apps.node import Node, open_node
+from privsyn_flower.queries import vote_histogram
+from privsyn_flower.text import load_embedder
+from privsyn_flower.wire import Hello, Noise, Query, Refusal, Ticket
+from tests.conftest import node_context, sentences
+
+TICKET = Ticket("run", "votes", 1, 1)
+EMBEDDER = "ngram-64"
+USERS = {f"u{i}": sentences(3, i) for i in range(5)}
+
+
+def node(tmp_path: Path, load: Any = lambda: USERS, **facts: Any) -> Node:
+    return Node(
+        facts=Hello(weight=5, partition=0, deployed=facts.get("deployed", False)),
+        cache=tmp_path / "node",
+        embedder=facts.get("embedder", EMBEDDER),
+        device="cpu",
+        allow_plain=facts.get("allow_plain", True),
+        noise_seed=facts.get("noise_seed"),
+        load=load,
+    )
+
+
+def ask(std: float = 1e-9, **options: Any) -> Any:
+    embedder = load_embedder(EMBEDDER)
+    query = Query.votes(
+        embedder.embed(sentences(10, 99)),
+        bound=1.0,
+        **{"model": embedder.fingerprint, **options},
+    )
+    return query, wire.ask(query, TICKET, Noise(std, 5.0), 1, 60.0)
+
+
+def reply(message: Any, device: Node) -> Any:
+    return votes_app.guarded(message, lambda: votes_app.answer_votes(message, device))
+
+
+def test_votes_are_the_sum_of_normalised_user_votes(tmp_path: Path, loopback: Any) -> None:
+    query, message = ask()
+    got = wire.read_answer(reply(message, node(tmp_path)), TICKET, 10).vector
+    want = np.zeros(10)
+    for texts in USERS.values():
+        counts = vote_histogram(load_embedder(EMBEDDER).embed(texts), query.question())
+        want += counts / np.linalg.norm(counts)
+    assert np.allclose(got, want, atol=1e-6)
+
+
+def test_noise_has_the_share_of_the_nodes_weight(tmp_path: Path, loopback: Any) -> None:
+    _, message = ask(std=3.0)
+    device = node(tmp_path, load=lambda: {})
+    rows = [wire.read_answer(reply(message, device), TICKET, 10).vector for _ in range(400)]
+    # weight 5 of W_min 5: the node's share is the whole guaranteed variance
+    assert np.var(rows) == pytest.approx(9.0, rel=0.1)
+
+
+def test_what_user_data_raises_becomes_noise_and_a_local_log(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    def broken() -> Any:
+        raise ValueError("the secret diary of u3")
+
+    _, message = ask(std=1e-9)
+    answer = reply(message, node(tmp_path, load=broken))
+    assert np.allclose(wire.read_answer(answer, TICKET, 10).vector, 0.0, atol=1e-6)
+    log = tmp_path / "node" / "node.log"
+    assert "secret diary" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+    out, err = capfd.readouterr()
+    assert "diary" not in caplog.text + out + err + str(answer.content)
+
+
+@pytest.mark.parametrize(
+    ("facts", "options", "code"),
+    [
+        ({}, {"model": "another-model"}, Refusal.EMBEDDER),
+        ({}, {"clip": "none"}, Refusal.MALFORMED),
+        ({}, {"metric": "hamming"}, Refusal.MALFORMED),
+        ({}, {"samples_cap": 0}, Refusal.MALFORMED),
+        ({"embedder": "/no/such/model"}, {}, Refusal.MODEL),
+        ({"deployed": True, "allow_plain": False}, {}, Refusal.POLICY),
+    ],
+)
+def test_refusals(
+    tmp_path: Path, loopback: Any, facts: Any, options: Any, code: Refusal
+) -> None:
+    def private() -> Any:
+        pytest.fail("private text was opened for a query that must be refused")
+
+    _, message = ask(**options)
+    answer = reply(message, node(tmp_path, load=private, **facts))
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(answer, TICKET, 10)
+    assert caught.value.code is code
+
+
+def test_seeded_noise_repeats_whatever_the_attempt(tmp_path: Path, loopback: Any) -> None:
+    query, message = ask(std=1.0)
+    device = node(tmp_path, noise_seed=4)
+    again = wire.ask(query, Ticket("run", "votes", 1, 2), Noise(1.0, 5.0), 1, 60.0)
+    first = wire.read_answer(reply(message, device), TICKET, 10).vector
+    second = wire.read_answer(reply(again, device), Ticket("run", "votes", 1, 2), 10).vector
+    assert np.array_equal(first, second)
+
+
+def test_deployed_node_reads_only_its_own_config(tmp_path: Path, loopback: Any) -> None:
+    data = tmp_path / "users.jsonl"
+    data.write_text('{"user_id": "a", "text": "one"}\n{"user_id": "b", "text": "two"}\n')
+    context = node_context(
+        {"data": str(data), "weight": 1, "cache": str(tmp_path / "c"), "embedder": EMBEDDER},
+        {"data.source": "files", "data.path": "/etc/passwd", "simulation-seeded-noise": True},
+    )
+    device = open_node(context)
+    assert device.facts == Hello(1, 0, deployed=True)
+    assert device.noise_seed is None
+    assert device.allow_plain is False
+    assert device.load() == {"a": ["one"]}  # never more users than its weight adds noise for
+
+
+def test_hello_route(loopback: Any) -> None:
+    message = wire.hello(1, 10.0)
+    facts = wire.read_hello(hello(message, node_context({"data": "x.jsonl", "weight": 3})))
+    assert facts == Hello(3, 0, deployed=True)
+    missing = hello(message, node_context({}))
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_hello(missing)
+    assert caught.value.code is Refusal.SETUP

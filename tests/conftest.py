@@ -1,0 +1,102 @@
+"""Shared fixtures: an in-process grid that runs the real ClientApp handlers, and small texts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message, Metadata
+
+from privsyn_flower import wire
+
+WORDS = (
+    "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
+    "theorem proof axiom graph vertex edge colour metre second voltage current field charge"
+).split()
+
+
+class LoopbackGrid:
+    """A Grid whose nodes are functions message -> reply (or None for silence)."""
+
+    def __init__(self, nodes: dict[int, Callable[[Message], Message | None]]) -> None:
+        self.nodes = nodes
+        self.sent: list[Message] = []
+        self.received: list[Message] = []
+        self._waiting: dict[str, Message] = {}
+        self._ids = itertools.count(1)
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            key = f"m{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = key
+            self.sent.append(message)
+            try:
+                reply = self.nodes[message.metadata.dst_node_id](message)
+            except Exception as error:  # what Flower does with a ClientApp that raises
+                reply = Message(Error(2, f"traceback with private text: {error}"), reply_to=message)
+            if reply is not None:
+                self._waiting[key] = reply
+            ids.append(key)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = [self._waiting.pop(key) for key in list(message_ids) if key in self._waiting]
+        self.received += replies
+        return replies
+
+
+def loopback_message(
+    content: Any, dst_node_id: int, message_type: str, *, ttl: float = 60.0, group_id: str = ""
+) -> Message:
+    """What Message(...) makes inside a Flower process, without one."""
+    metadata = Metadata(
+        run_id=1,
+        message_id="",
+        src_node_id=1,
+        dst_node_id=dst_node_id,
+        reply_to_message_id="",
+        group_id=group_id,
+        created_at=time.time(),
+        ttl=ttl,
+        message_type=message_type,
+    )
+    return Message(content=content, metadata=metadata)
+
+
+@pytest.fixture
+def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
+    """The loopback grid, with wire's messages made for it."""
+
+    def make(content: Any, *args: Any, **kwargs: Any) -> Message:
+        if "reply_to" in kwargs:
+            return Message(content, **kwargs)
+        return loopback_message(content, *args, **kwargs)
+
+    monkeypatch.setattr(wire, "Message", make)
+    return LoopbackGrid
+
+
+def sentences(count: int, seed: int, words: list[str] | None = None) -> list[str]:
+    """Distinct little sentences of a topic."""
+    rng = np.random.default_rng(seed)
+    pool = words or WORDS
+    out: dict[str, None] = {}
+    while len(out) < count:
+        out[" ".join(rng.choice(pool, size=8))] = None
+    return list(out)
+
+
+def node_context(node_config: dict[str, Any], run_config: dict[str, Any] | None = None) -> Any:
+    """The part of Flower's Context that handlers read."""
+    return SimpleNamespace(
+        node_config=node_config, run_config=run_config or {}, node_id=1, run_id=1, state=None
+    )

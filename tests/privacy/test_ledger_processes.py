@@ -1,0 +1,99 @@
+"""The ledger under real processes: killed while writing, and racing for the last budget."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from privsyn_flower.privacy import Ledger, calibrate
+
+DELTA = 3e-6
+
+# Reserves and commits for ever, and prints each charge only after the ledger acknowledged it.
+# "slow" writes a few bytes at a time, so that a kill finds half a line.
+WRITER = """
+import itertools, os, sys, time
+if sys.argv[4] == "slow":
+    pwrite = os.pwrite
+    os.pwrite = lambda fd, data, at: (time.sleep(1e-4), pwrite(fd, data[:9], at))[1]
+from privsyn_flower.privacy import BudgetExceeded, Ledger
+path, run, z = sys.argv[1], sys.argv[2], float(sys.argv[3])
+ledger = Ledger.open(path, population="phones")
+print("ready", flush=True)
+sys.stdin.readline()
+for number in itertools.count(1):
+    try:
+        charge = ledger.reserve(run=run, query="votes", round=number, attempt=1, noise_multiplier=z)
+    except BudgetExceeded:
+        break
+    print("reserved", charge, flush=True)
+    ledger.commit(charge)
+    print("committed", charge, flush=True)
+"""
+
+
+def start(path, run, z, speed="fast"):
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path), run, repr(z), speed],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None and child.stdout.readline() == "ready\n"
+    return child
+
+
+def go(child):
+    child.stdin.write("go\n")
+    child.stdin.flush()
+
+
+@pytest.mark.slow
+def test_kill_while_writing_loses_nothing_acknowledged(tmp_path):
+    path, rng = tmp_path / "ledger.jsonl", random.Random(0)
+    ledger = Ledger.open(path, population="phones")
+    torn = 0
+    for attempt in range(8):
+        child = start(path, f"run-{attempt}", 5.0, "slow")
+        go(child)
+        time.sleep(rng.uniform(0.02, 0.15))
+        child.send_signal(signal.SIGKILL)
+        out, _ = child.communicate()
+        torn += not path.read_bytes().endswith(b"\n")
+        states = {c.id: c.state for c in ledger.charges()}
+        said = [line.split() for line in out.splitlines(keepends=True) if line.endswith("\n")]
+        for word, charge in said:
+            assert states[charge] in (
+                ("committed",) if word == "committed" else ("committed", "reserved")
+            )
+        # At most the operation under way is unknown to the parent.
+        mine = ledger.charges(f"run-{attempt}")
+        assert len(mine) - len([w for w, _ in said if w == "reserved"]) in (0, 1)
+        assert [c.state for c in mine].count("reserved") <= 1
+        ledger.reserve(run="parent", query="votes", round=attempt, attempt=1, noise_multiplier=5.0)
+    assert torn > 0, "no kill hit a half-written line: the test shows nothing"
+    assert path.read_bytes().endswith(b"\n")
+    assert len({c.id for c in ledger.charges()}) == len(ledger.charges())
+
+
+@pytest.mark.slow
+def test_two_processes_never_exceed_the_budget(tmp_path):
+    path, rounds = tmp_path / "ledger.jsonl", 40
+    ledger = Ledger.open(path, population="phones", total_epsilon=7.58, total_delta=DELTA)
+    z = calibrate(7.58, rounds, DELTA)
+    children = [start(path, run, z) for run in ("a", "b")]
+    for child in children:
+        go(child)
+    outputs = [child.communicate()[0].splitlines() for child in children]
+    assert [child.returncode for child in children] == [0, 0]
+    charges = ledger.charges()
+    assert len(charges) == rounds and {c.state for c in charges} == {"committed"}
+    assert ledger.remaining_rounds(z) == 0 and ledger.spent_epsilon() <= 7.58
+    for run, output in zip("ab", outputs, strict=True):
+        acknowledged = [line.split()[1] for line in output if line.startswith("committed")]
+        assert [c.id for c in charges if c.run == run] == acknowledged

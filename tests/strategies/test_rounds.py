@@ -1,0 +1,321 @@
+"""The engine's order of steps is the guarantee: charges before messages, no second release."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from privsyn_flower import wire
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.strategies.rounds import NothingSurvived, RoundPlan, Rounds, TooFewNodes
+from privsyn_flower.wire import Hello, Noise, Query, Refusal, Ticket
+
+
+class Counting:
+    """A strategy that adds up what it learns; its candidates are fixed."""
+
+    def __init__(self, rounds: int = 3) -> None:
+        self.rounds = rounds
+        self.asked: list[int] = []
+        self.learned: dict[str, list[float]] = {}
+        self.stds: list[float] = []
+        self.crash_in: int | None = None
+
+    def ask(self, rnd: int) -> Query:
+        self.asked.append(rnd)
+        return Query.votes(np.eye(4, dtype=np.float32) * rnd, bound=1.0, model="m")
+
+    def learn(self, rnd: int, released: np.ndarray[Any, Any], noise_std: float) -> dict[str, Any]:
+        if self.crash_in == rnd:
+            raise RuntimeError("crash")
+        self.learned[str(rnd)] = released.tolist()
+        self.stds.append(noise_std)
+        return {"total": float(released.sum())}
+
+    def state(self) -> dict[str, Any]:
+        return {"learned": self.learned}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.learned = dict(state["learned"])
+
+
+class VotingNode:
+    """Answers ones, as a node of `weight` users; can be told to misbehave."""
+
+    def __init__(self, weight: int, partition: int, *, deployed: bool = False) -> None:
+        self.facts = Hello(weight, partition, deployed)
+        self.seen: list[tuple[Ticket, Noise]] = []
+        self.mode = "ok"
+        self.before_answer: Any = None
+
+    def __call__(self, message: Message) -> Message | None:
+        if message.metadata.message_type == wire.HELLO:
+            return wire.answer_hello(message, self.facts)
+        query, ticket, noise = wire.read_ask(message)
+        self.seen.append((ticket, noise))
+        if self.before_answer:
+            self.before_answer(ticket)
+        if self.mode == "silent":
+            return None
+        if self.mode == "raise":
+            raise RuntimeError("my diary says")
+        if self.mode == "refuse":
+            return wire.refuse(message, Refusal.EMBEDDER)
+        vector = np.ones(query.length)
+        if self.mode == "nan":
+            vector[0] = np.nan
+        if self.mode == "short":
+            vector = vector[:-1]
+        if self.mode == "old":
+            ticket = Ticket(ticket.run, ticket.query, ticket.round, ticket.attempt + 1)
+        return wire.answer(message, ticket, vector)
+
+
+@pytest.fixture
+def nodes() -> dict[int, VotingNode]:
+    return {100 + i: VotingNode(25, i) for i in range(4)}
+
+
+def engine(
+    tmp_path: Path, grid: Any, strategy: Counting, *, spare: int = 1, surviving: float = 0.75
+) -> Rounds:
+    folder = RunFolder(tmp_path / "run")
+    # mu^2 = 1 / 25 per release; the total pays for rounds + spare releases and no more
+    ledger = Ledger.open(
+        tmp_path / "ledger.jsonl", population="people", total_epsilon=2.0, total_delta=1e-5
+    )
+    plan = RoundPlan(
+        run="r",
+        users=100,
+        noise_multiplier=5.0,
+        spare_rounds=spare,
+        min_surviving_weight=surviving,
+        nodes=4,
+        round_timeout=0.3,
+        node_timeout=1.0,
+    )
+    return Rounds(grid, strategy, plan, folder, ledger)
+
+
+def test_all_rounds(tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]) -> None:
+    strategy = Counting()
+    run = engine(tmp_path, loopback(nodes), strategy)
+    assert run.run() == 3
+    assert strategy.learned == {str(r): [4.0] * 4 for r in (1, 2, 3)}
+    assert [c.state for c in run.ledger.charges(run="r")] == ["committed"] * 3
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert rows[0]["surviving_weight"] == 100
+    # std^2 per unit of weight is (5 * bound)^2 / 75, so 100 users carry more than guaranteed
+    assert strategy.stds == pytest.approx([5 * np.sqrt(100 / 75)] * 3)
+    ticket, noise = nodes[100].seen[0]
+    assert (ticket.round, ticket.attempt) == (1, 1)
+    assert (noise.std, noise.min_weight) == (5.0, 75.0)
+
+
+def test_charge_is_on_disk_before_a_node_is_asked(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    states: list[list[str]] = []
+
+    def look(ticket: Ticket) -> None:
+        rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+        text = json.dumps(rows)
+        assert '"r"' in text
+        book = Ledger.open(
+            tmp_path / "ledger.jsonl", population="people", total_epsilon=2.0, total_delta=1e-5
+        )
+        states.append([c.state for c in book.charges(run="r") if c.round == ticket.round])
+        assert not (tmp_path / "run" / "releases" / f"round-{ticket.round:04d}.npz").exists()
+
+    nodes[100].before_answer = look
+    engine(tmp_path, loopback(nodes), Counting()).run()
+    assert states == [["reserved"]] * 3
+
+
+@pytest.mark.parametrize("mode", ["silent", "raise", "refuse", "nan", "short", "old"])
+def test_one_node_failing_leaves_enough_weight(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    mode: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes[102].mode = mode
+    strategy = Counting(rounds=1)
+    run = engine(tmp_path, loopback(nodes), strategy)
+    assert run.run() == 1
+    assert strategy.learned == {"1": [3.0] * 4}
+    assert run.folder.metrics()[0]["surviving_weight"] == 75
+    assert "diary" not in caplog.text
+
+
+def test_too_few_survivors_spends_a_spare_and_then_ends(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    nodes[101].mode = nodes[102].mode = "silent"
+    strategy = Counting()
+    run = engine(tmp_path, loopback(nodes), strategy)
+    assert run.run() == 0
+    assert strategy.learned == {}
+    charges = run.ledger.charges(run="r")
+    assert [(c.round, c.attempt, c.state) for c in charges] == [
+        (1, 1, "reserved"),
+        (1, 2, "reserved"),
+    ]
+    assert not list((tmp_path / "run" / "releases").glob("*"))
+
+
+def test_a_retry_within_the_spare_rounds_succeeds(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    def recover(ticket: Ticket) -> None:
+        nodes[101].mode = nodes[102].mode = "silent" if ticket.attempt == 1 else "ok"
+
+    nodes[100].before_answer = recover
+    strategy = Counting(rounds=1)
+    assert engine(tmp_path, loopback(nodes), strategy).run() == 1
+    assert [ticket.attempt for ticket, _ in nodes[100].seen] == [1, 2]
+    assert strategy.asked == [1]  # the stored question is asked again, not a new one
+
+
+def test_a_stored_release_is_never_asked_again(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    strategy = Counting()
+    strategy.crash_in = 2
+    grid = loopback(nodes)
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, strategy).run()
+    resumed = Counting()
+    run = engine(tmp_path, grid, resumed)
+    assert run.run() == 3
+    assert [ticket.round for ticket, _ in nodes[100].seen] == [1, 2, 3]
+    assert resumed.asked == [3]
+    assert resumed.learned == {str(r): [4.0] * 4 for r in (1, 2, 3)}
+    assert [c.state for c in run.ledger.charges(run="r")] == ["committed"] * 3
+
+
+def test_crash_between_release_and_commit(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+
+    def power_cut(self: Ledger, charge_id: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "commit", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
+    assert [c.state for c in run.ledger.charges(run="r")] == ["reserved"]
+    again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+    assert again.run() == 1
+    assert [c.state for c in again.ledger.charges(run="r")] == ["committed"]
+    assert len(nodes[100].seen) == 1
+
+
+def test_crash_before_the_first_message_costs_nothing(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+
+    def power_cut(name: str, value: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run.folder, "save_value", power_cut)
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+    assert again.run() == 1
+    states = [c.state for c in again.ledger.charges(run="r")]
+    assert states == ["void", "committed"]
+
+
+def test_crash_after_sending_stays_charged(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    def power_cut(ticket: Ticket) -> None:
+        raise KeyboardInterrupt
+
+    nodes[103].before_answer = power_cut
+    with pytest.raises(KeyboardInterrupt):
+        engine(tmp_path, loopback(nodes), Counting(rounds=1)).run()
+    nodes[103].before_answer = None
+    again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
+    assert again.run() == 1
+    assert [c.state for c in again.ledger.charges(run="r")] == ["reserved", "committed"]
+
+
+def test_budget_refuses_before_asking(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    strategy = Counting(rounds=50)
+    run = engine(tmp_path, loopback(nodes), strategy)
+    done = run.run()
+    assert 0 < done < 50
+    assert run.ledger.spent_epsilon() <= 2.0
+    assert run.ledger.remaining_rounds(5.0) == 0
+    assert len(nodes[100].seen) == done
+
+
+def test_declared_population_bounds_the_weights(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    nodes[104] = VotingNode(1, 4)
+    with pytest.raises(TooFewNodes, match=r"101 users.*declared population is 100"):
+        engine(tmp_path, loopback(nodes), Counting()).run()
+
+
+def test_too_few_nodes_names_the_numbers(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    grid = loopback({100: nodes[100]})
+    with pytest.raises(TooFewNodes, match="weight 25"):
+        engine(tmp_path, grid, Counting()).run()
+    assert nodes[100].seen == []
+
+
+def test_deployed_nodes_are_refused_in_simulation(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    nodes[103] = VotingNode(25, 3, deployed=True)
+    run = engine(tmp_path, loopback(nodes), Counting())
+    object.__setattr__(run.plan, "allow_deployed", False)
+    with pytest.raises(TooFewNodes, match="simulation only"):
+        run.run()
+
+
+def test_nothing_survived_in_a_later_round_keeps_the_earlier(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    class Dying(Counting):
+        def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
+            if rnd == 2:
+                raise NothingSurvived(rnd, 9.0)
+            return super().learn(rnd, released, noise_std)
+
+    strategy = Dying()
+    assert engine(tmp_path, loopback(nodes), strategy).run() == 1
+    assert list(strategy.learned) == ["1"]
+
+
+def test_refusal_carries_no_text(loopback: Any) -> None:
+    from tests.conftest import loopback_message
+
+    message = loopback_message(RecordDict({"ask": ConfigRecord({"protocol": 99})}), 1, "query.x")
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_ask(message)
+    assert caught.value.code is Refusal.PROTOCOL
+    reply = wire.refuse(message, caught.value.code)
+    assert dict(reply.content.config_records["answer"]) == {
+        "protocol": wire.PROTOCOL,
+        "code": "protocol-version",
+    }
+    assert set(reply.content) == {"answer"}

@@ -1,0 +1,84 @@
+"""Wrong keys and values are errors that name the key, the value and the bound."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from privsyn_flower.config import (
+    ConfigError,
+    RunConfig,
+    flat_defaults,
+    flatten,
+    load_config,
+    parse_override,
+    to_toml,
+)
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epsilom": 1.0}, ["epsilom", "did you mean 'epsilon'"]),
+        ({"pretext.populaton": 3}, ["pretext.population"]),
+        ({"epsilon": -1.0}, ["epsilon = -1.0", "greater than 0"]),
+        ({"delta": 1.0}, ["delta = 1.0", "less than 1"]),
+        ({"rounds": "ten"}, ["rounds = 'ten'", "integer"]),
+        ({"rounds": 2.5}, ["rounds = 2.5"]),
+        ({"method": "popri-x"}, ["method"]),
+        ({"pretext.mask-fraction": 1.5}, ["pretext.mask-fraction = 1.5"]),
+        ({"colluding-weight": 0.9}, ["colluding-weight = 0.9", "min-surviving-weight"]),
+        ({"nodes": 9, "data.users": 5}, ["nodes = 9", "data.users = 5"]),
+        ({"benchmark": "yes"}, ["benchmark = 'yes'"]),
+    ],
+)
+def test_errors_name_key_and_bound(values: dict, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat(values)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_flat_round_trip() -> None:
+    config = RunConfig.from_flat({"epsilon": 1.29, "pretext.population": 7, "data.users": 20})
+    assert RunConfig.from_flat(config.flat()) == config
+    assert flatten(tomllib.loads(to_toml(config, comments=True))) == config.flat()
+
+
+def test_lists_are_refused_with_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"data\.seed"):
+        flatten({"data": {"seed": [1, 2]}})
+
+
+def test_overrides(tmp_path: Path) -> None:
+    assert parse_override("epsilon=1.29") == ("epsilon", 1.29)
+    assert parse_override("benchmark=true") == ("benchmark", True)
+    assert parse_override("data.path=/a/b c.jsonl") == ("data.path", "/a/b c.jsonl")
+    assert parse_override("data.date-from=2023-01-01") == ("data.date-from", "2023-01-01")
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_override("epsilon")
+    file = tmp_path / "c.toml"
+    file.write_text("epsilon = 2.0\n[pretext]\npopulation = 8\n")
+    config = load_config(file, {"epsilon": 3.0})
+    assert (config.epsilon, config.pretext.population) == (3.0, 8)
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load_config(tmp_path / "absent.toml")
+    file.write_text("epsilon = = 2")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(file)
+
+
+def test_flower_app_config_lists_every_key() -> None:
+    """Flower accepts only keys that pyproject.toml declares: it must have all, and no others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert flatten(project["tool"]["flwr"]["app"]["config"]) == flat_defaults()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
+def test_shipped_configs_validate(path: Path) -> None:
+    config = load_config(path)
+    assert config.epsilon > 0

@@ -1,0 +1,121 @@
+"""The wire format: round trip, size bounds, and refusal of what is malformed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from privsyn_flower import wire
+from privsyn_flower.wire import Hello, Noise, Query, Refusal, Ticket, WireError
+
+TICKET = Ticket("run", "votes", 3, 1)
+NOISE = Noise(2.5, 85.0)
+
+
+def query(m: int = 20, d: int = 384) -> Query:
+    rows = np.random.default_rng(0).normal(size=(m, d)).astype(np.float32)
+    return Query.votes(rows, bound=1.0, model="m", clip="worst-case", samples_cap=4)
+
+
+def test_round_trip(loopback: Any) -> None:
+    sent = query()
+    got, ticket, noise = wire.read_ask(wire.ask(sent, TICKET, NOISE, 7, 60.0))
+    assert (ticket, noise) == (TICKET, NOISE)
+    assert np.array_equal(got.question(), sent.question())
+    assert (got.kind, got.length, got.bound, got.model) == ("votes", 20, 1.0, "m")
+    assert dict(got.options) == dict(sent.options)
+
+
+def test_bytes_per_candidate(loopback: Any) -> None:
+    message = wire.ask(query(m=1024), TICKET, NOISE, 7, 60.0)
+    assert wire.record_bytes(message.content) / 1024 <= 450
+    reply = wire.answer(message, TICKET, np.zeros(1024))
+    assert 4 <= wire.record_bytes(reply.content) / 1024 <= 8
+
+
+@given(
+    arrays(
+        np.float32,
+        st.tuples(st.integers(1, 6), st.integers(1, 5)),
+        elements=st.floats(-(2.0**99), 2.0**99, width=32),
+    )
+)
+def test_quantisation_error_is_half_a_step(rows: Any) -> None:
+    coded = Query.votes(rows, bound=1.0, model="m")
+    step = np.abs(rows).max(axis=1, keepdims=True) / 127
+    assert (np.abs(coded.question() - rows) <= step * 0.5001 + 1e-37).all()
+
+
+@pytest.mark.parametrize("bad", [np.zeros((0, 3)), np.full((2, 2), np.nan), np.zeros(4)])
+def test_wrong_candidates_are_refused(bad: Any) -> None:
+    with pytest.raises(ValueError, match="candidates of shape"):
+        Query.votes(bad, bound=1.0, model="m")
+
+
+def test_vector_travels_as_float32_and_nothing_else(loopback: Any) -> None:
+    message = wire.ask(query(), TICKET, NOISE, 7, 60.0)
+    vector = np.random.default_rng(1).normal(size=20)
+    reply = wire.answer(message, TICKET, vector)
+    assert set(reply.content) == {"answer", "vector"}
+    assert set(reply.content.config_records["answer"]) == {
+        "protocol",
+        "run",
+        "query",
+        "round",
+        "attempt",
+        "code",
+    }
+    got = wire.read_answer(reply, TICKET, 20)
+    assert np.array_equal(got.vector, vector.astype(np.float32).astype(np.float64))
+
+
+def _tampered(change: dict[str, Any]) -> Message:
+    message = wire.ask(query(), TICKET, NOISE, 7, 60.0)
+    head = message.content.config_records["ask"]
+    for key, value in change.items():
+        head[key] = value
+    return message
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"protocol": 2}, Refusal.PROTOCOL),
+        ({"bound": -1.0}, Refusal.MALFORMED),
+        ({"bound": float("nan")}, Refusal.MALFORMED),
+        ({"noise-std": 0.0}, Refusal.MALFORMED),
+        ({"min-weight": "many"}, Refusal.MALFORMED),
+        ({"round": 0}, Refusal.MALFORMED),
+    ],
+)
+def test_nodes_refuse_malformed_queries(loopback: Any, change: Any, code: Refusal) -> None:
+    with pytest.raises(WireError) as caught:
+        wire.read_ask(_tampered(change))
+    assert caught.value.code is code
+
+
+def test_nodes_refuse_questions_that_are_not_int8_rows(loopback: Any) -> None:
+    message = wire.ask(query(), TICKET, NOISE, 7, 60.0)
+    message.content["question"] = ArrayRecord([np.zeros((20, 4)), np.ones(20, np.float32)])
+    with pytest.raises(WireError, match="int8 rows"):
+        wire.read_ask(message)
+    del message.content["question"]
+    with pytest.raises(WireError, match="missing"):
+        wire.read_ask(message)
+
+
+def test_hello(loopback: Any) -> None:
+    message = wire.hello(5, 10.0)
+    facts = Hello(weight=3, partition=2, deployed=True)
+    assert wire.read_hello(wire.answer_hello(message, facts)) == facts
+    head = ConfigRecord({"protocol": 7})
+    old = wire.Message(RecordDict({"ask": head}), 5, wire.HELLO, ttl=10.0)
+    with pytest.raises(WireError) as caught:
+        wire.read_hello(wire.answer_hello(old, facts))
+    assert caught.value.code is Refusal.PROTOCOL

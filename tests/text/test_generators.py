@@ -1,0 +1,189 @@
+"""Completions: equal to a cache-free loop, deterministic, stopped at the marker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.text.generators import STOP_EVERY, HuggingFaceGenerator
+from privsyn_flower.text.prompts import HEADING, expand_prompt
+from privsyn_flower.text.sampling import choose_tokens
+
+from .conftest import SENTENCES, make_tokenizer
+
+torch = pytest.importorskip("torch")
+
+PROMPTS = [expand_prompt(["a b", "c d e"]), "Return", "", SENTENCES[1], SENTENCES[0]]
+
+
+@pytest.fixture(scope="module")
+def generator(causal_folder: Path) -> HuggingFaceGenerator:
+    return HuggingFaceGenerator(causal_folder, max_tokens=20, device="cpu", progress=False)
+
+
+def plain_loop(generator: HuggingFaceGenerator, prompt: str, uniforms: np.ndarray) -> str:
+    """The same sampling without cache, padding or batches."""
+    ids = generator.tokenizer(prompt)["input_ids"]
+    new: list[int] = []
+    for uniform in uniforms:
+        logits = generator.model(input_ids=torch.tensor([ids + new])).logits[:, -1]
+        token = int(choose_tokens(logits, torch.tensor([uniform]), banned=generator._banned))
+        if token in generator._ends:
+            break
+        new.append(token)
+    return generator.text(np.array(new))
+
+
+def test_equals_the_plain_loop(generator: HuggingFaceGenerator) -> None:
+    found = generator.complete(PROMPTS, 2, np.random.default_rng(3))
+    draws = np.random.default_rng(3).random((len(PROMPTS), 2, 20), dtype=np.float32)
+    expected = [
+        [plain_loop(generator, prompt, u) for u in rows]
+        for prompt, rows in zip(PROMPTS, draws, strict=True)
+    ]
+    assert found == expected
+    assert len({text for row in found for text in row}) == 10
+
+
+def causal_models(vocabulary: int) -> dict[str, Any]:
+    import transformers as t
+
+    common = {
+        "vocab_size": vocabulary, "hidden_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64,
+        "max_position_embeddings": 200, "bos_token_id": 0, "eos_token_id": 1,
+        "pad_token_id": None,
+    }  # fmt: skip
+    gpt2 = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 200} | {
+        k: common[k] for k in ("vocab_size", "bos_token_id", "eos_token_id")
+    }
+    return {
+        "gpt2": t.GPT2LMHeadModel(t.GPT2Config(**gpt2)),
+        "mistral": t.MistralForCausalLM(t.MistralConfig(sliding_window=24, **common)),
+        "qwen2": t.Qwen2ForCausalLM(t.Qwen2Config(**common)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "mistral", "qwen2"])
+def test_other_architectures(kind: str, tmp_path: Path) -> None:
+    """Learned positions, a sliding window shorter than the prompt, biases."""
+    tokenizer = make_tokenizer(tmp_path, masked=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        causal_models(len(tokenizer))[kind].save_pretrained(tmp_path)
+    generator = HuggingFaceGenerator(tmp_path, max_tokens=12, device="cpu", progress=False)
+    found = generator.complete(PROMPTS, 1, np.random.default_rng(5))
+    draws = np.random.default_rng(5).random((len(PROMPTS), 1, 12), dtype=np.float32)
+    for prompt, rows, texts in zip(PROMPTS, draws, found, strict=True):
+        if prompt:
+            assert texts == [plain_loop(generator, prompt, rows[0])]
+
+
+def test_deterministic_and_independent_of_batches(
+    generator: HuggingFaceGenerator, causal_folder: Path
+) -> None:
+    state = torch.get_rng_state()
+    found = generator.complete(PROMPTS, 3, np.random.default_rng(0))
+    assert found == generator.complete(PROMPTS, 3, np.random.default_rng(0))
+    assert found != generator.complete(PROMPTS, 3, np.random.default_rng(1))
+    small = HuggingFaceGenerator(
+        causal_folder, max_tokens=20, batch_size=4, device="cpu", progress=False
+    )
+    assert found == small.complete(PROMPTS, 3, np.random.default_rng(0))
+    assert torch.get_rng_state().equal(state), "a global seed was used"
+
+
+def test_specials_are_not_generated(generator: HuggingFaceGenerator) -> None:
+    banned = set(torch.nonzero(generator._banned).flatten().tolist())
+    size = len(generator.tokenizer)
+    assert banned == {generator.tokenizer.bos_token_id, *range(size, size + 8)}
+
+
+class Script:
+    """Stands in for the sampling: completion r follows script r, then filler."""
+
+    def __init__(self, generator: HuggingFaceGenerator, scripts: list[str], filler: str) -> None:
+        encode = generator.tokenizer
+        self.filler = encode(filler, add_special_tokens=False)["input_ids"][0]
+        self.scripts = [encode(text, add_special_tokens=False)["input_ids"] for text in scripts]
+        self.ends = generator.tokenizer.eos_token_id
+        self.steps: list[int] = [0] * len(scripts)
+        self.widths: list[int] = []
+
+    def choose(self, logits: Any, uniforms: np.ndarray) -> np.ndarray:
+        """The uniform of row r is r / 100, which says whose turn it is."""
+        self.widths.append(len(uniforms))
+        tokens = []
+        for row in np.rint(uniforms * 100).astype(int):
+            script, step = self.scripts[row], self.steps[row]
+            tokens.append(script[step] if step < len(script) else self.filler)
+            self.steps[row] += 1
+        return np.array(tokens, dtype=np.int64)
+
+
+class Fixed:
+    """A numpy generator's `random` for Script."""
+
+    def random(self, shape: tuple[int, int, int], dtype: type) -> np.ndarray:
+        rows = np.arange(shape[0] * shape[1], dtype=dtype) / 100
+        return np.broadcast_to(rows.reshape(shape[0], shape[1], 1), shape).copy()
+
+
+def test_rows_stop_at_the_marker_and_leave_the_batch(
+    generator: HuggingFaceGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripts = [f"A short text about tea.\n{HEADING} 5\nmore", "tea", f" {HEADING}", "river bank"]
+    script = Script(generator, scripts, " the")
+    monkeypatch.setattr(generator, "choose", script.choose)
+    monkeypatch.setattr(generator, "max_tokens", 60)
+    found = generator.complete(["x y"] * 4, 1, Fixed())  # type: ignore[arg-type]
+    assert found[0] == ["A short text about tea.\n"]
+    assert found[2] == [" "]
+    assert found[1][0].startswith("tea the the") and found[3][0].startswith("river bank the the")
+    lengths = [len(s) for s in script.scripts]
+    assert script.steps[2] <= lengths[2] + 2 * STOP_EVERY, "a stopped row went on"
+    assert script.steps[0] <= lengths[0] + 2 * STOP_EVERY
+    assert script.steps[1] == script.steps[3] == 60
+    assert script.widths[0] == 4 and script.widths[-1] == 2, "stopped rows stay in the batch"
+
+
+def test_end_of_text_ends_a_row(
+    generator: HuggingFaceGenerator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Script(generator, ["tea", "river bank near the fox"], " the")
+    script.scripts[0].append(script.ends)
+    monkeypatch.setattr(generator, "choose", script.choose)
+    found = generator.complete(["x"], 2, Fixed())  # type: ignore[arg-type]
+    assert found[0][0] == "tea"
+    assert found[0][1].startswith("river bank near the fox the")
+    assert script.widths[-1] == 1
+
+
+def test_long_prompts_lose_their_beginning_and_say_so(
+    generator: HuggingFaceGenerator, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompt = " ".join(SENTENCES * 4)
+    with caplog.at_level("WARNING"):
+        found = generator.complete([prompt, "tea"], 1, np.random.default_rng(0))
+    assert "1 of 2 prompts exceed 180 tokens" in caplog.text
+    assert len(found) == 2
+
+
+def test_wrong_arguments(causal_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="max-tokens = 200.*context of 200"):
+        HuggingFaceGenerator(causal_folder, max_tokens=200)
+    with pytest.raises(ValueError, match=r"expand\.temperature = -1"):
+        HuggingFaceGenerator(causal_folder, temperature=-1)
+    with pytest.raises(ValueError, match="stop"):
+        HuggingFaceGenerator(causal_folder, stop="one string")
+    with pytest.raises(RuntimeError, match=r"models\.generator.*no such model folder"):
+        HuggingFaceGenerator(tmp_path / "missing")
+
+
+def test_no_prompts(generator: HuggingFaceGenerator) -> None:
+    assert generator.complete([], 2, np.random.default_rng(0)) == []
+    with pytest.raises(ValueError, match="n = 0"):
+        generator.complete(["a"], 0, np.random.default_rng(0))

@@ -1,0 +1,204 @@
+"""Mask-fill variation: counts, specials, the head on masked positions only, determinism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from .conftest import SENTENCES
+
+from privsyn_flower.text.infillers import MaskFill, logits_at, mask_ranks
+
+torch = pytest.importorskip("torch")
+
+TEXTS = [*SENTENCES, "tea", "", "Literal <mask> and </s> stay text, as in <s> documentation."]
+
+
+@pytest.fixture(scope="module")
+def infiller(masked_folder: Path) -> MaskFill:
+    return MaskFill(masked_folder, device="cpu", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fraction", "masks"),
+    [(14, 0.3, 4), (6, 0.3, 2), (10, 0.5, 5), (3, 0.15, 1), (1, 0.3, 1), (0, 0.3, 0), (5, 0.5, 3)],
+)
+def test_mask_count_is_per_sequence(tokens: int, fraction: float, masks: int) -> None:
+    """Beside a 14-token neighbour each sequence keeps its own count (the authors' code takes the
+    batch minimum, and fails on 3 tokens at 0.15)."""
+    content = np.zeros((2, 20), dtype=bool)
+    content[0, 1 : 1 + tokens] = True
+    content[1, 1:15] = True
+    ranks = mask_ranks(content, np.random.default_rng(0).random((2, 20)), fraction)
+    assert (ranks[0] >= 0).sum() == masks
+    assert sorted(ranks[0][ranks[0] >= 0]) == list(range(masks))
+    assert not (ranks >= 0)[~content].any()
+
+
+def test_mask_positions_are_uniform() -> None:
+    content = np.ones((4000, 10), dtype=bool)
+    content[:, 0] = False
+    ranks = mask_ranks(content, np.random.default_rng(1).random(content.shape), 1 / 3)
+    share = (ranks >= 0).mean(axis=0)
+    assert share[0] == 0
+    np.testing.assert_allclose(share[1:], 1 / 3, atol=0.04)
+
+
+def small_models(vocabulary: int) -> list[Any]:
+    import transformers as t
+
+    sizes = {"vocab_size": vocabulary, "max_position_embeddings": 40}
+    common = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+              "intermediate_size": 64} | sizes  # fmt: skip
+    return [
+        t.RobertaForMaskedLM(t.RobertaConfig(**common)),
+        t.BertForMaskedLM(t.BertConfig(**common)),
+        t.DistilBertForMaskedLM(t.DistilBertConfig(dim=32, n_layers=2, n_heads=2, **sizes)),
+        t.ModernBertForMaskedLM(t.ModernBertConfig(pad_token_id=0, **common)),
+    ]
+
+
+@pytest.mark.parametrize("place", range(4), ids=["roberta", "bert", "distilbert", "modernbert"])
+def test_head_on_masked_positions_equals_the_full_forward(place: int) -> None:
+    model = small_models(50)[place].eval()
+    ids = torch.randint(5, 50, (3, 12), generator=torch.Generator().manual_seed(0))
+    attention = torch.ones_like(ids)
+    attention[1, 8:] = 0
+    rows, columns = np.array([0, 0, 1, 2]), np.array([2, 5, 7, 11])
+    seen: list[tuple[int, ...]] = []
+    head = model.get_output_embeddings()
+    handle = head.register_forward_hook(lambda _m, inputs, _o: seen.append(inputs[0].shape))
+    some = logits_at(model, ids, attention, rows, columns)
+    handle.remove()
+    with torch.no_grad():
+        full = model(input_ids=ids, attention_mask=attention).logits
+    assert seen == [(1, 4, 32)]
+    torch.testing.assert_close(some, full[rows, columns], atol=1e-6, rtol=1e-5)
+    assert full.shape == (3, 12, 50), "the hook must be gone after the call"
+
+
+@pytest.mark.parametrize("passes", [1, 3, 0])
+def test_only_masked_tokens_change_and_specials_never_do(
+    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch, passes: int
+) -> None:
+    monkeypatch.setattr(infiller, "passes", passes)
+    ids, own = infiller._encode(TEXTS)
+    special = set(infiller.tokenizer.all_special_ids)
+    for row, content in zip(ids, own, strict=True):
+        assert set(row[~content]) <= special
+        assert not set(row[content]) & special, "literal <mask> must be ordinary text"
+    draws = np.random.default_rng(0).random((len(ids), 1, 2, 64))
+    monkeypatch.setattr(infiller, "steps", 1)
+    filled = infiller._vary_batch(ids, own, draws)
+    changed = 0
+    for row, content, new in zip(ids, own, filled, strict=True):
+        new = new[: len(row)]
+        np.testing.assert_array_equal(new[~content], row[~content])
+        assert not set(new[content]) & special, "a special token was sampled"
+        assert (new < len(infiller.tokenizer)).all(), "a padded vocabulary row was sampled"
+        differ = int((new != row).sum())
+        assert differ <= max(1, int(0.3 * content.sum() + 0.5))
+        changed += differ
+    assert changed > 20
+
+
+def test_special_tokens_are_not_sampled_even_when_most_likely(
+    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a head that all but insists on special tokens the fill still avoids them."""
+    bias = infiller.model.lm_head.bias
+    before = bias.clone()
+    with torch.no_grad():
+        bias[infiller.tokenizer.all_special_ids] += 50.0
+    try:
+        ids, own = infiller._encode(SENTENCES)
+        draws = np.random.default_rng(0).random((len(ids), infiller.steps, 2, 64))
+        filled = infiller._vary_batch(ids, own, draws)
+    finally:
+        with torch.no_grad():
+            bias.copy_(before)
+    for content, new in zip(own, filled, strict=True):
+        own_new = new[: len(content)][content]
+        assert not np.isin(own_new, infiller.tokenizer.all_special_ids).any()
+
+
+def test_sequential_fills_see_earlier_fills(
+    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """passes = 0: one more mask is gone at every forward pass, in the order of the ranks."""
+    monkeypatch.setattr(infiller, "passes", 0)
+    left: list[int] = []
+    mask = infiller.tokenizer.mask_token_id
+    handle = infiller.model.base_model.register_forward_pre_hook(
+        lambda _m, inputs: left.append(int((inputs[0] == mask).sum()))
+    )
+    try:
+        ids, own = infiller._encode(SENTENCES[:1])
+        monkeypatch.setattr(infiller, "steps", 1)
+        infiller._vary_batch(ids, own, np.random.default_rng(0).random((1, 1, 2, 64)))
+    finally:
+        handle.remove()
+    count = max(1, int(0.3 * own[0].sum() + 0.5))
+    assert left == list(range(count, 0, -1))
+
+
+def test_deterministic_in_rng_and_independent_of_batches(
+    infiller: MaskFill, masked_folder: Path
+) -> None:
+    first = infiller.vary(TEXTS, np.random.default_rng(7))
+    assert first == infiller.vary(TEXTS, np.random.default_rng(7))
+    assert first != infiller.vary(TEXTS, np.random.default_rng(8))
+    small = MaskFill(masked_folder, batch_size=2, device="cpu", progress=False)
+    assert first == small.vary(TEXTS, np.random.default_rng(7))
+    # The draws of a text depend on its place alone, not on its neighbours.
+    others = [t if i == 1 else "something else" for i, t in enumerate(TEXTS)]
+    assert infiller.vary(others, np.random.default_rng(7))[1] == first[1]
+
+
+def test_texts_are_varied_and_empty_ones_kept(infiller: MaskFill) -> None:
+    varied = infiller.vary(TEXTS, np.random.default_rng(0))
+    assert len(varied) == len(TEXTS)
+    assert varied[TEXTS.index("")] == ""
+    assert all(new != old for new, old in zip(varied[:6], TEXTS[:6], strict=True))
+    assert not any("\N{REPLACEMENT CHARACTER}" in text for text in varied)
+    assert infiller.vary([], np.random.default_rng(0)) == []
+
+
+def test_untouched_text_survives_the_round_trip(infiller: MaskFill) -> None:
+    """Decoding must not tidy: spaces before punctuation belong to the text."""
+    from privsyn_flower.text.pretrained import decode
+
+    text = "A space , here ; don 't touch  it . <mask> stays"
+    ids, own = infiller._encode([text])
+    assert decode(infiller.tokenizer, ids[0][own[0]].tolist()) == text
+
+
+def test_long_texts_are_cut(masked_folder: Path) -> None:
+    infiller = MaskFill(masked_folder, max_tokens=8, device="cpu", progress=False)
+    ids, own = infiller._encode([" ".join(SENTENCES)])
+    assert len(ids[0]) == 8 and own[0].sum() == 6
+    assert ids[0][-1] == infiller.tokenizer.eos_token_id
+    assert infiller.vary([" ".join(SENTENCES)], np.random.default_rng(0))[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "names"),
+    [
+        ("mask_fraction", 0.0, "mask-fraction"),
+        ("temperature", 0.0, "temperature"),
+        ("top_p", 1.5, "top-p"),
+        ("max_tokens", 99, "max-tokens = 99.*98"),
+        ("device", "tpu", "models.device"),
+        ("steps", 0, "steps=0"),
+    ],
+)
+def test_wrong_arguments(masked_folder: Path, key: str, value: Any, names: str) -> None:
+    with pytest.raises(ValueError, match=names):
+        MaskFill(masked_folder, **{key: value})
+
+
+def test_a_causal_model_is_refused(causal_folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"models\.infiller.*no mask token"):
+        MaskFill(causal_folder, device="cpu")

@@ -1,0 +1,57 @@
+"""Drawing tokens by inversion: top-p of the authors' code, bans, edges, frequencies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from privsyn_flower.text.sampling import choose_tokens  # noqa: E402
+
+LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0], [0.0, 0.5, 0.4, 2.0, 1.9]])
+
+
+@pytest.mark.parametrize(
+    ("top_p", "kept"),
+    [(0.5, [{0}, {3, 4}]), (0.8, [{0, 2}, {1, 3, 4}]), (0.95, [{0, 1, 2}, {0, 1, 2, 3, 4}])],
+)
+def test_top_p_keeps_what_the_reference_keeps(top_p: float, kept: list[set[int]]) -> None:
+    """The sets come from PrE-Text's own top-p filter on these logits."""
+    uniforms = torch.linspace(0, 1, 2001)[:-1]
+    for row, expected in zip(LOGITS, kept, strict=True):
+        drawn = choose_tokens(row.expand(2000, 5), uniforms, top_p=top_p)
+        assert set(drawn.tolist()) == expected
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("top_p", [1.0, 0.9])
+def test_frequencies(temperature: float, top_p: float) -> None:
+    uniforms = torch.linspace(0, 1, 20001, dtype=torch.float64)[:-1]
+    drawn = choose_tokens(
+        LOGITS[:1].expand(20000, 5), uniforms, temperature=temperature, top_p=top_p
+    )
+    p = torch.softmax(LOGITS[0] / temperature, -1).numpy()
+    order = np.argsort(-p)
+    before = np.cumsum(p[order]) - p[order]
+    p[order[before >= top_p]] = 0
+    np.testing.assert_allclose(np.bincount(drawn, minlength=5) / 20000, p / p.sum(), atol=2e-4)
+
+
+def test_banned_tokens_are_never_drawn_at_the_edges() -> None:
+    """u = 0 and the largest u, with banned tokens first and last."""
+    banned = torch.tensor([True, False, False, False, True])
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)  # the latter is 1.0 in float32
+    for top_p in (1.0, 0.9, 1e-6):
+        for _ in range(20):
+            logits = torch.randn(2, 5) * 5
+            drawn = choose_tokens(logits, edges, top_p=top_p, banned=banned)
+            assert not banned[drawn].any()
+
+
+def test_rows_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, uniforms = torch.randn(50, 7), torch.rand(50)
+    whole = choose_tokens(logits, uniforms)
+    monkeypatch.setattr("privsyn_flower.text.sampling.BLOCK_VALUES", 21)
+    assert choose_tokens(logits, uniforms).equal(whole)
+    assert choose_tokens(logits[10:12], uniforms[10:12]).equal(whole[10:12])
