@@ -89,10 +89,8 @@ class EmbeddingCache:
                 self._store(database, fresh, wanted)
                 found |= fresh
         blocks = [found[user] for user, texts in content if texts]
-        if blocks:
-            width = blocks[0].shape[1]
-        else:  # nobody has text: learn the width from any text, so that callers need no branch
-            width = _checked(embed([" "]), 1).shape[1]
+        # When nobody has text, any text tells the width, so that callers need no branch.
+        width = (blocks or [_checked(embed([" "]), 1)])[0].shape[1]
         if any(block.shape[1] != width for block in blocks):
             raise ValueError(
                 f"cached embeddings of {self.fingerprint!r} have different widths: "

@@ -100,8 +100,9 @@ def _gram_hashes(
     start = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     first = np.concatenate([[0], np.cumsum(lengths)[:-1]]) if len(texts) else lengths
     long = np.repeat(lengths >= gram, counts)
-    where = np.repeat(first - start[:-1], counts) + np.arange(start[-1])
-    grams = np.zeros(start[-1], dtype=np.uint64)
+    total = int(start[-1])
+    where = np.repeat(first - start[:-1], counts) + np.arange(total)
+    grams = np.zeros(total, dtype=np.uint64)
     grams[long] = rolling[where[long]]
     for i in np.flatnonzero((lengths > 0) & (lengths < gram)):
         value = np.uint64(lengths[i])  # its length tells a short text from the same prefix

@@ -161,10 +161,8 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
         for g, group in enumerate(parts.public)
         for s, sample in enumerate(group.samples)
     ]
-    columns = {
-        name: [row[i] for row in rows]
-        for i, name in enumerate(("text", "group", "minority", "pool"))
-    }
+    names = ("text", "group", "minority", "pool")
+    columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate(names)}
     write_table(folder / "public.arrow", columns, rows_per_batch=4096)
     write_table(folder / "public_validation.arrow", {"text": parts.validation}, rows_per_batch=4096)
     meta = {
@@ -184,7 +182,7 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
 
 
 def _write_users(path: Path, users: Sequence[Group]) -> None:
-    columns = {
+    columns: dict[str, list[Any]] = {
         "user": [user.name for user in users],
         "texts": [[sample.text for sample in user.samples] for user in users],
         "labels": [[sample.label for sample in user.samples] for user in users],

@@ -248,24 +248,30 @@ class _Gathered:
         return value
 
 
-def to_name(value: Any) -> str:
+def to_name(value: object) -> str:
     """A user id or label as a string, the same from every format; empty when it is none."""
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # parquet writers turn integers with gaps into floats
+        value = int(value)  # parquet writers turn integers with gaps into floats
     if isinstance(value, bytes):
-        return value.decode("utf-8", "replace")
+        value = value.decode("utf-8", "replace")
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode("utf-8").strip()
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
 
 
-def to_date(value: Any) -> str:
-    """YYYY-MM-DD of an ISO string, a date, or seconds since 1970 (UTC); empty otherwise."""
+def to_date(value: object) -> str:
+    """YYYY-MM-DD of an ISO string, a date, or seconds or milliseconds since 1970 (UTC), the
+    same from every format; empty otherwise."""
     if isinstance(value, datetime.date):
         return value.isoformat()[:10]
+    text = "" if isinstance(value, bool) else str(value).strip()
     try:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return datetime.datetime.fromtimestamp(value, datetime.UTC).date().isoformat()
-        return datetime.date.fromisoformat(str(value).strip()[:10]).isoformat()
+        return datetime.date.fromisoformat(text[:10]).isoformat()
+    except ValueError:
+        pass
+    try:
+        seconds = float(text)
+        seconds = seconds / 1000 if abs(seconds) > 1e11 else seconds
+        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date().isoformat()
     except (ValueError, OverflowError, OSError):
         return ""
