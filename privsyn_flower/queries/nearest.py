@@ -105,6 +105,8 @@ def nearest_candidates(
 
 
 def _nearest_in_block(block: Rows, norms: Rows, question: Question) -> NDArray[np.intp]:
+    if question.neighbors == question.size:  # every candidate wins
+        return np.tile(np.arange(question.size), (len(block), 1))
     with np.errstate(over="ignore", invalid="ignore"):
         scores = block @ question.slope32.T
         np.subtract(question.offset32, scores, out=scores)
@@ -153,8 +155,6 @@ def _least(
     ceiling = np.nextafter((last + 2 * error).astype(np.float32), np.float32(np.inf))
     unsure = np.flatnonzero(~(scores.min(axis=1) > ceiling))
     scores[line[:, None], chosen] = values
-    if scores.shape[1] == neighbors:
-        unsure = unsure[:0]  # everyone wins
     return chosen, unsure, ceiling
 
 

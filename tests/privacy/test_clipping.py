@@ -34,7 +34,8 @@ def test_norm_never_exceeds_the_bound(vector, bound):
     assert exact_square(clipped) <= Fraction(bound) ** 2 * (1 + Fraction(1, 10**15))
     with np.errstate(over="ignore"):
         measured = np.linalg.norm(clipped)
-    assert measured <= bound or not np.isfinite(measured)
+    if 1e-145 < bound < 1e150:  # where numpy's own norm neither overflows nor underflows
+        assert measured <= bound
     if not np.isfinite(vector).all():
         assert not clipped.any()
     elif exact_square(vector) < Fraction(bound) ** 2 * (1 - Fraction(1, 10**15)):

@@ -196,6 +196,7 @@ def test_huge_values_vote_and_unrepresentable_ones_do_not():
     rows = [[3e38, 1e38], [1e38, 3e38], [1e39, 0.0], [1e-44, 0.0]]
     assert vote_histogram(rows, candidates).tolist() == [2, 1]
     assert vote_histogram(rows, candidates, metric="cosine").tolist() == [2, 1]
+    assert vote_histogram(rows, candidates, neighbors=2).tolist() == [3, 3]
 
 
 def test_nobody_votes():
