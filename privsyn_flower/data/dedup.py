@@ -104,7 +104,7 @@ def _gram_hashes(
     where = np.repeat(first - start[:-1], counts) + np.arange(total)
     grams = np.zeros(total, dtype=np.uint64)
     grams[long] = rolling[where[long]]
-    for i in np.flatnonzero((lengths > 0) & (lengths < gram)):
+    for i in np.flatnonzero((lengths > 0) & (lengths < gram)).tolist():
         value = np.uint64(lengths[i])  # its length tells a short text from the same prefix
         with np.errstate(over="ignore"):
             for code in codes[first[i] : first[i] + lengths[i]]:

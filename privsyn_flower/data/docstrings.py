@@ -58,7 +58,8 @@ class Package:
     def key(self) -> str:
         """Content address: name, version and every file's module name and size."""
         sizes = [(module, path.stat().st_size) for module, path in self.files]
-        text = json.dumps([SCAN_VERSION, self.name, self.version, sizes])
+        python = sys.version_info[:2]  # another Python may parse other files
+        text = json.dumps([SCAN_VERSION, python, self.name, self.version, sizes])
         return hashlib.sha256(text.encode()).hexdigest()
 
 

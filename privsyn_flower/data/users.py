@@ -239,13 +239,13 @@ class _Gathered:
                 f"the text has {len(value)} characters, {MAX_TEXT} are kept",
                 "split long texts into several rows",
             )
-            value = value[:MAX_TEXT]
-        if not value.isascii():
-            valid = value.encode("utf-8", "replace").decode("utf-8")
-            if valid != value:
+        text: str = value[:MAX_TEXT]
+        if not text.isascii():
+            valid: str = text.encode("utf-8", "replace").decode("utf-8")
+            if valid != text:
                 self.report(line, "the text holds half a character", "save valid Unicode")
             return valid
-        return value
+        return text
 
 
 def to_name(value: object) -> str:

@@ -1,0 +1,347 @@
+"""The simulated federation: disjoint sides, declared sizes, determinism, one builder at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.config import DataConfig
+from privsyn_flower.data import DataError, Federation, prepare, shard_sizes
+from privsyn_flower.data.dedup import shared_grams
+from privsyn_flower.data.docstrings import scan_packages
+
+DOCSTRINGS = {
+    "private_packages": "networkx",
+    "public_packages": "pydantic,click",
+    "minority_packages": "numpy",
+    "minority_share": 0.25,
+    "users": 60,
+    "samples_per_user": 4,
+    "min_samples_per_user": 2,
+    "sections_per_module": 2,
+    "held_out_users": 12,
+    "development_users": 8,
+    "public_pool": 200,
+    "public_validation": 40,
+    "sample_words": 24,
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def config() -> DataConfig:
+    return DataConfig(**DOCSTRINGS)
+
+
+@pytest.fixture(scope="module")
+def federation(cache: Path, config: DataConfig) -> Federation:
+    return Federation(prepare(config, cache))
+
+
+def sides(federation: Federation) -> dict[str, list[str]]:
+    def flat(users: dict[str, list[str]]) -> list[str]:
+        return [text for texts in users.values() for text in texts]
+
+    return {
+        "private": flat(federation.shard(0, 1)),
+        "test": flat(federation.held_out("test")),
+        "development": flat(federation.held_out("development")),
+        "corpus": federation.public_corpus(),
+        "validation": federation.public_validation(),
+    }
+
+
+def naive_grams(texts: list[str]) -> set[tuple[str, ...]]:
+    """13-grams by another route than the package's."""
+    every = [tuple(re.findall(r"[^\W_]+", text.lower())) for text in texts]
+    return {own[i : i + 13] for own in every for i in range(max(1, len(own) - 12))}
+
+
+def test_no_near_duplicate_between_or_within_sides(federation: Federation) -> None:
+    texts = sides(federation)
+    assert all(texts.values())
+    names = list(texts)
+    for i, one in enumerate(names):
+        assert len(set(texts[one])) == len(texts[one])
+        for other in names[i + 1 :]:
+            assert shared_grams(texts[one], texts[other]) == 0, (one, other)
+            assert not naive_grams(texts[one]) & naive_grams(texts[other]), (one, other)
+
+
+def test_the_check_above_can_fail(cache: Path, federation: Federation) -> None:
+    modules = scan_packages(["networkx", "numpy"], cache)
+    raw = {
+        p: [d for m in modules if m.package == p for d in m.docstrings]
+        for p in ("networkx", "numpy")
+    }
+    whole = sides(federation)["private"]
+    assert naive_grams(whole) & naive_grams(raw["networkx"])
+    assert shared_grams(whole, raw["networkx"]) > 0
+
+
+def test_no_module_is_on_two_sides(federation: Federation) -> None:
+    private = {user.split("#")[0] for user in federation.shard(0, 1)}
+    test = set(federation.held_out("test"))
+    development = set(federation.held_out("development"))
+    assert not private & test
+    assert not private & development
+    assert not test & development
+    assert all(name.startswith("networkx") for name in private | test | development)
+
+
+def test_declared_sizes_and_caps(federation: Federation) -> None:
+    users = federation.shard(0, 1)
+    assert len(users) == federation.users == 60
+    assert len(federation.held_out("test")) == 12
+    assert len(federation.held_out("development")) == 8
+    for own in (*users.values(), *federation.held_out("test").values()):
+        assert 2 <= len(own) <= 4
+        assert all(6 <= len(text.split()) <= 24 for text in own)
+    assert any("#1" in user for user in users)
+    labels = {s.label for own in federation.shard_samples(0, 1).values() for s in own}
+    assert labels == {"networkx"}
+
+
+def test_public_texts_and_their_minority(federation: Federation) -> None:
+    corpus, general = federation.public_corpus(), set(federation.public_general())
+    pool, validation = federation.public(), federation.public_validation()
+    assert len(set(pool)) == 200
+    assert set(pool) <= set(corpus)
+    assert sum(text not in general for text in pool) == 50  # a quarter of them
+    assert len(corpus) > 200
+    assert len(validation) == 40
+    assert [text for group in federation.public_groups() for text in group] == corpus
+    assert len(federation.public_groups()) < len(corpus)
+    order = {text: i for i, text in enumerate(corpus)}
+    assert [order[text] for text in pool] != sorted(order[text] for text in pool)
+
+
+def test_shards_are_contiguous_and_whole(federation: Federation) -> None:
+    whole = list(federation.shard(0, 1).items())
+    parts = [federation.shard(i, 7) for i in range(7)]
+    assert [item for part in parts for item in part.items()] == whole
+    assert [len(part) for part in parts] == [federation.shard_weight(i, 7) for i in range(7)]
+    assert shard_sizes(60, 7) == [9, 9, 9, 9, 8, 8, 8]
+
+
+@pytest.mark.parametrize("partitions", [0, 61, -1])
+def test_impossible_partitions(federation: Federation, partitions: int) -> None:
+    with pytest.raises(DataError, match=rf"{partitions} .*1\.\.60"):
+        federation.shard(0, partitions)
+
+
+def test_wrong_partition_side_and_folder(federation: Federation, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"partition-id = 3 must be in 0\.\.2"):
+        federation.shard(3, 3)
+    with pytest.raises(DataError, match="'train'"):
+        federation.held_out("train")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="prepare"):
+        Federation(tmp_path)
+
+
+def test_the_folder_is_for_its_owner(federation: Federation) -> None:
+    assert stat.S_IMODE(federation.folder.stat().st_mode) == 0o700
+
+
+def test_the_same_everywhere_whatever_hash_seed_or_processes(
+    cache: Path, federation: Federation, tmp_path: Path
+) -> None:
+    code = (
+        "import sys; from pathlib import Path; from privsyn_flower.config import DataConfig;"
+        "from privsyn_flower.data import docstrings, prepare; docstrings.BATCH = 90;"
+        "docstrings.available_cores = lambda: 3;"
+        "print(prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])))"
+    )
+    config = DataConfig(**DOCSTRINGS).model_dump_json()
+    done = subprocess.run(
+        [sys.executable, "-c", code, config, str(tmp_path)],
+        env={"PYTHONHASHSEED": "7", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    other = Path(done.stdout.strip())
+    assert other.name == federation.folder.name
+    files = sorted(path.name for path in federation.folder.iterdir())
+    assert files == sorted(path.name for path in other.iterdir())
+    assert all((other / f).read_bytes() == (federation.folder / f).read_bytes() for f in files)
+
+
+def test_another_seed_another_split_and_folder(cache: Path, federation: Federation) -> None:
+    other = Federation(prepare(DataConfig(**{**DOCSTRINGS, "seed": 1}), cache))
+    assert other.folder != federation.folder
+    assert set(other.held_out("test")) != set(federation.held_out("test"))
+    assert other.public() != federation.public()
+
+
+def test_uniform_partition_deals_samples_at_random(cache: Path) -> None:
+    federation = Federation(prepare(DataConfig(**{**DOCSTRINGS, "partition": "uniform"}), cache))
+    users = federation.shard(0, 1)
+    assert {len(own) for own in (*users.values(), *federation.held_out("test").values())} == {4}
+    assert len(users) == 60
+    assert next(iter(users)) == "user-000000"
+    texts = sides(federation)
+    assert not naive_grams(texts["private"]) & naive_grams(texts["test"])
+
+
+def test_several_processes_build_once(tmp_path: Path) -> None:
+    private = write_users(tmp_path / "users.jsonl", 30)
+    code = (
+        "import sys; from pathlib import Path; from privsyn_flower.config import DataConfig;"
+        "from privsyn_flower.data import prepare;"
+        "print(prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), print))"
+    )
+    config = files_config(private).model_dump_json()
+    command = [sys.executable, "-c", code, config, str(tmp_path / "cache")]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate(timeout=120)[0].strip().splitlines() for process in running]
+    assert [process.returncode for process in running] == [0] * 3
+    assert len({lines[-1] for lines in outputs}) == 1
+    assert sum(len(lines) > 1 for lines in outputs) == 1  # one read the source
+    left = [p.name for p in (tmp_path / "cache" / "data").iterdir() if not p.name.endswith(".lock")]
+    assert left == [Path(outputs[0][-1]).name]
+
+
+def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
+    config = files_config(write_users(tmp_path / "users.jsonl", 8))
+    with pytest.raises(DataError, match=r"data\.users = 20.*only 0"):
+        prepare(config, tmp_path / "cache")
+    assert not [p for p in (tmp_path / "cache" / "data").iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"users": 5000}, ["data.users = 5000", "sections-per-module"]),
+        ({"held_out_users": 5000}, ["data.held-out-users = 5000"]),
+        ({"public_pool": 10**6}, ["data.public-pool", "general", "data.public-packages"]),
+        ({"minority_share": 1.0, "public_pool": 10**5}, ["minority-packages", "100000"]),
+        ({"minority_packages": ""}, ["minority-share = 0.25"]),
+        ({"minority_packages": "Pydantic"}, ["'Pydantic'", "data.public-packages"]),
+        ({"private_packages": ""}, ["data.private-packages is empty"]),
+        ({"min_samples_per_user": 5}, ["= 5 exceeds data.samples-per-user = 4"]),
+        ({"source": "web"}, ["'web'", "hub:NAME"]),
+        ({"source": "files"}, ["data.path is empty"]),
+        ({"source": "files", "path": "/none.jsonl"}, ["/none.jsonl"]),
+        ({"partition": "uniform", "users": 50_000}, ["data.users = 50000"]),
+    ],
+)
+def test_errors_name_value_bound_and_key(cache: Path, change: Any, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        prepare(DataConfig(**{**DOCSTRINGS, **change}), cache)
+    assert [word for word in words if word not in str(caught.value)] == []
+
+
+def write_users(path: Path, count: int, name: str = "user_id") -> Path:
+    rows = [
+        {
+            name: f"u{i}",
+            "text": f"{path.stem} sample {k} of person {i} on day {k * 7 + i}",
+            "day": i,
+        }
+        for i in range(count)
+        for k in range(3)
+    ]
+    rows.append({name: "silent", "text": "", "day": 0})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def files_config(private: Path, **more: Any) -> DataConfig:
+    options = {"source": "files", "path": str(private), "users": 20, "samples_per_user": 2}
+    options |= {"held_out_users": 5, "development_users": 3}
+    return DataConfig(**{**options, **more})
+
+
+def test_files_keep_users_and_follow_the_bytes(tmp_path: Path) -> None:
+    private = write_users(tmp_path / "private.jsonl", 30)
+    public = write_users(tmp_path / "open.jsonl", 40)
+    config = files_config(private, public_path=str(public), public_pool=50, public_validation=10)
+    federation = Federation(prepare(config, tmp_path))
+    users = federation.shard(0, 1)
+    everyone = {*users, *federation.held_out("test"), *federation.held_out("development")}
+    assert len(everyone) == 28
+    assert "silent" not in everyone
+    assert all(len(own) == 2 and "private" in own[0] for own in users.values())
+    assert len(federation.public()) == 50
+    assert federation.public_general() == federation.public_corpus()
+    assert {len(group) for group in federation.public_groups()} == {3}  # the public authors
+    private.write_text(private.read_text().replace("sample", "letter"))
+    assert prepare(config, tmp_path) != federation.folder
+
+
+def test_public_text_without_users_is_grouped_in_rows(tmp_path: Path) -> None:
+    private = write_users(tmp_path / "private.jsonl", 30)
+    public = write_users(tmp_path / "open.jsonl", 40, name="ignored")
+    config = files_config(private, public_path=str(public), public_pool=50, public_validation=16)
+    groups = Federation(prepare(config, tmp_path)).public_groups()
+    assert {len(group) for group in groups} == {8}
+
+
+def test_no_public_text_is_an_empty_pool(tmp_path: Path) -> None:
+    federation = Federation(prepare(files_config(write_users(tmp_path / "p.jsonl", 30)), tmp_path))
+    assert federation.public() == federation.public_groups() == federation.public_validation() == []
+
+
+def test_private_text_wins_over_the_same_public_text(tmp_path: Path) -> None:
+    private = write_users(tmp_path / "same.jsonl", 30)
+    public = tmp_path / "public.jsonl"
+    public.write_text(private.read_text() + '{"user_id": "p", "text": "only here in the open"}\n')
+    config = files_config(
+        private, public_path=str(public), public_pool=1, public_validation=0, samples_per_user=3
+    )
+    federation = Federation(prepare(config, tmp_path))
+    texts = sides(federation)
+    assert "only here in the open" in texts["corpus"]
+    held = {*texts["private"], *texts["test"], *texts["development"]}
+    assert not held & set(texts["corpus"])
+
+
+def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_users(folder / "train.jsonl", 40)
+    window = {"date_column": "day", "date_from": "1970-01-01"}
+    config = files_config(Path(), source=f"hub:{folder}", path="", **window)
+    users = Federation(prepare(config, tmp_path)).shard(0, 1)
+    assert len(users) == 20
+    assert all(re.fullmatch(r"u\d+", user) for user in users)
+    with pytest.raises(DataError, match=r"'author' \(data.user-column\).*day, text, user_id"):
+        prepare(config.model_copy(update={"user_column": "author"}), tmp_path)
+    with pytest.raises(DataError, match="cannot be loaded"):
+        prepare(config.model_copy(update={"source": f"hub:{folder}#validation"}), tmp_path)
+
+
+def test_hub_names_splits_and_streamed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+    from privsyn_flower.data.sources import load_hub, public_groups
+
+    calls: list[Any] = []
+
+    def load(*args: Any, **options: Any) -> Any:
+        calls.append((args, options))
+        data = datasets.Dataset.from_list([{"text": f"text number {i}"} for i in range(20)])
+        return data.to_iterable_dataset() if options["streaming"] else data
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert len(load_hub("hub:me/set")) == 20
+    assert calls.pop() == (("me/set", None), {"split": "train", "streaming": False})
+    config = DataConfig(source="files", public_path="hub:allenai/c4@en#validation:10")
+    groups = public_groups(config)
+    assert [len(group.samples) for group in groups] == [8, 2]
+    assert calls[0] == (("allenai/c4", "en"), {"split": "validation", "streaming": True})
+    with pytest.raises(DataError, match="ROWS >= 1"):
+        load_hub("hub:me/set#train:none")

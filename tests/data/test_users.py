@@ -1,0 +1,211 @@
+"""Files of users: encodings, odd rows, and what their owner is told about them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.data import (
+    DataError,
+    Finding,
+    check_file,
+    load_samples,
+    load_users,
+    reading,
+    users,
+)
+
+ROWS: list[dict[str, Any]] = [
+    {"user_id": "b", "text": "first, with a comma", "label": "x", "date": "2024-01-31"},
+    {"user_id": "a", "text": 'a "quoted"\nsecond line', "label": "y", "date": "2024-02-01"},
+    {"user_id": "b", "text": "Grüße, 世界 🎉", "label": "x", "date": "2024-02-29"},
+    {"user_id": "c", "text": "", "label": "", "date": "2024-03-01"},
+    {"user_id": "b", "text": "first, with a comma", "label": "x", "date": "2024-03-02"},
+]
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write(folder: Path, kind: str, rows: list[dict[str, Any]]) -> Path:
+    path = folder / f"users.{kind}"
+    if kind == "jsonl":
+        return write_jsonl(path, rows)
+    if kind == "parquet":
+        arrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(arrow.Table.from_pylist(rows), path)
+        return path
+    with path.open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "parquet"])
+def test_every_format_gives_the_same_users(tmp_path: Path, kind: str) -> None:
+    loaded = load_samples(write(tmp_path, kind, ROWS), label_column="label", date_column="date")
+    assert list(loaded) == ["b", "a", "c"]  # file order; c has no text but is a user
+    assert [(s.text, s.label, s.date) for s in loaded["b"]] == [
+        ("first, with a comma", "x", "2024-01-31"),
+        ("Grüße, 世界 🎉", "x", "2024-02-29"),
+    ]
+    assert [s.text for s in loaded["a"]] == ['a "quoted"\nsecond line']
+    assert loaded["c"] == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_numbers_as_ids_and_dates_mean_the_same_everywhere(tmp_path: Path, kind: str) -> None:
+    rows = [
+        {"user_id": 7, "text": "one", "when": 1706659200},
+        {"user_id": 7, "text": "two", "when": 20240201},
+    ]
+    loaded = load_samples(write(tmp_path, kind, rows), date_column="when")
+    assert {user: [s.date for s in own] for user, own in loaded.items()} == {
+        "7": ["2024-01-31", "2024-02-01"]
+    }
+
+
+def test_cap_and_date_window(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "u.jsonl", ROWS)
+    assert load_users(path, samples_cap=1)["b"] == ["first, with a comma"]
+    window = {"date_column": "date", "date_from": "2024-02-01", "date_to": "2024-02-29"}
+    assert load_users(path, **window) == {"a": ['a "quoted"\nsecond line'], "b": ["Grüße, 世界 🎉"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"text_column": "body"}, ["'body'", "data.text-column", "user_id"]),
+        ({"user_column": "author"}, ["'author'", "data.user-column", "text"]),
+        ({"date_column": "when"}, ["'when'", "data.date-column"]),
+        ({"date_from": "2024-01-01"}, ["data.date-column", "2024-01-01"]),
+        ({"date_column": "date", "date_from": "January"}, ["data.date-from", "January"]),
+        ({"samples_cap": -1}, ["-1", "at least 0"]),
+        (
+            {"date_column": "date", "date_from": "2024-02-01", "date_to": "2024-01-01"},
+            ["data.date-from", "data.date-to"],
+        ),
+    ],
+)
+def test_wrong_columns_are_named(tmp_path: Path, options: Any, words: list[str]) -> None:
+    with pytest.raises(DataError) as caught:
+        load_users(write_jsonl(tmp_path / "u.jsonl", ROWS), **options)
+    assert all(word in str(caught.value) for word in words)
+
+
+def test_unknown_format_and_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"\.xml.*jsonl"):
+        load_users(tmp_path / "u.xml")
+    with pytest.raises(FileNotFoundError):
+        load_users(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-8"])
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_marked_encodings(tmp_path: Path, kind: str, encoding: str) -> None:
+    path = write(tmp_path, kind, ROWS[:3])
+    path.write_bytes(path.read_text(encoding="utf-8").encode(encoding))
+    assert load_users(path)["b"][1] == "Grüße, 世界 🎉"
+    assert check_file(path) == []
+
+
+def test_latin1_bytes_are_replaced_and_reported(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_bytes(
+        b'{"user_id": "a", "text": "na\xefve"}\n{"user_id": "a", "text": "caf\\u00e9"}\n'
+    )
+    assert load_users(path) == {"a": ["na\ufffdve", "café"]}
+    assert [(f.line, "UTF-8" in f.problem) for f in check_file(path)] == [(1, True)]
+
+
+def test_half_a_surrogate_pair_becomes_valid_text(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_text('{"user_id": "a", "text": "half \\ud83d smile"}\n')
+    (text,) = load_users(path)["a"]
+    assert text.encode("utf-8") == b"half ? smile"
+    assert [f.line for f in check_file(path)] == [1]
+
+
+def test_enormous_lines_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_LINE", 1000)
+    monkeypatch.setattr(users, "MAX_TEXT", 100)
+    path = write_jsonl(
+        tmp_path / "u.jsonl",
+        [
+            {"user_id": "a", "text": "x" * 5000},
+            {"user_id": "a", "text": "y" * 500},
+            {"user_id": "a", "text": "short"},
+        ],
+    )
+    assert load_users(path) == {"a": ["y" * 100, "short"]}
+    assert [f.line for f in check_file(path)] == [1, 2]
+
+
+def test_a_large_csv_field_is_no_error(tmp_path: Path) -> None:
+    path = write(tmp_path, "csv", [{"user_id": "a", "text": "word " * 60_000}])
+    assert len(load_users(path)["a"][0]) == users.MAX_TEXT
+
+
+def test_findings_name_the_line_and_never_the_text(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_text(
+        '{"user_id": "a", "text": "secret"}\n'
+        "not json secret\n"
+        '["secret"]\n'
+        '{"text": "secret"}\n'
+        '{"user_id": "a", "text": 5}\n'
+        '{"user_id": "a", "text": "  "}\n'
+        "\n"
+        '{"user_id": "a", "text": "secret"}\n'
+        '{"user_id": "secret-user", "text": null}\n'
+        '{"user_id": true, "text": "secret"}\n'
+    )
+    findings = check_file(path)
+    assert [f.line for f in findings] == [2, 3, 4, 5, 6, 8, 9, 9, 10]
+    assert all(f.problem and f.advice for f in findings)
+    assert "secret" not in repr(findings)
+    assert load_users(path) == {"a": ["secret"], "secret-user": []}
+
+
+def test_csv_rows_of_the_wrong_width(tmp_path: Path) -> None:
+    path = tmp_path / "u.csv"
+    path.write_text("user_id,text\na,fine\nb,one,two\nc\nd,\n")
+    assert load_users(path) == {"a": ["fine"], "d": []}
+    assert [f.line for f in check_file(path)] == [3, 4, 5, 5]
+
+
+def test_missing_column_and_empty_file_are_findings(tmp_path: Path) -> None:
+    (finding,) = check_file(write_jsonl(tmp_path / "u.jsonl", [{"user_id": "a", "body": "t"}]))[:1]
+    assert isinstance(finding, Finding)
+    assert finding.line == 0
+    assert "'text'" in finding.problem
+    (tmp_path / "e.csv").write_text("")
+    assert [f.problem for f in check_file(tmp_path / "e.csv")] == ["the file holds no rows"]
+    assert load_users(tmp_path / "e.csv") == {}
+
+
+def test_the_log_counts_without_quoting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    load_users(write_jsonl(tmp_path / "u.jsonl", ROWS))
+    assert "1 users have no text" in caplog.text
+    assert "repetitions" in caplog.text
+    assert "comma" not in caplog.text
+
+
+def test_importing_data_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'datasets', 'pyarrow', 'pandas', 'scipy'}"
+    code = f"import sys, privsyn_flower.data; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
