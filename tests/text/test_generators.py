@@ -173,7 +173,7 @@ def test_long_prompts_lose_their_beginning_and_say_so(
 
 
 def test_wrong_arguments(causal_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="max-tokens = 200.*context of 200"):
+    with pytest.raises(ValueError, match=r"max-tokens = 200.*context of 200"):
         HuggingFaceGenerator(causal_folder, max_tokens=200)
     with pytest.raises(ValueError, match=r"expand\.temperature = -1"):
         HuggingFaceGenerator(causal_folder, temperature=-1)

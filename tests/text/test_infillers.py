@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from .conftest import SENTENCES
 
 from privsyn_flower.text.infillers import MaskFill, logits_at, mask_ranks
+
+from .conftest import SENTENCES
 
 torch = pytest.importorskip("torch")
 

@@ -88,9 +88,7 @@ class Echo:
         self.write, self.calls = write, 0
         self.prompts: list[str] = []
 
-    def complete(
-        self, prompts: Sequence[str], n: int, rng: np.random.Generator
-    ) -> list[list[str]]:
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
         assert n == 1
         rows = []
         for prompt in prompts:
