@@ -19,7 +19,8 @@ from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.progress import read_events
 from privsyn_flower.runs import RunLocked, write_atomic
 
-STATUS_EVERY = 20.0
+STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
+GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
 
 class RunFailed(RuntimeError):
@@ -149,7 +150,7 @@ def _stoppable() -> Iterator[None]:
 
 def _watch(folder: Path, flower: LocalFlower) -> Path:
     """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error."""
-    offset, checked = 0, time.monotonic()
+    offset, checked, seen_alive, gone = 0, time.monotonic(), False, 0.0
     try:
         with Display() as display:
             while True:
@@ -157,12 +158,18 @@ def _watch(folder: Path, flower: LocalFlower) -> Path:
                 for event in events:
                     display.show(event)
                 ended = (folder / "summary.json").exists() or (folder / "error.txt").exists()
-                if ended or time.monotonic() - checked > STATUS_EVERY:
+                # A killed ServerApp lets go of the folder long before Flower misses it.
+                alive = _locked(folder)
+                seen_alive = seen_alive or alive
+                gone = 0.0 if alive or not seen_alive else gone or time.monotonic()
+                if ended or (gone and time.monotonic() - gone > GRACE):
+                    break
+                if time.monotonic() - checked > STATUS_EVERY:
                     checked = time.monotonic()
-                    if ended or flower.status().startswith("finished"):
+                    if flower.status().startswith("finished"):
                         break
                 time.sleep(0.2)
-        status = _final_status(flower)
+        status = _final_status(flower, 60.0 if (folder / "summary.json").exists() else GRACE)
         if not (folder / "summary.json").exists() or status != "finished:completed":
             raise RunFailed(_error(folder, flower, status))
     except KeyboardInterrupt:
@@ -179,7 +186,7 @@ def _watch(folder: Path, flower: LocalFlower) -> Path:
     return folder
 
 
-def _final_status(flower: LocalFlower, wait: float = 60.0) -> str:
+def _final_status(flower: LocalFlower, wait: float) -> str:
     """Flower's final word, which comes a little after the ServerApp's last file."""
     deadline = time.monotonic() + wait
     while True:

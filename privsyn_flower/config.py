@@ -59,7 +59,7 @@ class DataConfig(Section):
     samples_per_user: int = Field(8, ge=1, description="cap on one user's samples")
     min_samples_per_user: int = Field(1, ge=1, description="users with fewer are not enrolled")
     sections_per_module: int = Field(
-        1, ge=1, description="docstrings: users made of one module, of consecutive samples each"
+        4, ge=1, description="docstrings: users made of one module, of consecutive samples each"
     )
     partition: Literal["natural", "uniform"] = Field(
         "natural", description="natural: by user column; uniform: the paper's random partition"
@@ -174,10 +174,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _across_keys(self) -> Self:
-        if self.colluding_weight >= self.min_surviving_weight:
+        if self.min_surviving_weight + self.colluding_weight > 1:
             raise ValueError(
-                f"colluding-weight = {self.colluding_weight} must be below "
-                f"min-surviving-weight = {self.min_surviving_weight}: lower the former"
+                f"min-surviving-weight = {self.min_surviving_weight} plus colluding-weight = "
+                f"{self.colluding_weight} exceeds 1: no sum could ever be released; lower one"
             )
         if self.nodes > self.data.users:
             raise ValueError(

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
         ({"rounds": 2.5}, ["rounds = 2.5"]),
         ({"method": "popri-x"}, ["method"]),
         ({"pretext.mask-fraction": 1.5}, ["pretext.mask-fraction = 1.5"]),
-        ({"colluding-weight": 0.9}, ["colluding-weight = 0.9", "min-surviving-weight"]),
+        ({"colluding-weight": 0.2}, ["colluding-weight = 0.2", "min-surviving-weight = 0.85"]),
         ({"nodes": 9, "data.users": 5}, ["nodes = 9", "data.users = 5"]),
         ({"benchmark": "yes"}, ["benchmark = 'yes'"]),
     ],

@@ -25,7 +25,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.from_flat(context.run_config)
     default = cache_folder(config) / "runs" / f"{config.method}-{context.run_id}"
     folder = RunFolder(Path(config.run_folder) if config.run_folder else default)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
+    _log_to_stderr()
     logger.info("run folder: %s", folder.path)
     with folder.lock():
         try:
@@ -36,6 +36,16 @@ def main(grid: Grid, context: Context) -> None:
             text = f"{type(error).__name__}: {error}\n"
             write_atomic(folder.path / "error.txt", text.encode())
             raise
+
+
+def _log_to_stderr() -> None:
+    """Our own lines only: the root logger would repeat every HTTP request of Flower's."""
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("privsyn %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
 
 
 def _same_config(folder: RunFolder, config: RunConfig) -> None:

@@ -1,0 +1,69 @@
+"""Token batches for small models: cut by a token budget, similar lengths together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+WINDOW = 4096  # texts sorted by length at a time: little padding, still a shuffled order
+IGNORED = -100  # label of a position that carries no loss
+
+
+def encode(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]:
+    """Texts -> ids with the tokenizer's own special tokens, tokenised once, cut to `length`."""
+    if not texts:
+        return []
+    rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
+    return rows
+
+
+def token_batches(
+    lengths: Sequence[int] | npt.NDArray[np.int64], budget: int, rng: np.random.Generator
+) -> list[npt.NDArray[np.int64]]:
+    """Row numbers of one epoch's batches, each of at most `budget` padded tokens.
+
+    Every row appears once; a row longer than the budget gets a batch of its own.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    order = rng.permutation(len(sizes))
+    batches: list[npt.NDArray[np.int64]] = []
+    for start in range(0, len(order), WINDOW):
+        window = order[start : start + WINDOW]
+        window = window[np.argsort(sizes[window], kind="stable")]
+        first = 0
+        for i in range(len(window)):
+            if i > first and int(sizes[window[i]]) * (i - first + 1) > budget:
+                batches.append(window[first:i])
+                first = i
+        batches.append(window[first:])
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """n rows -> ids (n, l) padded on the right, and an attention mask (n, l) of 0 and 1."""
+    import torch
+
+    length = max(len(row) for row in rows)
+    ids = np.full((len(rows), length), pad, dtype=np.int64)
+    mask = np.zeros((len(rows), length), dtype=np.int64)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = row
+        mask[i, : len(row)] = 1
+    return torch.from_numpy(ids), torch.from_numpy(mask)
+
+
+def causal_loss(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Mean next-token cross-entropy in nats over the positions that `mask` (n, l) attends to."""
+    import torch
+
+    logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+    labels = ids.masked_fill(mask == 0, IGNORED)[:, 1:]
+    return torch.nn.functional.cross_entropy(
+        logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORED
+    )

@@ -1,0 +1,102 @@
+"""A miniature federation for real Flower runs: two topics, hashed n-grams, no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
+MATHS = "matrix vector tensor kernel lemma theorem proof axiom graph vertex edge ring".split()
+
+MINI = """
+rounds = {rounds}
+nodes = 3
+epsilon = 50.0
+simulation-seeded-noise = true
+cache = "{cache}"
+
+[data]
+source = "files"
+path = "{private}"
+public-path = "{public}"
+users = 40
+held-out-users = 10
+development-users = 5
+public-pool = 200
+public-validation = 20
+
+[models]
+embedder = "ngram-64"
+
+[pretext]
+population = 24
+lookahead = 1
+variation = "retrieval"
+
+[expand]
+samples = 0
+"""
+
+
+def sentence(rng: np.random.Generator, words: list[str]) -> str:
+    return " ".join(rng.choice(words, size=12))
+
+
+@pytest.fixture(scope="session")
+def mini(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with users.jsonl, public.jsonl and mini.toml (few rounds), long.toml (many)."""
+    folder = tmp_path_factory.mktemp("mini")
+    rng = np.random.default_rng(0)
+    with (folder / "users.jsonl").open("w") as file:
+        for user in range(60):
+            for _ in range(4):
+                row = {"user_id": f"u{user}", "text": sentence(rng, MATHS)}
+                file.write(json.dumps(row) + "\n")
+    with (folder / "public.jsonl").open("w") as file:
+        for user in range(100):
+            for _ in range(4):
+                row = {"user_id": f"p{user}", "text": sentence(rng, NATURE if user % 4 else MATHS)}
+                file.write(json.dumps(row) + "\n")
+    for name, rounds in (("mini", 2), ("long", 40)):
+        text = MINI.format(
+            rounds=rounds,
+            cache=folder / "cache",
+            private=folder / "users.jsonl",
+            public=folder / "public.jsonl",
+        )
+        (folder / f"{name}.toml").write_text(text)
+    return folder
+
+
+def privsyn(*arguments: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """The real command in a process of its own."""
+    return subprocess.Popen(
+        [str(Path(sys.executable).parent / "privsyn"), *map(str, arguments)],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+
+
+def processes_mentioning(text: str) -> list[int]:
+    """Live process ids whose command line or environment names `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
+            seen = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+        except OSError:
+            continue
+        if state != "Z" and text.encode() in seen:
+            found.append(int(entry.name))
+    return found

@@ -1,0 +1,176 @@
+"""`privsyn run` through a real `flwr run`: result, exit status, kill and resume, interrupt."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.conftest import privsyn, processes_mentioning
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+SUMMARY_KEYS = {
+    "method",
+    "dataset",
+    "users",
+    "rounds",
+    "unit",
+    "adjacency",
+    "threat_model",
+    "epsilon",
+    "delta",
+    "accountant",
+    "noise_multiplier",
+    "epsilon_ledger",
+    "synthetic_samples",
+    "bytes_up_per_user_round",
+    "bytes_down_per_user_round",
+    "wall_seconds",
+    "stage_seconds",
+}
+
+
+def finish(process: Any, seconds: float = 240) -> tuple[int, list[str], list[str]]:
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out.strip().splitlines(), err.strip().splitlines()
+
+
+def wait_for(path: Path, text: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if path.exists() and text in path.read_text():
+            return
+        time.sleep(0.02)
+    pytest.fail(f"{text!r} did not appear in {path} within {seconds} s")
+
+
+def releases(folder: Path) -> list[np.ndarray[Any, Any]]:
+    return [np.load(file)["released"] for file in sorted((folder / "releases").glob("*.npz"))]
+
+
+@pytest.fixture(scope="module")
+def whole_run(mini: Path) -> tuple[Path, list[str]]:
+    """The uninterrupted long run that the killed one must equal."""
+    folder = mini / "whole"
+    process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
+    code, out, err = finish(process)
+    assert code == 0, "\n".join(err)
+    return folder, out
+
+
+def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
+    folder, out = whole_run
+    assert out[-1] == str(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary) >= SUMMARY_KEYS
+    assert summary["rounds"] == 40
+    assert summary["epsilon"] <= 50.0
+    assert 0 < summary["epsilon_ledger"] <= summary["epsilon"]
+    assert "NO PRIVACY IS CLAIMED" in summary["privacy"]
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in metrics] == list(range(1, 41))
+    synthetic = [json.loads(line) for line in (folder / "synthetic.jsonl").read_text().splitlines()]
+    assert len(synthetic) == summary["synthetic_samples"] > 0
+    assert set(synthetic[0]) == {"text"}
+    ledger = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert ledger[0]["simulation"] is True
+    assert sum(row["kind"] == "commit" for row in ledger) == 40
+    # the votes did something: the private topic is a quarter of the pool and most of the seeds
+    private_words = {"matrix", "vector", "tensor", "kernel", "lemma", "theorem"}
+    hits = sum(bool(private_words & set(row["text"].split())) for row in synthetic)
+    assert hits / len(synthetic) > 0.5
+
+
+def test_no_private_text_reaches_the_run_folder(whole_run: tuple[Path, list[str]], mini: Path) -> None:
+    folder, _ = whole_run
+    private = [json.loads(line)["text"] for line in (mini / "users.jsonl").read_text().splitlines()]
+    for file in folder.rglob("*"):
+        if file.is_file():
+            data = file.read_bytes().decode("utf-8", errors="ignore")
+            assert not any(text in data for text in private), file
+
+
+def test_nothing_is_left_running(whole_run: tuple[Path, list[str]]) -> None:
+    folder, _ = whole_run
+    deadline = time.monotonic() + 20
+    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_mentioning(str(folder)) == []
+
+
+def test_kill_and_resume_is_bit_for_bit(mini: Path, whole_run: tuple[Path, list[str]]) -> None:
+    folder = mini / "killed"
+    process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
+    wait_for(folder / "metrics.jsonl", '"round": 3,')
+    holder = int((folder / ".lock").read_text())
+    os.kill(holder, signal.SIGKILL)  # the process that runs the ServerApp
+    code, _, err = finish(process)
+    assert code == 1
+    assert not (folder / "summary.json").exists(), "the run was over before the kill"
+    before = len(releases(folder))
+    assert 3 <= before < 40
+    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
+    assert code == 0, "\n".join(err)
+    assert out[-1] == str(folder)
+    whole, _ = whole_run
+    assert len(releases(folder)) == 40
+    for one, two in zip(releases(folder), releases(whole), strict=True):
+        assert np.array_equal(one, two)
+    for name in ("synthetic.jsonl",):
+        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    committed = [row for row in rows if row["kind"] == "commit"]
+    assert len(committed) == 40  # every round was released exactly once
+
+
+def test_interrupt_stops_flower_and_says_how_to_go_on(mini: Path) -> None:
+    folder = mini / "interrupted"
+    process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
+    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    process.send_signal(signal.SIGINT)
+    code, _, err = finish(process)
+    assert code == 130
+    assert any(f"--resume {folder}" in line for line in err)
+    deadline = time.monotonic() + 20
+    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_mentioning(str(folder)) == []
+
+
+def test_failure_of_the_server_app_is_the_exit_status_and_the_last_line(mini: Path) -> None:
+    folder = mini / "failing"
+    process = privsyn(
+        "run",
+        mini / "mini.toml",
+        "--set",
+        f"run-folder={folder}",
+        "--set",
+        "pretext.population=9999",
+        cwd=mini,
+    )
+    code, out, err = finish(process)
+    assert code == 1
+    assert out == []
+    assert "pretext.population" in err[-1]
+
+
+def test_wrong_key_fails_before_anything_starts(mini: Path) -> None:
+    code, _, err = finish(privsyn("run", mini / "mini.toml", "--set", "epsilom=1", cwd=mini))
+    assert code == 1
+    assert "did you mean 'epsilon'" in err[-1]
+    assert not (mini / "runs").exists()
+
+
+def test_a_used_run_folder_is_refused(mini: Path, whole_run: tuple[Path, list[str]]) -> None:
+    folder, _ = whole_run
+    process = privsyn("run", mini / "mini.toml", "--set", f"run-folder={folder}", cwd=mini)
+    code, _, err = finish(process)
+    assert code == 1
+    assert "--resume" in err[-1]
