@@ -207,6 +207,11 @@ class RunConfig(Section):
         return flatten(self.model_dump(by_alias=True))
 
 
+def cache_folder(config: RunConfig) -> Path:
+    """Where caches live: the configured folder or the user's cache folder."""
+    return Path(config.cache or "~/.cache/privsyn-flower").expanduser()
+
+
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
     """Nested tables -> dotted keys; a list or a date is refused with its key."""
     flat: dict[str, Scalar] = {}

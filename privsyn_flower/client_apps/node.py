@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.wire import Hello, Refusal, WireError
 
 UserTexts = Mapping[str, Sequence[str]]
@@ -113,8 +113,3 @@ def _simulated(context: Context) -> Node:
         noise_seed=config.seed if config.simulation_seeded_noise else None,
         load=load,
     )
-
-
-def cache_folder(config: RunConfig) -> Path:
-    """Where caches live: the configured folder or the user's cache folder."""
-    return Path(config.cache or "~/.cache/privsyn-flower").expanduser()

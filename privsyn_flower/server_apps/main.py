@@ -10,8 +10,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.client_apps.node import cache_folder
-from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.config import RunConfig, cache_folder, to_toml
 from privsyn_flower.runs import RunFolder, write_atomic
 from privsyn_flower.server_apps.pipeline import Pipeline
 
