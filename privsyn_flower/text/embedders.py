@@ -64,7 +64,7 @@ class SentenceEmbedder:
 
         self._model = SentenceTransformer(str(folder), device=resolve_device(device))
         self.fingerprint = folder_fingerprint(folder)
-        self.dimension = int(self._model.get_embedding_dimension())
+        self.dimension = int(self._model.encode("", show_progress_bar=False).shape[0])
         self.batch_size, self.progress = batch_size, progress
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:

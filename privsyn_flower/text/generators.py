@@ -22,6 +22,7 @@ from privsyn_flower.text.devices import resolve_device
 from privsyn_flower.text.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.sampling import banned_tokens, check_sampling, choose_tokens
+from privsyn_flower.text.workers import map_batches
 
 if TYPE_CHECKING:
     import torch
@@ -92,12 +93,16 @@ class HuggingFaceGenerator:
         encoded = self._encode(prompts)
         order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]), reverse=True)
         width = max(1, self.batch_size // n)
+        batches = [order[start : start + width] for start in range(0, len(order), width)]
+
+        def decode_batch(batch: list[int]) -> list[str]:
+            draws = uniforms[batch].reshape(-1, self.max_tokens)
+            return _Batch(self, [encoded[i] for i in batch], n, draws).run()
+
         result: list[list[str]] = [[] for _ in prompts]
+        done = map_batches(decode_batch, batches, self.device)
         with bar(self.progress, "generating", len(prompts) * n) as advance:
-            for start in range(0, len(order), width):
-                batch = order[start : start + width]
-                draws = uniforms[batch].reshape(-1, self.max_tokens)
-                texts = _Batch(self, [encoded[i] for i in batch], n, draws).run()
+            for batch, texts in zip(batches, done, strict=True):
                 for place, i in enumerate(batch):
                     result[i] = texts[place * n : (place + 1) * n]
                 advance(len(texts))

@@ -97,7 +97,7 @@ class Retrieval:
 
 
 class Mixed:
-    """Vary each text by `second` with probability `share`, else by `first` (an Infiller)."""
+    """Vary each text by `first` with probability `share`, else by `second` (an Infiller)."""
 
     def __init__(self, first: Infiller, second: Infiller, share: float) -> None:
         if not 0 <= share <= 1:
@@ -106,9 +106,9 @@ class Mixed:
 
     def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
         """n texts -> n variations, in order."""
-        use_second = rng.random(len(texts)) < self.share
+        use_first = rng.random(len(texts)) < self.share
         result = list(texts)
-        for infiller, mine in ((self.first, ~use_second), (self.second, use_second)):
+        for infiller, mine in ((self.first, use_first), (self.second, ~use_first)):
             places = np.flatnonzero(mine)
             varied = infiller.vary([texts[i] for i in places.tolist()], rng)
             for place, text in zip(places, varied, strict=True):

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.generators import STOP_EVERY, HuggingFaceGenerator
-from privsyn_flower.text.prompts import HEADING, expand_prompt
+from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
 from privsyn_flower.text.sampling import choose_tokens
+from privsyn_flower.text.workers import map_batches
 
 from .conftest import SENTENCES, make_tokenizer
 
@@ -187,3 +188,45 @@ def test_no_prompts(generator: HuggingFaceGenerator) -> None:
     assert generator.complete([], 2, np.random.default_rng(0)) == []
     with pytest.raises(ValueError, match="n = 0"):
         generator.complete(["a"], 0, np.random.default_rng(0))
+
+
+def test_threads_do_not_change_the_text(causal_folder: Path) -> None:
+    """Batches side by side give what one thread gives, and leave the thread count as it was."""
+    generator = HuggingFaceGenerator(
+        causal_folder, max_tokens=12, batch_size=2, device="cpu", progress=False
+    )
+    prompts = PROMPTS * 3
+    alone = generator.complete(prompts, 1, np.random.default_rng(2))
+    torch.set_num_threads(2)
+    try:
+        together = generator.complete(prompts, 1, np.random.default_rng(2))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
+    assert alone == together
+
+
+def test_errors_in_a_worker_reach_the_caller() -> None:
+    def work(item: int) -> int:
+        if item == 2:
+            raise MemoryError(f"batch {item}")
+        return item
+
+    torch.set_num_threads(2)
+    try:
+        done = map_batches(work, list(range(6)), "cpu")
+        assert [next(done), next(done)] == [0, 1]
+        with pytest.raises(MemoryError, match="batch 2"):
+            next(done)
+        assert torch.get_num_threads() == 2
+        assert list(map_batches(work, [], "cpu")) == []
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_expand_with_a_model(generator: HuggingFaceGenerator) -> None:
+    """Seeds -> prompts -> completions -> distinct texts, the same again for the same rng."""
+    options = {"samples": 6, "min_words": 1, "progress": False}
+    texts = expand(SENTENCES, generator, rng=np.random.default_rng(0), **options)
+    assert len(set(texts)) == 6 and all(texts)
+    assert texts == expand(SENTENCES, generator, rng=np.random.default_rng(0), **options)
