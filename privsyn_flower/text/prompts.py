@@ -78,27 +78,19 @@ def expand(
             f"the number of distinct seeds"
         )
     known, found = set(pool), dict[str, None]()
-    asked, allowed, usable = 0, max_rounds * samples, 0
+    asked, allowed = 0, max_rounds * samples
     with bar(progress, "expanding", samples) as advance:
         while len(found) < samples and asked < allowed:
             # Ask for what is missing at the rate seen so far (all at first, then a bit more).
-            rate = max(usable / asked, 0.1) if asked else 1.0
-            wanted = math.ceil((samples - len(found)) / rate)
-            count = min(wanted, allowed - asked, CHUNK)
-            prompts = [
-                expand_prompt(
-                    [pool[i] for i in rng.choice(len(pool), seeds_per_prompt, replace=False)],
-                    total=max(6, seeds_per_prompt + 1),
-                )
-                for _ in range(count)
-            ]
+            rate = max(len(found) / asked, 0.1) if asked else 1.0
+            count = min(math.ceil((samples - len(found)) / rate), allowed - asked, CHUNK)
+            prompts = _draw_prompts(pool, count, seeds_per_prompt, rng)
             asked += count
             before = len(found)
             for (completion,) in generator.complete(prompts, 1, rng):
                 text = parse_completion(completion, min_words)
                 if text is not None and text not in known:
                     found[text] = None
-            usable = len(found)
             advance(min(len(found), samples) - before)
     if len(found) < samples:
         raise TooFewTextsError(
@@ -107,6 +99,18 @@ def expand(
             f"models.generator"
         )
     return list(found)[:samples]
+
+
+def _draw_prompts(
+    seeds: Sequence[str], count: int, each: int, rng: np.random.Generator
+) -> list[str]:
+    """`count` prompts of `each` distinct seeds, drawn uniformly."""
+    return [
+        expand_prompt(
+            [seeds[i] for i in rng.choice(len(seeds), each, replace=False)], total=max(6, each + 1)
+        )
+        for _ in range(count)
+    ]
 
 
 def _one_line(text: str) -> str:
