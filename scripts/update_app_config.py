@@ -1,4 +1,4 @@
-"""Rewrite the generated part of pyproject.toml from privsyn_flower/config.py (`make app-config`)."""
+"""Rewrite the generated part of pyproject.toml from config.py (`make app-config`)."""
 
 from __future__ import annotations
 

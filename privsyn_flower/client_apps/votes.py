@@ -80,7 +80,7 @@ def user_votes(query: Query, users: UserTexts, node: Node) -> Floats:
     """users' texts (PRIVATE) -> sum over users of each one's clipped votes (length,)."""
     cache = EmbeddingCache(node.cache / "embeddings", query.model)
     rows, owner = cache.get(
-        users, lambda texts: load_embedder(node.embedder, node.device).embed(texts)
+        users, lambda texts: load_embedder(node.embedder, node.device, progress=False).embed(texts)
     )
     options = query.options
     return shard_votes(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from privsyn_flower.client_apps.node import cache_folder
-from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.data import Federation, load_users, prepare
-from privsyn_flower.data.caches import cached_embeddings
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.data import Federation, cached_embeddings, prepare
+from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -37,10 +36,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
                 "benchmark and simulation-seeded-noise are for simulation only; with data.path "
                 "empty the users are real: set both to false"
             )
-        if not config.data.public_path:
-            raise ConfigError("data.public-path is empty: name the file of public texts")
-        users = load_users(Path(config.data.public_path))
-        pool = list(dict.fromkeys(text for texts in users.values() for text in texts))
+        groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
+        pool = list(dict.fromkeys(sample.text for group in groups for sample in group.samples))
         return PublicText(pool[: config.data.public_pool], None)
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
@@ -127,7 +124,7 @@ class Models:
     def embedder(self) -> Embedder:
         if self._embedder is None:
             models = self.config.models
-            self._embedder = load_embedder(models.embedder, models.device, progress=False)
+            self._embedder = load_embedder(models.embedder, models.device, self.progress)
         return self._embedder
 
     def infiller(self) -> Infiller:
@@ -153,6 +150,7 @@ class Models:
             top_p=pretext.top_p,
             max_tokens=pretext.max_tokens,
             device=self.config.models.device,
+            progress=self.progress,
         )
 
     def _retrieval(self) -> Infiller:
@@ -176,6 +174,7 @@ class Models:
             max_tokens=expand.max_tokens,
             batch_size=expand.batch_size,
             device=self.config.models.device,
+            progress=self.progress,
         )
 
     def strategy(self) -> PrEText:

@@ -207,6 +207,7 @@ class Rounds:
         # From here on the charge stands: under plain aggregation it is never void once sent.
         sent = self.folder.load_value("sent") or {}
         self.folder.save_value("sent", {**sent, charge: rnd})
+        start = time.monotonic()
         collected = self.aggregation.collect(
             self.grid,
             cohort,
@@ -218,8 +219,11 @@ class Rounds:
             arrived=lambda n, total: self.progress(f"round {rnd}: nodes", n, total),
         )
 
+        seconds = round(time.monotonic() - start, 3)
+
         def store(released: Vector) -> None:
-            self.folder.save_value(name, self._facts(charge, ticket, query, collected))
+            facts = self._facts(charge, ticket, query, collected)
+            self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
             self.folder.save_release(rnd, released)
 
         release(collected.total, ledger=self.ledger, charge_id=charge, store=store)

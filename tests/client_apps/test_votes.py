@@ -94,9 +94,7 @@ def test_what_user_data_raises_becomes_noise_and_a_local_log(
         ({"deployed": True, "allow_plain": False}, {}, Refusal.POLICY),
     ],
 )
-def test_refusals(
-    tmp_path: Path, loopback: Any, facts: Any, options: Any, code: Refusal
-) -> None:
+def test_refusals(tmp_path: Path, loopback: Any, facts: Any, options: Any, code: Refusal) -> None:
     def private() -> Any:
         pytest.fail("private text was opened for a query that must be refused")
 

@@ -88,7 +88,9 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     assert hits / len(synthetic) > 0.5
 
 
-def test_no_private_text_reaches_the_run_folder(whole_run: tuple[Path, list[str]], mini: Path) -> None:
+def test_no_private_text_reaches_the_run_folder(
+    whole_run: tuple[Path, list[str]], mini: Path
+) -> None:
     folder, _ = whole_run
     private = [json.loads(line)["text"] for line in (mini / "users.jsonl").read_text().splitlines()]
     for file in folder.rglob("*"):

@@ -1,0 +1,108 @@
+"""The command line: accounting figures, errors, and no torch where none is needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from privsyn_flower.cli import app
+
+runner = CliRunner()
+
+
+def test_account() -> None:
+    args = ["account", "--noise-multiplier", "19.3", "--rounds", "20", "--delta", "3e-6"]
+    assert json.loads(runner.invoke(app, [*args, "--json"]).stdout)["epsilon"] == pytest.approx(
+        0.9195, abs=1e-4
+    )
+    rdp = runner.invoke(app, [*args, "--json", "--accountant", "rdp"])
+    assert json.loads(rdp.stdout)["epsilon"] == pytest.approx(0.9973, abs=1e-3)
+    text = runner.invoke(app, args).stdout
+    assert "user-level" in text
+    assert "zero-out" in text
+
+
+def test_sampling_says_against_whom_it_holds() -> None:
+    args = ["account", "--noise-multiplier", "3.4", "--rounds", "50", "--delta", "3e-6"]
+    result = runner.invoke(app, [*args, "--sampling-rate", "0.1"])
+    assert "epsilon = 0.903" in result.stdout
+    assert "hidden from the adversary" in result.output
+    assert "hidden from the adversary" not in runner.invoke(app, args).output
+    as_json = runner.invoke(app, [*args, "--sampling-rate", "0.1", "--json"])
+    assert json.loads(as_json.stdout)["epsilon"] == pytest.approx(0.9034, abs=1e-3)
+
+
+def test_calibrate_is_the_inverse() -> None:
+    args = ["calibrate", "--epsilon", "7.58", "--rounds", "11", "--delta", "3e-6", "--json"]
+    value = json.loads(runner.invoke(app, args).stdout)["noise_multiplier"]
+    assert value == pytest.approx(2.181, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["account", "--noise-multiplier", "-1", "--rounds", "2", "--delta", "1e-5"], "noise"),
+        (["account", "--noise-multiplier", "1", "--rounds", "-1", "--delta", "1e-5"], "rounds"),
+        (["calibrate", "--epsilon", "1", "--rounds", "2", "--delta", "2"], "delta"),
+    ],
+)
+def test_bad_values_are_named(arguments: list[str], word: str) -> None:
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert word in result.output
+
+
+def test_data_check(tmp_path: Path) -> None:
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"user_id": "a", "text": "one two"}\n')
+    assert runner.invoke(app, ["data", "check", str(good)]).exit_code == 0
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"user_id": "a", "text": ""}\n{"user_id": "b", "text": "x"}\nnot json\n')
+    result = runner.invoke(app, ["data", "check", str(bad)])
+    assert result.exit_code == 1
+    assert f"{bad}:3" in result.output
+    assert runner.invoke(app, ["data", "check", str(tmp_path / "none.jsonl")]).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from privsyn_flower.cli import app",
+        "import privsyn_flower.client_apps.main",
+        "import privsyn_flower.privacy, privsyn_flower.queries, privsyn_flower.data",
+        "from privsyn_flower.strategies import PrEText",
+    ],
+)
+def test_light_imports(code: str) -> None:
+    heavy = "{'torch', 'transformers', 'datasets', 'pandas'}"
+    check = f"{code}; import sys; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_node_with_cached_embeddings_votes_without_torch(tmp_path: Path) -> None:
+    """A device that has embedded its text once loads no model to vote again."""
+    code = f"""
+import sys
+from pathlib import Path
+import numpy as np
+from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.votes import user_votes
+from privsyn_flower.data import EmbeddingCache
+from privsyn_flower.wire import Hello, Query
+users = {{"a": ["one", "two"], "b": ["three"]}}
+folder = Path({str(tmp_path)!r})
+node = Node(Hello(2, 0, False), folder, "minilm", "cpu", True, None, lambda: users)
+query = Query.votes(np.eye(4, 384, dtype=np.float32), bound=1.0, model="fp")
+cache = EmbeddingCache(node.cache / "embeddings", "fp")
+cache.get(users, lambda texts: np.eye(len(texts), 384, dtype=np.float32))
+assert user_votes(query, users, node).sum() > 0
+sys.exit("torch" in sys.modules)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,97 @@
+"""Files of a run are whole or absent, and a folder has one holder."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.runs import RunFolder, RunLocked, StageClock, read_jsonl, write_atomic
+from privsyn_flower.wire import Query
+
+
+def test_write_atomic_keeps_the_old_file_when_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    write_atomic(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+
+
+def test_nan_never_reaches_a_json_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        RunFolder(tmp_path).save_value("x", float("nan"))
+
+
+def test_query_and_release_round_trip(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.load_query(1) is None
+    assert folder.load_release(1) is None
+    rows = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    query = Query.votes(rows, bound=2.0, model="m", samples_cap=3)
+    folder.save_query(1, query)
+    loaded = folder.load_query(1)
+    assert loaded is not None
+    assert np.array_equal(loaded.question(), query.question())
+    assert (loaded.bound, loaded.model, loaded.options) == (2.0, "m", query.options)
+    released = np.random.default_rng(1).normal(size=5)
+    folder.save_release(1, released)
+    stored = folder.load_release(1)
+    assert stored is not None
+    assert stored.tobytes() == released.tobytes()
+
+
+def test_metrics_follow_the_checkpoints(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.last_checkpoint() is None
+    for rnd in (1, 2):
+        folder.save_checkpoint(rnd, {"n": rnd}, {"round": rnd})
+        folder.save_value(f"round-{rnd:04d}-facts", {"round": 99})
+    folder.save_checkpoint(2, {"n": 2}, {"round": 2})  # written again after a kill
+    assert [row["round"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2]
+    last = folder.last_checkpoint()
+    assert last is not None
+    assert last["state"] == {"n": 2}
+
+
+def _hold(path: str, ready: Any, done: Any) -> None:
+    with RunFolder(path).lock():
+        ready.set()
+        done.wait(20)
+
+
+def test_a_second_process_is_refused_by_name(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(str(tmp_path), ready, done))
+    process.start()
+    try:
+        assert ready.wait(30)
+        with pytest.raises(RunLocked, match=str(process.pid)), RunFolder(tmp_path).lock():
+            pytest.fail("two holders")
+    finally:
+        done.set()
+        process.join(20)
+    with RunFolder(tmp_path).lock():
+        assert (tmp_path / ".lock").read_text() == str(os.getpid())
+
+
+def test_stage_seconds_add_up_over_resumes(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_value("seconds", {"rounds": 5.0})
+    clock = StageClock(folder)
+    with clock("rounds"):
+        pass
+    assert json.loads((tmp_path / "checkpoints" / "seconds.json").read_text())["rounds"] >= 5.0
