@@ -69,10 +69,10 @@ class DataConfig(Section):
     public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
     public_validation: int = Field(512, ge=0, description="public texts for learning-rate choice")
     sample_words: int = Field(45, ge=4, description="words in one sample")
-    user_column: str = "user_id"
-    text_column: str = "text"
-    label_column: str = ""
-    date_column: str = ""
+    user_column: str = Field("user_id", description="files/hub: column of the user's id")
+    text_column: str = Field("text", description="files/hub: column of the text")
+    label_column: str = Field("", description="files/hub: column of a label; empty: none")
+    date_column: str = Field("", description="files/hub: column of a date; empty: none")
     date_from: str = Field("", description="first date kept, YYYY-MM-DD")
     date_to: str = Field("", description="last date kept, YYYY-MM-DD")
     seed: int = Field(0, ge=0, description="seed of the split")
@@ -94,22 +94,28 @@ class PreTextConfig(Section):
     """`[pretext]`: PrE-Text, Algorithms 1 and 2 of the paper."""
 
     population: int = Field(256, ge=2, description="N_syn: candidates in a round")
-    lookahead: int = Field(2, ge=1, description="K: variations averaged per candidate")
+    lookahead: int = Field(
+        2, ge=1, description="K: variations averaged per candidate; 1: the candidate itself"
+    )
     clip: Literal["normalised", "worst-case", "sqrt-count"] = Field(
         "normalised", description="how one user's votes are bounded"
     )
     vote_bound: float = Field(1.0, gt=0, description="L2 bound of one user's votes")
     neighbors: int = Field(1, ge=1, description="candidates one sample votes for")
-    metric: Literal["l2", "cosine", "ip"] = "l2"
-    threshold: float = Field(1.0, ge=0, description="H")
-    threshold_unit: Literal["noise-std", "votes"] = "noise-std"
-    variation: Literal["mask-fill", "retrieval", "mixed"] = "mask-fill"
+    metric: Literal["l2", "cosine", "ip"] = Field("l2", description="what nearest means")
+    threshold: float = Field(1.0, ge=0, description="H: taken off every candidate's votes")
+    threshold_unit: Literal["noise-std", "votes"] = Field(
+        "noise-std", description="unit of H: std of the released noise, or votes (the paper)"
+    )
+    variation: Literal["mask-fill", "retrieval", "mixed"] = Field(
+        "mask-fill", description="how survivors are varied"
+    )
     retrieval_share: float = Field(0.5, ge=0, le=1, description="mixed: share retrieved")
     retrieval_neighbors: int = Field(16, ge=1, description="public neighbours to draw from")
     mask_fraction: float = Field(0.3, gt=0, lt=1, description="MASK%")
     mask_steps: int = Field(2, ge=1, description="W_steps")
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(1.0, gt=0, description="of the mask-fill")
+    top_p: float = Field(1.0, gt=0, le=1, description="of the mask-fill")
     max_tokens: int = Field(64, ge=8, description="length of a candidate in tokens")
 
 
@@ -117,21 +123,21 @@ class ExpandConfig(Section):
     """`[expand]`: seeds -> synthetic text by a causal LM (PrE-Text, section 3 (6))."""
 
     samples: int = Field(2000, ge=0, description="synthetic texts to make; 0: seeds only")
-    seeds_per_prompt: int = Field(3, ge=1)
+    seeds_per_prompt: int = Field(3, ge=1, description="seeds shown in one prompt")
     include_seeds: bool = Field(False, description="put the seeds themselves into the output")
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: float = Field(1.0, gt=0, description="of the causal LM")
+    top_p: float = Field(1.0, gt=0, le=1, description="of the causal LM")
     max_tokens: int = Field(85, ge=8, description="new tokens per completion")
     min_words: int = Field(4, ge=1, description="shorter completions are dropped")
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(64, ge=1, description="completions generated side by side")
 
 
 class EvaluationConfig(Section):
     """`[evaluation]`: the benchmark (simulation only, with `benchmark = true`)."""
 
-    sequence_length: int = Field(64, ge=8)
+    sequence_length: int = Field(64, ge=8, description="tokens of a training sequence")
     steps: int = Field(200, ge=1, description="optimiser steps of every fine-tuning")
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(32, ge=1, description="sequences of one optimiser step")
     learning_rates: str = Field("1e-4,3e-4,1e-3", description="tried on public validation text")
     bootstrap: int = Field(2000, ge=100, description="resamples of users for the interval")
     on: Literal["test", "development"] = Field("test", description="which held-out users")
@@ -140,16 +146,18 @@ class EvaluationConfig(Section):
 class RunConfig(Section):
     """The whole configuration; top-level keys hold for every method."""
 
-    method: Literal["pretext"] = "pretext"
+    method: Literal["pretext"] = Field("pretext", description="the only method so far")
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
-    delta: float = Field(3e-6, gt=0, lt=1)
+    delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
     noise_multiplier: float = Field(
         0.0, ge=0, description="noise std / bound; 0: the smallest that keeps epsilon"
     )
-    accountant: Literal["pld", "rdp"] = "pld"
+    accountant: Literal["pld", "rdp"] = Field(
+        "pld", description="pld: exact for Gaussians; rdp: the papers', looser"
+    )
     rounds: int = Field(8, ge=1, description="T")
     spare_rounds: int = Field(1, ge=0, description="failed attempts the calibration pays for")
-    aggregation: Literal["plain"] = "plain"
+    aggregation: Literal["plain"] = Field("plain", description="plain: a trusted aggregator")
     min_surviving_weight: float = Field(
         0.85, gt=0, le=1, description="W_min / W: below it a sum is not released"
     )
@@ -160,7 +168,7 @@ class RunConfig(Section):
     population_name: str = Field("", description="declared population; empty: a ledger per run")
     ledger: str = Field("", description="ledger file; empty: by population name, or per run")
     ledger_epsilon: float = Field(0.0, ge=0, description="ledger's total; 0: this epsilon")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="of the server's choices; never of real noise")
     simulation_seeded_noise: bool = Field(False, description="tests only: noise from the seed")
     benchmark: bool = Field(False, description="simulation only: figures on held-out users")
     run_folder: str = Field("", description="absolute path; empty: under the cache folder")
