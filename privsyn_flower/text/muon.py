@@ -27,9 +27,7 @@ class TinyOptimizer:
         rest = [p for p in model.parameters() if id(p) not in known]
         self._hidden = hidden
         self._momentum = [torch.zeros_like(p) for p in hidden]
-        self._adam = torch.optim.AdamW(
-            rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
+        self._adam = torch.optim.AdamW(rest, lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
         self._rate, self._muon_rate = learning_rate, muon_rate
 
     @torch.no_grad()
@@ -59,7 +57,8 @@ def orthogonalise(matrix: torch.Tensor, steps: int = 5) -> torch.Tensor:
     for _ in range(steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if tall else x
+    result: torch.Tensor = x.T if tall else x
+    return result
 
 
 def clip_gradients(parameters: Sequence[Any], bound: float = 1.0) -> None:

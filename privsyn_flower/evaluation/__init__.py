@@ -1,0 +1,11 @@
+"""Measures of synthetic text: next-token prediction, distances of distributions, intervals.
+
+Importing this package loads numpy only. `benchmark.py` is the one file that opens private or
+held-out text outside the nodes, and only in simulation; strategies cannot import it.
+"""
+
+from .bootstrap import paired_bootstrap
+from .distances import frechet_distance
+from .next_token import next_token_metrics
+
+__all__ = ["frechet_distance", "next_token_metrics", "paired_bootstrap"]

@@ -1,0 +1,99 @@
+"""Two pictures of a run, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating]
+
+BLUE, GREY = "#1f5fa8", "#b8b8b8"
+SHOWN = 2000  # points of one set that are drawn
+
+
+def principal_plane(reference: Floats) -> tuple[Floats, Floats]:
+    """reference (n, d) -> its mean (d,) and its first two principal directions (2, d)."""
+    rows = np.asarray(reference, dtype=np.float64)
+    if rows.ndim != 2 or min(rows.shape) < 2:
+        raise ValueError(f"reference has shape {rows.shape}: a plane needs at least (2, 2)")
+    center = rows.mean(axis=0)
+    axes = np.linalg.svd(rows - center, full_matrices=False)[2][:2]
+    # The sign of an axis is arbitrary; fix it, so that repeated runs look alike.
+    axes *= np.where(axes.sum(axis=1, keepdims=True) < 0, -1.0, 1.0)
+    return center, axes
+
+
+def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path) -> Path:
+    """Candidates of the rounds, each (m, d), over held-out embeddings (n, d) in a 2-PCA plane.
+
+    The plane is that of the first candidates and the held-out text together. Shows the first,
+    a middle and the last round. Writes a PNG to `path`. The held-out points are PRIVATE, so this
+    is for benchmarks only. Raises ValueError without rounds.
+    """
+    if not candidates:
+        raise ValueError("no rounds to draw")
+    plt = _pyplot()
+    center, axes = principal_plane(np.concatenate([candidates[0], held_out]))
+    shown = sorted({0, (len(candidates) - 1) // 2, len(candidates) - 1})
+    figure, panels = plt.subplots(
+        1, len(shown), figsize=(4 * len(shown), 3.8), sharex=True, sharey=True, squeeze=False
+    )
+    target = (held_out[:SHOWN] - center) @ axes.T
+    for panel, index in zip(panels[0], shown, strict=True):
+        points = (candidates[index] - center) @ axes.T
+        panel.scatter(*target.T, s=5, c=GREY, linewidths=0, label="held-out users' text")
+        panel.scatter(*points.T, s=7, c=BLUE, linewidths=0, alpha=0.8, label="candidates")
+        panel.set_title(f"round {index + 1} of {len(candidates)}", fontsize=11)
+        panel.set_xticks([])
+        panel.set_yticks([])
+    panels[0][0].legend(loc="lower left", fontsize=8, frameon=False, markerscale=2)
+    figure.supxlabel("first principal component", fontsize=9)
+    figure.supylabel("second", fontsize=9)
+    return _save(figure, path)
+
+
+def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
+    """Next-token accuracy by method, {method: [value, low, high]}, as bars with intervals.
+
+    Writes a PNG to `path`. Raises ValueError without methods.
+    """
+    if not accuracy:
+        raise ValueError("no method to draw")
+    plt = _pyplot()
+    names = list(accuracy)
+    values = np.array([accuracy[name] for name in names], dtype=np.float64)
+    spread = np.abs(values[:, 1:] - values[:, :1]).T
+    figure, panel = plt.subplots(figsize=(1.3 * len(names) + 1.2, 3.8))
+    colours = [BLUE if name == "synthetic" else GREY for name in names]
+    bars = panel.bar(range(len(names)), values[:, 0], color=colours, width=0.65)
+    panel.errorbar(
+        range(len(names)), values[:, 0], yerr=spread, fmt="none", ecolor="black", capsize=3
+    )
+    panel.bar_label(bars, labels=[f"{value:.3f}" for value in values[:, 0]], padding=9, fontsize=9)
+    panel.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names], fontsize=9)
+    panel.set_ylim(0, values[:, 2].max() * 1.15)
+    panel.set_ylabel("next-token accuracy, held-out users")
+    panel.spines[["top", "right"]].set_visible(False)
+    return _save(figure, path)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> Path:
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # No date in the file: the same run gives the same bytes.
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+    _pyplot().close(figure)
+    return path

@@ -1,0 +1,71 @@
+"""What an embedded tiny model is: architecture, training, and the name of the result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+Groups = Sequence[Sequence[str]]
+
+VOCABULARY = 4096
+TEXT_TOKENS = 96  # longest single text in training, in tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """One kind of tiny model.
+
+    kind: downstream (causal LM), generator (the downstream model trained on in the expand
+    format) or infiller (masked LM). width, layers, heads: of the transformer. context: most
+    tokens. steps: optimiser steps, of `batch_tokens` tokens each. learning_rate: AdamW's, for
+    embeddings and norms; muon_rate: Muon's, for matrices. warm_up, decay_from: shares of the
+    training at which the learning rate is full, and from which it falls linearly to 0.
+    """
+
+    kind: str
+    steps: int
+    batch_tokens: int
+    learning_rate: float = 4e-3
+    muon_rate: float = 0.02
+    warm_up: float = 0.03
+    decay_from: float = 0.5
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    context: int = 512
+    vocabulary: int = VOCABULARY
+    mask_share: float = 0.25
+    version: int = 1  # raise it when the training code changes what comes out
+
+
+RECIPES = {
+    "downstream": Recipe("downstream", steps=1000, batch_tokens=1536),
+    "generator": Recipe(
+        "generator", steps=350, batch_tokens=2048, learning_rate=2e-3, muon_rate=0.01,
+        decay_from=0.3,
+    ),
+    "infiller": Recipe("infiller", steps=450, batch_tokens=1536),
+}  # fmt: skip
+
+
+def recipe(kind: str, steps: int = 0) -> Recipe:
+    """The recipe of `kind`, with its own number of steps when `steps` is 0."""
+    if kind not in RECIPES:
+        raise ValueError(f"no embedded model of kind {kind!r}: use one of {', '.join(RECIPES)}")
+    if steps < 0:
+        raise ValueError(f"models.train-steps = {steps}: must be 0 (the recipe's) or more")
+    return replace(RECIPES[kind], steps=steps) if steps else RECIPES[kind]
+
+
+def content_key(groups: Groups, made_by: Sequence[Recipe], seed: int) -> str:
+    """sha256 over texts, recipes and seed, hexadecimal: equal keys mean equal models on one
+    machine with equal thread counts, when no time budget cut the training short."""
+    digest = hashlib.sha256(json.dumps([[asdict(r) for r in made_by], seed]).encode())
+    for group in groups:
+        digest.update(f"\0{len(group)}\0".encode())
+        for text in group:
+            encoded = text.encode("utf-8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.hexdigest()

@@ -1,0 +1,84 @@
+"""Make the shipped tiny models: `make assets` (about an hour on two cores).
+
+Reads the public side of a configuration's federation (public packages only; texts that share 13
+words in a row with a private user's are left out already), trains the three models without a
+time budget, and writes them with MANIFEST.json (hashes, recipes, package versions).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from privsyn_flower.config import load_config
+from privsyn_flower.data import Federation, prepare
+from privsyn_flower.text.assets import write_manifest
+from privsyn_flower.text.recipes import RECIPES, content_key
+from privsyn_flower.text.tiny import package_sides
+from privsyn_flower.text.tiny_training import train_model
+
+ROOT = Path(__file__).resolve().parent.parent
+ORDER = ("downstream", "generator", "infiller")  # the first gives the others their tokenizer
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.toml")
+    arguments.add_argument("--assets", type=Path, default=ROOT / "privsyn_flower" / "assets")
+    arguments.add_argument("--cache", type=Path, default=Path.home() / ".cache/privsyn-flower")
+    arguments.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    options = arguments.parse_args()
+    torch.set_num_threads(options.threads)
+    config = load_config(options.config)
+    federation = Federation(prepare(config.data, options.cache, print))
+    general = [[text] for text in federation.public_general()]
+    groups = federation.public_groups()
+    options.assets.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=options.assets.parent, prefix=".assets-"))
+    models = {}
+    for kind in ORDER:
+        texts = general if kind == "downstream" else groups
+        (scratch / kind).mkdir()
+        init = None if kind == "downstream" else scratch / ORDER[0]
+        report = train_model(texts, RECIPES[kind], scratch / kind, init=init, progress=announce)
+        models[kind] = {
+            "recipe": asdict(RECIPES[kind]),
+            "training": report,
+            "threads": options.threads,
+            "texts_sha256": content_key(texts, (), 0),
+        }
+        shutil.rmtree(options.assets / kind, ignore_errors=True)
+        shutil.copytree(scratch / kind, options.assets / kind)
+        print(kind, report, flush=True)
+    versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
+    versions |= {
+        key.rpartition(" ")[0]: key.rpartition(" ")[2] for key in public_origin(federation)
+    }
+    write_manifest(options.assets, packages=package_sides(config), versions=versions, models=models)
+    shutil.rmtree(scratch)
+
+
+def public_origin(federation: Federation) -> list[str]:
+    """`name version` of every public package of the federation."""
+    from privsyn_flower.data.docstrings import canonical
+
+    settings = federation.meta["config"]
+    names = f"{settings['public-packages']},{settings['minority-packages']}".split(",")
+    wanted = {canonical(name.strip()) for name in names}
+    return [key for key in federation.meta["origin"] if canonical(key.rpartition(" ")[0]) in wanted]
+
+
+def announce(stage: str, done: float, total: float, note: str = "") -> None:
+    if note:
+        print(f"{stage}: {done:.0f}/{total:.0f} {note}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
