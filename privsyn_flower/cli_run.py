@@ -92,10 +92,12 @@ def _resume(folder: Path) -> Path:
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
     config = load_config(path)
-    if (folder / "summary.json").exists():
+    flower = LocalFlower.find(folder)
+    if (folder / "summary.json").exists() and not _locked(folder):
+        if flower is not None:  # the command that started it was killed
+            flower.close()
         _finish(folder)
         return folder
-    flower = LocalFlower.find(folder)
     if _locked(folder):
         if flower is None:
             raise RunLocked(

@@ -88,12 +88,14 @@ def release(
 
 
 def _check_sum(summed: NoisySum) -> None:
-    for name in ("bound", "noise_std", "weight", "min_weight"):
+    for name in ("bound", "noise_std", "min_weight"):
         value = getattr(summed, name)
         if not 0 < value < math.inf:
             raise ReleaseRefused(f"{name} = {value} must be finite and above 0")
-    if not 0 <= summed.colluding < math.inf:
-        raise ReleaseRefused(f"colluding = {summed.colluding} must be finite and at least 0")
+    for name in ("weight", "colluding"):  # nobody may have answered: weight 0 is too few, not odd
+        value = getattr(summed, name)
+        if not 0 <= value < math.inf:
+            raise ReleaseRefused(f"{name} = {value} must be finite and at least 0")
     vector = summed.vector
     if vector.ndim != 1 or vector.size == 0 or vector.dtype != np.float64:
         raise ReleaseRefused(

@@ -52,6 +52,7 @@ def test_stored_before_committed_before_returned(ledger, charge):
     ("change", "error", "words"),
     [
         ({"weight": 949.0}, TooFewSurvivors, "949.0 answered, 100 .* 849.0 .* W_min = 850"),
+        ({"weight": 0.0, "colluding": 0.0}, TooFewSurvivors, "weight 0.0 answered"),
         ({"weight": float("nan")}, ReleaseRefused, "weight = nan"),
         ({"colluding": -1.0}, ReleaseRefused, "colluding = -1.0"),
         ({"noise_std": 4.61}, ReleaseRefused, "4.61 / 2.0 .* 2.31"),
