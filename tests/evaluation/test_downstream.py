@@ -1,0 +1,99 @@
+"""Fine-tuning at equal cost, measured per user, with a small random Llama."""
+
+import numpy as np
+import pytest
+import torch
+
+from privsyn_flower.evaluation.downstream import (
+    Downstream,
+    Tuning,
+    batches,
+    choose_learning_rate,
+    learning_rate_factor,
+)
+from privsyn_flower.text.tiny import train
+
+WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
+
+
+def texts(step, seed, count=60):
+    """Sentences in which each word is `step` words after the one before."""
+    starts = np.random.default_rng(seed).integers(12, size=count)
+    return [" ".join(WORDS[(s + step * i) % 12] for i in range(10)) for s in starts]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    folder = train(
+        {"downstream": [texts(1, 0)]}, "downstream", tmp_path_factory.mktemp("m"), steps=5
+    )
+    yield Downstream(folder, length=24)
+    torch.set_num_threads(before)
+
+
+def test_every_batch_has_exactly_the_same_number_of_targets():
+    rng = np.random.default_rng(0)
+    tuning = Tuning(steps=20, batch_size=8, length=16, learning_rate=1e-3, seed=3)
+    for shortest, longest in ((2, 5), (10, 17), (16, 17)):
+        rows = [[1] * int(rng.integers(shortest, longest)) for _ in range(30)]
+        cut = batches(rows, tuning)
+        assert len(cut) == 20
+        assert {sum(len(row) - 1 for row in batch) for batch in cut} == {128}
+    assert batches(rows, tuning) == batches(rows, tuning)
+
+
+def test_every_text_is_read_before_one_is_read_again():
+    rows = [[i, i, i] for i in range(10)]
+    tuning = Tuning(steps=5, batch_size=2, length=2, learning_rate=1e-3)
+    order = [row[0] for batch in batches(rows, tuning) for row in batch]
+    assert sorted(order) == list(range(10))
+
+
+def test_nothing_to_train_on_is_refused():
+    with pytest.raises(ValueError, match="the set is empty"):
+        batches([[1]], Tuning(1, 1, 4, 1e-3))
+
+
+def test_learning_rate_rises_and_falls_to_zero():
+    factors = [learning_rate_factor(step, 100) for step in range(100)]
+    assert max(factors) == pytest.approx(1.0)
+    assert factors[0] == pytest.approx(0.1) and factors[-1] < 0.02
+    assert learning_rate_factor(0, 1) > 0
+
+
+def test_fine_tuning_starts_from_the_same_weights_every_time(model):
+    held_out = {"u": model.encode(texts(5, 9, 6)), "v": model.encode(texts(5, 8, 2))}
+    tuning = Tuning(steps=12, batch_size=8, length=24, learning_rate=3e-3)
+    own, other = model.encode(texts(5, 1)), model.encode(texts(1, 2))
+    model.reset()
+    start = model.user_sums(held_out)
+    model.fine_tune(own, tuning)
+    first = model.user_sums(held_out)
+    model.fine_tune(other, tuning)
+    model.fine_tune(own, tuning)
+    np.testing.assert_array_equal(model.user_sums(held_out), first)
+    assert first[:, 0].sum() < 0.9 * start[:, 0].sum()
+    model.reset()
+    np.testing.assert_array_equal(model.user_sums(held_out), start)
+
+
+def test_sums_follow_users_not_batches(model):
+    users = {"a": model.encode(texts(1, 3, 3)), "b": [], "c": model.encode(["alpha beta"])}
+    model.reset()
+    table = model.user_sums(users)
+    assert table.shape == (3, 3)
+    assert table[1].tolist() == [0, 0, 0]
+    np.testing.assert_allclose(table[2], model.sums(users["c"])[0], rtol=1e-5)
+    assert table[0, 2] == sum(len(row) - 1 for row in users["a"])
+
+
+def test_learning_rate_is_chosen_by_public_validation(model):
+    tuning = Tuning(steps=8, batch_size=8, length=24, learning_rate=0.0)
+    train_rows, validation = model.encode(texts(5, 1)), model.encode(texts(5, 4, 10))
+    rate, losses = choose_learning_rate(model, [1e-6, 3e-3], train_rows, validation, tuning)
+    assert rate == 3e-3 and losses["0.003"] < losses["1e-06"]
+    assert choose_learning_rate(model, [0.5], [], [], tuning) == (0.5, {})
+    with pytest.raises(ValueError, match=r"evaluation\.learning-rates"):
+        choose_learning_rate(model, [], train_rows, validation, tuning)
