@@ -80,7 +80,7 @@ def test_data_check(tmp_path: Path) -> None:
 )
 def test_light_imports(code: str) -> None:
     heavy = "{'torch', 'transformers', 'datasets', 'pandas'}"
-    check = f"{code}; import sys; found = {heavy} & set(sys.modules); sys.exit(str(found) if found else 0)"
+    check = f"{code}; import sys; found = {heavy} & set(sys.modules); assert not found, found"
     result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, StageClock, read_jsonl, write_json, write_jsonl
@@ -142,7 +142,33 @@ class Pipeline:
         return strategy.seeds, self._expand("control", strategy.seeds)
 
     def _benchmark(self, seeds: list[str], synthetic: list[str]) -> dict[str, Any]:
-        raise NotImplementedError
+        """Figures on private and held-out users; simulation only, not covered by epsilon."""
+        stored: dict[str, Any] | None = self.folder.load_value("benchmark")
+        if stored is not None:
+            return stored
+        federation = self.public.federation
+        if federation is None:  # public_text refused this already
+            raise ConfigError("benchmark = true needs a simulated federation")
+        with self.clock("control"):
+            control_seeds, control = self._control()
+        from privsyn_flower.evaluation.benchmark import Texts, run_benchmark
+        from privsyn_flower.evaluation.pictures import draw_accuracy, draw_rounds
+
+        with self.clock("benchmark"):
+            result = run_benchmark(
+                self.config,
+                federation,
+                embedder=self.models.embedder(),
+                downstream=self.models.folder("downstream"),
+                record=self.folder,
+                texts=Texts(seeds, synthetic, control_seeds, control),
+                progress=self.progress,
+            )
+            path = self.folder.path
+            draw_rounds(result.candidates, result.held_out, path / "candidates.png")
+            draw_accuracy(result.intervals["accuracy"], path / "accuracy.png")
+        self.folder.save_value("benchmark", result.summary)
+        return result.summary
 
     def _summary(
         self, done: int, synthetic: list[str], benchmark: dict[str, Any] | None

@@ -176,3 +176,20 @@ def test_a_used_run_folder_is_refused(mini: Path, whole_run: tuple[Path, list[st
     code, _, err = finish(process)
     assert code == 1
     assert "--resume" in err[-1]
+
+
+def test_a_run_that_outlived_its_command_is_attached_to(mini: Path) -> None:
+    folder = mini / "orphan"
+    process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
+    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    process.kill()
+    process.communicate(timeout=30)
+    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
+    assert code == 0, "\n".join(err)
+    assert out[-1] == str(folder)
+    rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    assert sum(row["kind"] == "reserve" for row in rows) == 40  # nothing was asked twice
+    deadline = time.monotonic() + 20
+    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_mentioning(str(folder)) == []
