@@ -1,4 +1,4 @@
-"""privsyn-flower: learn from private, distributed text; only noisy sums leave the users."""
+"""privsyn-flower: learn from private, distributed text by noisy sums of bounded answers."""
 
 from importlib.metadata import PackageNotFoundError, version
 

@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Learn from private, distributed text; only noisy sums leave the users.",
+    help="Learn from private, distributed text by noisy sums of bounded answers.",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")

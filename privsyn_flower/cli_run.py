@@ -66,11 +66,12 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     def model(name: str) -> str:
         return absolute(name) if name and Path(name).expanduser().is_dir() else name
 
-    data = config.data
-    if data.source == "files":
-        data = data.model_copy(
-            update={"path": absolute(data.path), "public_path": absolute(data.public_path)}
-        )
+    def place(path: str) -> str:
+        return path if path.startswith("hub:") else absolute(path)
+
+    data = config.data.model_copy(
+        update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
+    )
     names = ("embedder", "infiller", "generator", "downstream")
     models = config.models.model_copy(
         update={name: model(getattr(config.models, name)) for name in names}
@@ -105,7 +106,8 @@ def _resume(folder: Path) -> Path:
                 f"end the process named in {folder / '.lock'} first"
             )
         print(f"attached to the run in {folder}", file=sys.stderr)
-        return _watch(folder, flower)
+        with _stoppable():
+            return _watch(folder, flower)
     if flower is not None:
         flower.close()
     return _start(folder, config)

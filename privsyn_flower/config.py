@@ -68,7 +68,7 @@ class DataConfig(Section):
     development_users: int = Field(100, ge=0, description="users for tuning the demo")
     public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
     public_validation: int = Field(512, ge=0, description="public texts for learning-rate choice")
-    sample_words: int = Field(45, ge=4, description="words in one sample")
+    sample_words: int = Field(45, ge=4, description="words of a docstring sample or a candidate")
     user_column: str = Field("user_id", description="files/hub: column of the user's id")
     text_column: str = Field("text", description="files/hub: column of the text")
     label_column: str = Field("", description="files/hub: column of a label; empty: none")

@@ -60,6 +60,11 @@ def open_node(context: Context) -> Node:
 
 def _deployed(context: Context) -> Node:
     config = context.node_config
+    unknown = sorted(set(config) - NODE_KEYS - {"partition-id", "num-partitions"})
+    if unknown:
+        raise WireError(
+            Refusal.SETUP, f"unknown node-config keys {unknown}; known: {sorted(NODE_KEYS)}"
+        )
     path = str(config.get("data", ""))
     if not path:
         raise WireError(Refusal.SETUP, 'node-config has no data="/path/to/users.jsonl"')

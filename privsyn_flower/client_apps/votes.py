@@ -6,6 +6,7 @@ zero vector plus the node's noise, and is explained in the node's local log only
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import cast, get_args
 
@@ -30,6 +31,8 @@ from privsyn_flower.wire import (
     read_ask,
     refuse,
 )
+
+logger = logging.getLogger("privsyn_flower")
 
 
 def votes(message: Message, context: Context) -> Message:
@@ -108,6 +111,8 @@ def guarded(message: Message, handler: Callable[[], Message]) -> Message:
     try:
         return handler()
     except WireError as error:
+        # Set-up and protocol only, never user data: the operator's own log may explain it.
+        logger.warning("refused: %s", error)
         return refuse(message, error.code)
     except MemoryError:
         return refuse(message, Refusal.MEMORY)

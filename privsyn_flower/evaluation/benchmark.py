@@ -268,7 +268,8 @@ def next_token(
             seeded(config.seed, "bootstrap"),
             resamples=options.bootstrap,
         )
-        result[measure] = {k: v.as_list() for k, v in intervals["value"].items()}
+        result[measure] = {k: v.value for k, v in intervals["value"].items()}
+        result[f"{measure}_interval"] = {k: v.as_list()[1:] for k, v in intervals["value"].items()}
         result[f"{measure}_difference"] = {
             k: v.as_list() for k, v in intervals["difference"].items()
         }

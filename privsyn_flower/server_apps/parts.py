@@ -37,13 +37,23 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
                 "empty the users are real: set both to false"
             )
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
-        pool = list(dict.fromkeys(sample.text for group in groups for sample in group.samples))
-        return PublicText(pool[: config.data.public_pool], None)
+        pool = [sample.text for group in groups for sample in group.samples]
+        return PublicText(candidates(pool, config)[: config.data.public_pool], None)
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
     federation = Federation(folder)
     progress("data", 1, 1)
-    return PublicText(federation.public(), federation)
+    return PublicText(candidates(federation.public(), config), federation)
+
+
+def candidates(pool: list[str], config: RunConfig) -> list[str]:
+    """The pool's distinct texts, cut to `data.sample-words` words each.
+
+    The first population, and so the first seeds, come from here: whole web pages would not be
+    candidates of the length that the later rounds have.
+    """
+    words = config.data.sample_words
+    return list(dict.fromkeys(" ".join(text.split()[:words]) for text in pool))
 
 
 def noise_multiplier(config: RunConfig) -> float:
@@ -66,6 +76,11 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
     name = config.population_name
     path = folder.path / "ledger.jsonl"
     if config.ledger:
+        if not name:
+            raise ConfigError(
+                f"ledger = {config.ledger!r} is shared by runs: set population-name to the name "
+                "of the declared population it belongs to"
+            )
         path = Path(config.ledger)
     elif name:
         path = cache_folder(config) / "ledgers" / f"{name}.jsonl"
@@ -91,7 +106,7 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         colluding_weight=config.colluding_weight,
         accountant=config.accountant,
         aggregation=config.aggregation,
-        ledger_scope="population" if config.population_name or config.ledger else "run",
+        ledger_scope="population" if config.population_name else "run",
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,
     )

@@ -31,10 +31,6 @@ from privsyn_flower.text.prompts import expand
 logger = logging.getLogger("privsyn_flower")
 
 
-class NoRelease(RuntimeError):
-    """Not one round was released, so there is nothing to make text from."""
-
-
 class Pipeline:
     """The stages of one run over one run folder (which the caller holds locked)."""
 
@@ -91,12 +87,6 @@ class Pipeline:
             self.ledger_epsilon = ledger.spent_epsilon()
             if ledger.path != self.folder.path / "ledger.jsonl":
                 ledger.export(plan.run, self.folder.path / "ledger.jsonl")
-        if done == 0:
-            raise NoRelease(
-                "no round was released: too few nodes answered, or the ledger's budget is used up "
-                "(the warnings in the log say which); look at the nodes' refusal codes, "
-                "round-timeout, spare-rounds, min-surviving-weight and ledger"
-            )
         return done
 
     def _expand(self, name: str, seeds: list[str]) -> list[str]:
@@ -166,7 +156,11 @@ class Pipeline:
             )
             path = self.folder.path
             draw_rounds(result.candidates, result.held_out, path / "candidates.png")
-            draw_accuracy(result.intervals["accuracy"], path / "accuracy.png")
+            accuracy = {
+                name: [value, *result.summary["accuracy_interval"][name]]
+                for name, value in result.summary["accuracy"].items()
+            }
+            draw_accuracy(accuracy, path / "accuracy.png")
         self.folder.save_value("benchmark", result.summary)
         return result.summary
 

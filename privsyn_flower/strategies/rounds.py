@@ -37,6 +37,10 @@ class NothingSurvived(RuntimeError):
         )
 
 
+class NoRelease(RuntimeError):
+    """Not one round was released, so there is nothing to learn from."""
+
+
 class TooFewNodes(RuntimeError):
     """The nodes present cannot reach the guaranteed weight, so asking them would be wasted."""
 
@@ -106,7 +110,8 @@ class Rounds:
         """All rounds, from the last checkpoint on; returns the number of rounds learned from.
 
         Fewer than strategy.rounds when the spare rounds or the budget are used up: the run then
-        ends early with what it has. Raises NothingSurvived when not even one round worked.
+        ends early with what it has. Raises NoRelease or NothingSurvived when not even one round
+        worked, TooFewNodes when the nodes present cannot reach the guaranteed weight.
         """
         checkpoint = self.folder.last_checkpoint()
         done = int(checkpoint["round"]) if checkpoint else 0
@@ -136,6 +141,12 @@ class Rounds:
             alive = learned.get("candidates_alive")
             note += f", {alive} candidates alive" if alive is not None else ""
             self.progress("rounds", rnd, self.strategy.rounds, note)
+        if done == 0:
+            raise NoRelease(
+                "no round was released: too few nodes answered, or the ledger's budget is used up "
+                "(the warnings in the log say which); look at the nodes' refusal codes, "
+                "round-timeout, spare-rounds, min-surviving-weight and ledger"
+            )
         return done
 
     def _privacy(self) -> dict[str, float]:
@@ -267,7 +278,7 @@ class Rounds:
                 )
             complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
             late = time.monotonic() > deadline
-            if complete or (late and weight >= needed):
+            if weight >= needed and (complete or late):
                 order = sorted(cohort, key=lambda node: (cohort[node].partition, node))
                 return {node: cohort[node] for node in order}
             if late:
@@ -299,4 +310,20 @@ class Rounds:
                     "a deployed node is connected, but this configuration is for simulation "
                     "only: set benchmark = false and simulation-seeded-noise = false"
                 )
-            self.nodes[node] = facts
+            self._enrol(node, facts)
+
+    def _enrol(self, node: int, facts: Hello) -> None:
+        """A node's weight is fixed for the run when it is first seen, on disk for resumes."""
+        # Flower numbers simulated nodes anew in every run; their partition stays the same.
+        name = f"node {node}" if facts.deployed else f"partition {facts.partition}"
+        weights = self.folder.load_value("weights") or {}
+        if weights.setdefault(name, facts.weight) != facts.weight:
+            logger.warning(
+                "%s is not enrolled: its weight %d was %d when the run began",
+                name,
+                facts.weight,
+                weights[name],
+            )
+            return
+        self.folder.save_value("weights", weights)
+        self.nodes[node] = facts

@@ -46,7 +46,7 @@ RECIPES = {
         "generator", steps=350, batch_tokens=2048, learning_rate=2e-3, muon_rate=0.01,
         decay_from=0.3,
     ),
-    "infiller": Recipe("infiller", steps=450, batch_tokens=1536),
+    "infiller": Recipe("infiller", steps=800, batch_tokens=1536),
 }  # fmt: skip
 
 

@@ -128,6 +128,14 @@ def test_deployed_node_reads_only_its_own_config(tmp_path: Path, loopback: Any) 
     assert device.load() == {"a": ["one"]}  # never more users than its weight adds noise for
 
 
+def test_unknown_node_config_keys_are_refused_by_name(loopback: Any, caplog: Any) -> None:
+    context = node_context({"data": "x.jsonl", "wieght": 3})
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_hello(hello(wire.hello(1, 10.0), context))
+    assert caught.value.code is Refusal.SETUP
+    assert "wieght" in caplog.text
+
+
 def test_hello_route(loopback: Any) -> None:
     message = wire.hello(1, 10.0)
     facts = wire.read_hello(hello(message, node_context({"data": "x.jsonl", "weight": 3})))

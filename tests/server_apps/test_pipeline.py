@@ -12,7 +12,8 @@ from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
-from privsyn_flower.server_apps.pipeline import NoRelease, Pipeline
+from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.strategies.rounds import NoRelease
 from tests.conftest import node_context, sentences
 
 ROOT = Path(__file__).parent.parent.parent

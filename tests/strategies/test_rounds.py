@@ -13,7 +13,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from privsyn_flower import wire
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.strategies.rounds import NothingSurvived, RoundPlan, Rounds, TooFewNodes
+from privsyn_flower.strategies.rounds import (
+    NoRelease,
+    NothingSurvived,
+    RoundPlan,
+    Rounds,
+    TooFewNodes,
+)
 from privsyn_flower.wire import Hello, Noise, Query, Refusal, Ticket
 
 
@@ -162,7 +168,8 @@ def test_too_few_survivors_spends_a_spare_and_then_ends(
     nodes[101].mode = nodes[102].mode = "silent"
     strategy = Counting()
     run = engine(tmp_path, loopback(nodes), strategy)
-    assert run.run() == 0
+    with pytest.raises(NoRelease, match="spare-rounds"):
+        run.run()
     assert strategy.learned == {}
     charges = run.ledger.charges(run="r")
     assert [(c.round, c.attempt, c.state) for c in charges] == [
@@ -226,8 +233,12 @@ def test_crash_before_the_first_message_costs_nothing(
 ) -> None:
     run = engine(tmp_path, loopback(nodes), Counting(rounds=1))
 
+    save = run.folder.save_value
+
     def power_cut(name: str, value: object) -> None:
-        raise KeyboardInterrupt
+        if name == "sent":
+            raise KeyboardInterrupt
+        save(name, value)
 
     monkeypatch.setattr(run.folder, "save_value", power_cut)
     with pytest.raises(KeyboardInterrupt):
@@ -290,6 +301,32 @@ def test_deployed_nodes_are_refused_in_simulation(
     object.__setattr__(run.plan, "allow_deployed", False)
     with pytest.raises(TooFewNodes, match="simulation only"):
         run.run()
+
+
+def test_a_nodes_weight_is_fixed_for_the_run(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    strategy = Counting(rounds=2)
+    strategy.crash_in = 1
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, loopback(nodes), strategy).run()
+    nodes[103].facts = Hello(10, 3, deployed=False)
+    again = Counting(rounds=2)
+    run = engine(tmp_path, loopback(nodes), again)
+    object.__setattr__(run.plan, "nodes", 3)
+    assert run.run() == 2
+    assert run.folder.metrics()[-1]["surviving_weight"] == 75
+
+
+def test_present_nodes_below_the_guaranteed_weight_cost_no_charge(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    for node in nodes.values():
+        node.facts = Hello(10, node.facts.partition, deployed=False)
+    run = engine(tmp_path, loopback(nodes), Counting())
+    with pytest.raises(TooFewNodes, match="weight 40"):
+        run.run()
+    assert run.ledger.charges(run="r") == []
 
 
 def test_nothing_survived_in_a_later_round_keeps_the_earlier(
