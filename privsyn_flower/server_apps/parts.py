@@ -12,6 +12,7 @@ from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.text.known import KnownRows
 from privsyn_flower.text import Embedder, Generator, Infiller, load_embedder
 
 
@@ -137,9 +138,15 @@ class Models:
         return str(ensure_model(kind, self.public.federation, self.config, self.progress))
 
     def embedder(self) -> Embedder:
+        """For public text: the pool's rows come from the cache on disk, others are remembered."""
         if self._embedder is None:
             models = self.config.models
-            self._embedder = load_embedder(models.embedder, models.device, self.progress)
+            embedder = load_embedder(models.embedder, models.device, self.progress)
+            pool = self.public.pool if self.config.pretext.variation != "mask-fill" else []
+            rows = cached_embeddings(
+                self.cache / "public", embedder.fingerprint, pool, embedder.embed
+            )
+            self._embedder = KnownRows(embedder, pool, rows)
         return self._embedder
 
     def infiller(self) -> Infiller:
@@ -171,12 +178,9 @@ class Models:
     def _retrieval(self) -> Infiller:
         from privsyn_flower.text.retrieval import Retrieval
 
-        embedder = self.embedder()
-        rows = cached_embeddings(
-            self.cache / "public", embedder.fingerprint, self.public.pool, embedder.embed
-        )
+        embedder, pool = self.embedder(), self.public.pool
         neighbors = self.config.pretext.retrieval_neighbors
-        return Retrieval(self.public.pool, rows, embedder, neighbors)
+        return Retrieval(pool, embedder.embed(pool), embedder, neighbors)
 
     def generator(self) -> Generator:
         from privsyn_flower.text.generators import HuggingFaceGenerator
