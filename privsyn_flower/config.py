@@ -9,6 +9,7 @@ this file (`scripts/update_app_config.py`) and compared with it in a test.
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -218,6 +219,12 @@ class RunConfig(Section):
 def cache_folder(config: RunConfig) -> Path:
     """Where caches live: the configured folder or the user's cache folder."""
     return Path(config.cache or "~/.cache/privsyn-flower").expanduser()
+
+
+def ledger_folder() -> Path:
+    """Where populations' ledgers lie by default: data, not a cache that may be emptied."""
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "privsyn-flower" / "ledgers"
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

@@ -64,7 +64,8 @@ def read_jsonl(path: Path) -> list[Json]:
     """Rows of a JSON-lines file; an absent file has none."""
     if not path.exists():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    # Not splitlines: a text may hold U+2028 and its like, which JSON leaves as they are.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
 class RunFolder:
@@ -72,7 +73,9 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        # A benchmark's figures and pictures show private text; the owner alone may look.
         self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

@@ -106,7 +106,8 @@ class Query:
                 f"m >= neighbors = {neighbors}"
             )
         peak = np.abs(matrix).max(axis=1, initial=0.0)
-        scales = np.where(peak > 0, peak / 127.0, 1.0).astype(np.float32)
+        # Rows too small for a float32 scale are zero to every use of them.
+        scales = np.where(peak > 1e-35, peak / 127.0, 1.0).astype(np.float32)
         rows = np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8)
         options: dict[str, OptionValue] = {
             "clip": clip,
@@ -128,6 +129,7 @@ class Hello:
     weight: int
     partition: int
     deployed: bool
+    seeded: bool = False  # the node's noise comes from the run's seed (simulation only)
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,14 @@ def _ticket_fields(ticket: Ticket) -> dict[str, OptionValue]:
     }
 
 
-def ask(query: Query, ticket: Ticket, noise: Noise, node_id: int, ttl: float) -> Message:
-    """The message that puts `query` to one node; it expires after `ttl` seconds."""
+def ask(
+    query: Query, ticket: Ticket, noise: Noise, node_id: int, weight: int, ttl: float
+) -> Message:
+    """The message that puts `query` to one node; it expires after `ttl` seconds.
+
+    weight: the number of users this node stands for in the run; it refuses another one, because
+    its share of the noise goes by it.
+    """
     head = ConfigRecord(
         {
             **_ticket_fields(ticket),
@@ -189,6 +197,7 @@ def ask(query: Query, ticket: Ticket, noise: Noise, node_id: int, ttl: float) ->
             "model": query.model,
             "noise-std": noise.std,
             "min-weight": noise.min_weight,
+            "weight": weight,
             **{f"option.{key}": value for key, value in query.options.items()},
         }
     )
@@ -197,13 +206,12 @@ def ask(query: Query, ticket: Ticket, noise: Noise, node_id: int, ttl: float) ->
     return Message(content, node_id, f"query.{query.kind}", ttl=ttl, group_id=str(ticket.round))
 
 
-def read_ask(message: Message) -> tuple[Query, Ticket, Noise]:
-    """The node's side of `ask`. Raises WireError with the code to refuse with."""
+def read_ask(message: Message, weight: int) -> tuple[Query, Ticket, Noise]:
+    """The node's side of `ask`, for a node of `weight` users. Raises WireError to refuse with."""
     config = _config(message.content, "ask")
-    try:
-        rows, scales = message.content.array_records["question"].to_numpy_ndarrays()
-    except (KeyError, ValueError):
-        raise WireError(Refusal.MALFORMED, "the question's two arrays are missing") from None
+    if _number(config, "weight") != weight:
+        raise WireError(Refusal.SETUP, f"this node has weight {weight}, the run counts on another")
+    rows, scales = _arrays(message.content, "question", 2)
     if rows.dtype != np.int8 or rows.ndim != 2 or scales.shape != (len(rows),):
         raise WireError(
             Refusal.MALFORMED, f"question of {rows.dtype} {rows.shape} is not int8 rows"
@@ -241,9 +249,23 @@ def answer(message: Message, ticket: Ticket, vector: Floats) -> Message:
 
 
 def refuse(message: Message, code: Refusal) -> Message:
-    """A node's refusal: a code and nothing else."""
-    head = ConfigRecord({"protocol": PROTOCOL, "code": code.value})
+    """A node's refusal: a code, bound to the ticket it was asked with, and nothing else."""
+    asked = message.content.config_records.get("ask", ConfigRecord())
+    ticket = {key: asked[key] for key in ("run", "query", "round", "attempt") if key in asked}
+    head = ConfigRecord({**ticket, "protocol": PROTOCOL, "code": code.value})
     return Message(RecordDict({"answer": head}), reply_to=message)
+
+
+def _arrays(content: RecordDict, key: str, count: int) -> list[np.ndarray[Any, Any]]:
+    """The arrays of a record from an untrusted side; whatever is wrong with them is MALFORMED."""
+    try:
+        found = content.array_records[key].to_numpy_ndarrays()
+    except Exception as error:  # a hostile array can raise anything while it is decoded
+        name = type(error).__name__
+        raise WireError(Refusal.MALFORMED, f"record {key!r} is unreadable ({name})") from None
+    if len(found) != count or not all(isinstance(array, np.ndarray) for array in found):
+        raise WireError(Refusal.MALFORMED, f"record {key!r} does not hold {count} arrays")
+    return found
 
 
 def read_answer(message: Message, ticket: Ticket, length: int) -> Answer:
@@ -258,10 +280,10 @@ def read_answer(message: Message, ticket: Ticket, length: int) -> Answer:
         raise WireError(Refusal(known), "the node refused")
     if _ticket(config) != ticket:
         raise WireError(Refusal.MALFORMED, "the answer belongs to another round or attempt")
-    try:
-        (vector,) = message.content.array_records["vector"].to_numpy_ndarrays()
-    except (KeyError, ValueError):
-        raise WireError(Refusal.MALFORMED, "the answer's vector is missing") from None
+    declared = message.content.array_records.get("vector")
+    if declared is not None and declared.count_bytes() > 8 * length + 1024:
+        raise WireError(Refusal.MALFORMED, "the answer is larger than its vector can be")
+    (vector,) = _arrays(message.content, "vector", 1)
     if vector.shape != (length,) or vector.dtype != np.float32 or not np.isfinite(vector).all():
         raise WireError(Refusal.MALFORMED, "the answer is not a finite float32 vector")
     return Answer(ticket, vector.astype(np.float64), record_bytes(message.content))
@@ -286,6 +308,7 @@ def answer_hello(message: Message, facts: Hello) -> Message:
             "weight": facts.weight,
             "partition": facts.partition,
             "deployed": facts.deployed,
+            "seeded": facts.seeded,
         }
     )
     return Message(RecordDict({"answer": head}), reply_to=message)
@@ -303,7 +326,8 @@ def read_hello(message: Message) -> Hello:
     return Hello(
         weight=int(_number(config, "weight", 1)),
         partition=int(_number(config, "partition", 0)),
-        deployed=bool(config.get("deployed", False)),
+        deployed=config.get("deployed") is not False,
+        seeded=config.get("seeded") is not False,
     )
 
 

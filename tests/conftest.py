@@ -72,6 +72,12 @@ def loopback_message(
     return Message(content=content, metadata=metadata)
 
 
+@pytest.fixture(autouse=True)
+def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Handlers called in this process are simulated nodes unless a test says otherwise."""
+    monkeypatch.setenv("PRIVSYN_SIMULATION", "1")
+
+
 @pytest.fixture
 def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
     """The loopback grid, with wire's messages made for it."""

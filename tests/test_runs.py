@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.runs import RunFolder, RunLocked, StageClock, read_jsonl, write_atomic
+from privsyn_flower.runs import (
+    RunFolder,
+    RunLocked,
+    StageClock,
+    read_jsonl,
+    write_atomic,
+    write_jsonl,
+)
 from privsyn_flower.wire import Query
 
 
@@ -95,3 +102,9 @@ def test_stage_seconds_add_up_over_resumes(tmp_path: Path) -> None:
     with clock("rounds"):
         pass
     assert json.loads((tmp_path / "checkpoints" / "seconds.json").read_text())["rounds"] >= 5.0
+
+
+def test_jsonl_keeps_every_unicode_line_separator(tmp_path: Path) -> None:
+    rows = [{"text": "a\u2028b\u2029c\x85d"}, {"text": "plain"}]
+    write_jsonl(tmp_path / "x.jsonl", rows)
+    assert read_jsonl(tmp_path / "x.jsonl") == rows

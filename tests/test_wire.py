@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -25,7 +25,7 @@ def query(m: int = 20, d: int = 384) -> Query:
 
 def test_round_trip(loopback: Any) -> None:
     sent = query()
-    got, ticket, noise = wire.read_ask(wire.ask(sent, TICKET, NOISE, 7, 60.0))
+    got, ticket, noise = wire.read_ask(wire.ask(sent, TICKET, NOISE, 7, 5, 60.0), 5)
     assert (ticket, noise) == (TICKET, NOISE)
     assert np.array_equal(got.question(), sent.question())
     assert (got.kind, got.length, got.bound, got.model) == ("votes", 20, 1.0, "m")
@@ -33,7 +33,7 @@ def test_round_trip(loopback: Any) -> None:
 
 
 def test_bytes_per_candidate(loopback: Any) -> None:
-    message = wire.ask(query(m=1024), TICKET, NOISE, 7, 60.0)
+    message = wire.ask(query(m=1024), TICKET, NOISE, 7, 5, 60.0)
     assert wire.record_bytes(message.content) / 1024 <= 450
     reply = wire.answer(message, TICKET, np.zeros(1024))
     assert 4 <= wire.record_bytes(reply.content) / 1024 <= 8
@@ -59,7 +59,7 @@ def test_wrong_candidates_are_refused(bad: Any) -> None:
 
 
 def test_vector_travels_as_float32_and_nothing_else(loopback: Any) -> None:
-    message = wire.ask(query(), TICKET, NOISE, 7, 60.0)
+    message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
     vector = np.random.default_rng(1).normal(size=20)
     reply = wire.answer(message, TICKET, vector)
     assert set(reply.content) == {"answer", "vector"}
@@ -76,7 +76,7 @@ def test_vector_travels_as_float32_and_nothing_else(loopback: Any) -> None:
 
 
 def _tampered(change: dict[str, Any]) -> Message:
-    message = wire.ask(query(), TICKET, NOISE, 7, 60.0)
+    message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
     head = message.content.config_records["ask"]
     for key, value in change.items():
         head[key] = value
@@ -92,22 +92,23 @@ def _tampered(change: dict[str, Any]) -> Message:
         ({"noise-std": 0.0}, Refusal.MALFORMED),
         ({"min-weight": "many"}, Refusal.MALFORMED),
         ({"round": 0}, Refusal.MALFORMED),
+        ({"weight": 6}, Refusal.SETUP),
     ],
 )
 def test_nodes_refuse_malformed_queries(loopback: Any, change: Any, code: Refusal) -> None:
     with pytest.raises(WireError) as caught:
-        wire.read_ask(_tampered(change))
+        wire.read_ask(_tampered(change), 5)
     assert caught.value.code is code
 
 
 def test_nodes_refuse_questions_that_are_not_int8_rows(loopback: Any) -> None:
-    message = wire.ask(query(), TICKET, NOISE, 7, 60.0)
+    message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
     message.content["question"] = ArrayRecord([np.zeros((20, 4)), np.ones(20, np.float32)])
     with pytest.raises(WireError, match="int8 rows"):
-        wire.read_ask(message)
+        wire.read_ask(message, 5)
     del message.content["question"]
-    with pytest.raises(WireError, match="missing"):
-        wire.read_ask(message)
+    with pytest.raises(WireError, match="unreadable"):
+        wire.read_ask(message, 5)
 
 
 def test_hello(loopback: Any) -> None:
@@ -119,3 +120,23 @@ def test_hello(loopback: Any) -> None:
     with pytest.raises(WireError) as caught:
         wire.read_hello(wire.answer_hello(old, facts))
     assert caught.value.code is Refusal.PROTOCOL
+
+
+@pytest.mark.parametrize("data", [b"", b"PK", b"\x93NUMPY\x01\x00v\x00{", b"x" * 100_000])
+def test_hostile_arrays_are_malformed_and_nothing_else(loopback: Any, data: bytes) -> None:
+    """Whatever a node sends, the run refuses its answer and goes on."""
+    message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
+    reply = wire.answer(message, TICKET, np.zeros(20))
+    array = Array(dtype="float32", shape=(20,), stype="numpy.ndarray", data=data)
+    reply.content["vector"] = ArrayRecord({"v": array})
+    with pytest.raises(WireError) as caught:
+        wire.read_answer(reply, TICKET, 20)
+    assert caught.value.code is Refusal.MALFORMED
+
+
+def test_refusals_are_bound_to_their_ticket(loopback: Any) -> None:
+    reply = wire.refuse(wire.ask(query(), TICKET, NOISE, 7, 5, 60.0), Refusal.POLICY)
+    head = dict(reply.content.config_records["answer"])
+    assert head == {
+        "run": "run", "query": "votes", "round": 3, "attempt": 1, "protocol": 1, "code": "policy"
+    }  # fmt: skip

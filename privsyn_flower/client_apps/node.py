@@ -8,6 +8,7 @@ the server: `data` (a file of its users), `weight`, `cache`, `embedder`, `allow-
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.config import RunConfig, cache_folder, flat_defaults
 from privsyn_flower.wire import Hello, Refusal, WireError
 
 UserTexts = Mapping[str, Sequence[str]]
@@ -39,8 +40,10 @@ class Node:
         logger = logging.getLogger(f"privsyn_flower.node.{self.facts.partition}")
         if not logger.handlers:
             self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.cache.chmod(0o700)
             path = self.cache / "node.log"
             path.touch(mode=0o600)
+            path.chmod(0o600)
             handler = logging.FileHandler(path, encoding="utf-8")
             handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
             logger.addHandler(handler)
@@ -51,11 +54,19 @@ class Node:
 
 def open_node(context: Context) -> Node:
     """The node described by Flower's context. Raises WireError(SETUP) for a wrong set-up."""
-    process = Path(sys.argv[0]).name
-    supernode = process.startswith(("flwr-clientapp", "flower-supernode"))
-    if "data" in context.node_config or supernode:
+    if "data" in context.node_config or not in_simulation():
         return _deployed(context)
     return _simulated(context)
+
+
+def in_simulation() -> bool:
+    """Only on positive evidence: in a simulation the run config says what a node opens.
+
+    Flower's simulation runs ClientApps in Ray's workers, a device never does. Another backend
+    says so with PRIVSYN_SIMULATION=1 in the node's environment, which no server can set.
+    """
+    ray = sys.modules.get("ray")
+    return os.environ.get("PRIVSYN_SIMULATION") == "1" or bool(ray and ray.is_initialized())
 
 
 def _deployed(context: Context) -> Node:
@@ -65,28 +76,36 @@ def _deployed(context: Context) -> Node:
         raise WireError(
             Refusal.SETUP, f"unknown node-config keys {unknown}; known: {sorted(NODE_KEYS)}"
         )
-    path = str(config.get("data", ""))
-    if not path:
-        raise WireError(Refusal.SETUP, 'node-config has no data="/path/to/users.jsonl"')
-    weight = int(config.get("weight", 1))
-    if weight < 1:
-        raise WireError(Refusal.SETUP, f"node-config weight = {weight} must be at least 1")
-    cap = int(config.get("samples-per-user", 0))
+    path = Path(str(config.get("data", ""))).expanduser()
+    if not path.is_file():
+        raise WireError(Refusal.SETUP, f"node-config data = {str(path)!r} is not a file")
+    weight, cap = config.get("weight", 1), config.get("samples-per-user", 0)
+    if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
+        raise WireError(Refusal.SETUP, f"node-config weight = {weight!r} must be at least 1")
+    if not isinstance(cap, int) or isinstance(cap, bool) or cap < 0:
+        raise WireError(Refusal.SETUP, f"node-config samples-per-user = {cap!r} must be >= 0")
+    allow_plain = config.get("allow-plain", False)
+    if not isinstance(allow_plain, bool):  # "no" and "false" as texts would count as true
+        raise WireError(Refusal.SETUP, f"node-config allow-plain = {allow_plain!r}: true or false")
     cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
 
     def load() -> UserTexts:
         from privsyn_flower.data import load_users
 
-        users = load_users(Path(path).expanduser(), samples_cap=cap)
-        # A node never hosts more users than it adds noise for.
-        return dict(list(users.items())[:weight])
+        users = load_users(path, samples_cap=cap)
+        if len(users) > weight:  # who is hosted is public: refused, rather than dropped in silence
+            raise WireError(
+                Refusal.SETUP,
+                f"{path} holds {len(users)} users, the node adds noise for weight = {weight}",
+            )
+        return users
 
     return Node(
         facts=Hello(weight, int(config.get("partition-id", 0)), deployed=True),
         cache=cache,
         embedder=str(config.get("embedder", "minilm")),
         device=str(config.get("device", "auto")),
-        allow_plain=bool(config.get("allow-plain", False)),
+        allow_plain=allow_plain,
         noise_seed=None,
         load=load,
     )
@@ -98,7 +117,9 @@ def _simulated(context: Context) -> Node:
         partitions = int(context.node_config["num-partitions"])
     except KeyError as error:
         raise WireError(Refusal.SETUP, f"node-config has no {error}") from None
-    config = RunConfig.from_flat(context.run_config)
+    known = flat_defaults()  # an app of somebody else's has keys of its own
+    own = {key: value for key, value in context.run_config.items() if key in known}
+    config = RunConfig.from_flat(own)
     cache = cache_folder(config)
 
     def load() -> UserTexts:
@@ -110,7 +131,7 @@ def _simulated(context: Context) -> Node:
 
     weight = shard_sizes(config.data.users, partitions)[partition]
     return Node(
-        facts=Hello(weight, partition, deployed=False),
+        facts=Hello(weight, partition, deployed=False, seeded=config.simulation_seeded_noise),
         cache=cache / "nodes" / f"{partition}-of-{partitions}",
         embedder=config.models.embedder,
         device=config.models.device,

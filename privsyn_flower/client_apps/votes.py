@@ -6,6 +6,8 @@ zero vector plus the node's noise, and is explained in the node's local log only
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import cast, get_args
@@ -42,7 +44,7 @@ def votes(message: Message, context: Context) -> Message:
 
 def answer_votes(message: Message, node: Node) -> Message:
     """Check the query, vote for each user separately, add the node's noise share."""
-    query, ticket, noise = read_ask(message)
+    query, ticket, noise = read_ask(message, node.facts.weight)
     check_votes(query, node)
     vector = _votes_or_zero(query, node)
     return answer(message, ticket, vector + share(query, ticket, noise, node))
@@ -61,8 +63,12 @@ def check_votes(query: Query, node: Node) -> None:
         raise WireError(Refusal.POLICY, "plain aggregation needs allow-plain=true on this node")
     try:
         fingerprint = embedder_fingerprint(node.embedder)
+        if not query_embedder_installed(node.embedder):
+            raise ImportError("sentence-transformers is not installed")
     except Exception as error:
-        raise WireError(Refusal.MODEL, f"embedder {node.embedder!r} is not available") from error
+        raise WireError(
+            Refusal.MODEL, f"embedder {node.embedder!r} is not available: {error}"
+        ) from error
     if fingerprint != query.model:
         raise WireError(
             Refusal.EMBEDDER, f"the query is about {query.model}, this node has {fingerprint}"
@@ -70,13 +76,23 @@ def check_votes(query: Query, node: Node) -> None:
 
 
 def _votes_or_zero(query: Query, node: Node) -> Floats:
+    """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
+    silence, would tell the server something about the data."""
     try:
         return user_votes(query, node.load(), node)
-    except MemoryError:
+    except (WireError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except Exception:
-        node.log().exception("the users' votes failed; a zero vector is sent instead")
+    except BaseException:
+        with contextlib.suppress(Exception):  # a full disk must not change the answer either
+            node.log().exception("the users' votes failed; a zero vector is sent instead")
         return np.zeros(query.length, dtype=np.float64)
+
+
+def query_embedder_installed(name: str) -> bool:
+    """Whether the library behind the embedder is there (data-independent, loads nothing)."""
+    if name.startswith("ngram-"):
+        return True
+    return importlib.util.find_spec("sentence_transformers") is not None
 
 
 def user_votes(query: Query, users: UserTexts, node: Node) -> Floats:
@@ -116,5 +132,7 @@ def guarded(message: Message, handler: Callable[[], Message]) -> Message:
         return refuse(message, error.code)
     except MemoryError:
         return refuse(message, Refusal.MEMORY)
-    except Exception:
+    except Exception as error:
+        # Users' data was dealt with before; still, only the error's type is worth the risk.
+        logger.warning("refused: %s", type(error).__name__)
         return refuse(message, Refusal.SETUP)

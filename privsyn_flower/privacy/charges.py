@@ -29,6 +29,7 @@ class Charge:
     attempt: int
     noise_multiplier: float
     state: State
+    sent: bool = False  # the query may have left: the charge can no longer be void
 
     @property
     def mu_squared(self) -> float:
@@ -93,6 +94,10 @@ def replay(rows: list[Row], path: Path) -> list[Charge]:
         try:
             if kind == "reserve" and row["id"] not in found:
                 found[row["id"]] = {name: row[name] for name in fields} | {"state": "reserved"}
+            elif kind == "sent" and found[row["id"]]["state"] == "reserved":
+                found[row["id"]]["sent"] = True
+            elif kind == "void" and found[row["id"]].get("sent"):
+                raise KeyError("void after sent")
             elif kind in ("commit", "void") and found[row["id"]]["state"] == "reserved":
                 found[row["id"]]["state"] = "committed" if kind == "commit" else "void"
             else:

@@ -2,8 +2,9 @@
 
 An append-only JSONL file. The first row fixes what the file is about: population, unit,
 adjacency, total, filter, and whether it is a simulation. Then one row per event: `reserve`,
-`commit`, `void`. A charge goes from reserved to committed or void and nowhere else; reserved
-and committed charges both count, so a crash can only over-count.
+`sent`, `commit`, `void`. A charge goes from reserved to committed or void and nowhere else, and
+to void only while its query is not marked as sent; reserved and committed charges both count,
+so a crash can only over-count.
 
 Every operation takes an exclusive `flock` on the file, reads it, and appends one row with
 fsync. A last line without its newline was never acknowledged to anyone: readers skip it and
@@ -148,6 +149,10 @@ class Ledger:
             append_row(handle, self.path, row)
         return charge_id
 
+    def mark_sent(self, charge_id: str) -> None:
+        """Written before the first message leaves: from here on the charge cannot be void."""
+        self._close(charge_id, {"kind": "sent", "id": charge_id, "time": time.time()})
+
     def commit(self, charge_id: str) -> None:
         """The release is on disk. Raises LedgerError unless the charge is reserved."""
         self._close(charge_id, {"kind": "commit", "id": charge_id, "time": time.time()})
@@ -155,9 +160,10 @@ class Ledger:
     def void(self, charge_id: str, reason: str) -> None:
         """Give a reserved charge back, because provably nothing was revealed.
 
-        That proof is the caller's: under plain aggregation a charge whose query was sent must
-        stay. Raises LedgerError unless the charge is reserved.
+        Raises LedgerError unless the charge is reserved and its query was never marked as sent.
         """
+        if self.charge(charge_id).sent:
+            raise LedgerError(f"charge {charge_id} was sent: it stays, released or not")
         row: Row = {"kind": "void", "id": charge_id, "reason": reason, "time": time.time()}
         self._close(charge_id, row)
 

@@ -113,10 +113,15 @@ class PrivacyStatement:
             )
         else:
             scope = (
-                "The ledger spans the runs that declared this population; what they spent together "
-                "is the ledger's epsilon, and runs on other ledgers add to it."
+                "The ledger spans the runs that declared this population; together they "
+                "never exceed the total it was created with, which is what holds for all of them, "
+                "and runs on other ledgers add to it."
             )
-        text = f"{scope} Not covered: settings tuned by looking at these users' texts"
+        text = (
+            f"{scope} Not covered: settings tuned by looking at these users' texts, the time nodes "
+            "take to answer, the preparation of a simulated split, and what the last bits of "
+            "floating-point noise may give away"
+        )
         if self.benchmark:
             text += (
                 ", and the figures under `benchmark`, which were measured on private or held-out "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, ledger_folder
 from privsyn_flower.data import Federation, cached_embeddings, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
@@ -84,7 +84,7 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
             )
         path = Path(config.ledger)
     elif name:
-        path = cache_folder(config) / "ledgers" / f"{name}.jsonl"
+        path = ledger_folder() / f"{name}.jsonl"
     return Ledger.open(
         path,
         population=name or f"run {folder.path.name}",

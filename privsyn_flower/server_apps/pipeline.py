@@ -24,7 +24,8 @@ from privsyn_flower.server_apps.parts import (
     statement,
 )
 from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.rounds import NothingSurvived, RoundPlan, Rounds
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.rounds import NothingSurvived, Rounds
 from privsyn_flower.strategies.synthesis import run_id
 from privsyn_flower.text.prompts import expand
 
@@ -75,7 +76,8 @@ class Pipeline:
             nodes=config.nodes,
             round_timeout=config.round_timeout,
             node_timeout=config.node_timeout,
-            allow_deployed=is_deployment(config),
+            kind="deployed" if is_deployment(config) else "simulated",
+            seeded_noise=config.simulation_seeded_noise,
         )
 
     def _rounds(self, strategy: PrEText) -> int:
@@ -83,10 +85,13 @@ class Pipeline:
         plan = self.plan()
         with ledger.exclusive():
             engine = Rounds(self.grid, strategy, plan, self.folder, ledger, progress=self.progress)
-            done = engine.run()
+            try:
+                done = engine.run()
+            finally:  # a failed run has charges too
+                if ledger.path != self.folder.path / "ledger.jsonl":
+                    ledger.export(plan.run, self.folder.path / "ledger.jsonl")
             self.ledger_epsilon = ledger.spent_epsilon()
-            if ledger.path != self.folder.path / "ledger.jsonl":
-                ledger.export(plan.run, self.folder.path / "ledger.jsonl")
+            self.ledger_total = ledger.header.total_epsilon
         return done
 
     def _expand(self, name: str, seeds: list[str]) -> list[str]:
@@ -112,17 +117,20 @@ class Pipeline:
     def _control(self) -> tuple[list[str], list[str]]:
         """The identical pipeline on pure noise of the same variance: what votes are worth.
 
-        Opens nothing private; returns the control's seeds and synthetic texts.
+        The noise lies around the mean of the released votes of the same round, as if every
+        candidate had been equally popular; around zero hardly any would pass the threshold, and
+        the comparison would be with next to nothing. Opens nothing private; returns the
+        control's seeds and synthetic texts.
         """
-        strategy = self.models.strategy()
-        plan, size = self.plan(), self.config.pretext.population
-        std = plan.released_std(self.config.pretext.vote_bound, plan.users)
+        strategy, size = self.models.strategy(), self.config.pretext.population
         stored = self.folder.load_value("control")
         if stored is None:
-            for rnd in range(1, strategy.rounds + 1):
-                noise = seeded(self.config.seed, rnd, "control").normal(0.0, std, size)
+            for row in self.folder.metrics():
+                rnd, std = row["round"], row["noise_std"]
+                rng = seeded(self.config.seed, rnd, "control")
+                votes = row["released_votes"] / size + rng.normal(0.0, std, size)
                 try:
-                    strategy.learn(rnd, np.asarray(noise, dtype=np.float64), std)
+                    strategy.learn(rnd, votes, std)
                 except NothingSurvived:
                     logger.warning("control: no candidate above the threshold in round %d", rnd)
                 self.progress("control rounds", rnd, strategy.rounds)
@@ -186,6 +194,7 @@ class Pipeline:
             "accountant": self.statement.accountant,
             "noise_multiplier": self.multiplier,
             "epsilon_ledger": self.ledger_epsilon,
+            "epsilon_ledger_total": self.ledger_total,
             "privacy": self.statement.sentence(),
             "synthetic_samples": len(synthetic),
             "bytes_up_per_user_round": up,

@@ -111,7 +111,9 @@ class PlainSum:
         arrived: Arrived,
     ) -> Collected:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
-        messages = [ask(query, ticket, noise, node, timeout) for node in cohort]
+        messages = [
+            ask(query, ticket, noise, node, facts.weight, timeout) for node, facts in cohort.items()
+        ]
         deployed = any(facts.deployed for facts in cohort.values())
         replies = exchange(grid, messages, timeout, arrived, poll=1.0 if deployed else 0.05)
         answers: dict[int, Answer] = {}

@@ -15,12 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation, Collected, PlainSum, exchange
-from privsyn_flower.wire import Hello, Noise, Query, Ticket, WireError, hello, read_hello
+from privsyn_flower.strategies.aggregation import Aggregation, Collected, PlainSum
+from privsyn_flower.strategies.cohort import Cohort, RoundPlan
+from privsyn_flower.wire import Noise, Query, Ticket
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -41,10 +43,6 @@ class NoRelease(RuntimeError):
     """Not one round was released, so there is nothing to learn from."""
 
 
-class TooFewNodes(RuntimeError):
-    """The nodes present cannot reach the guaranteed weight, so asking them would be wasted."""
-
-
 class Strategy(Protocol):
     """A method: two functions around the release, and its state for resume."""
 
@@ -63,36 +61,6 @@ class Strategy(Protocol):
         """Continue from `state`."""
 
 
-@dataclass(frozen=True)
-class RoundPlan:
-    """The public numbers of a run that the guarantee rests on.
-
-    users is the declared population W; the nodes' weights (users each stands for) sum to at
-    most W. A sum is released only when the survivors' weight minus colluding_weight * W is at
-    least min_surviving_weight * W, for which noise_multiplier * bound is the guaranteed std.
-    """
-
-    run: str
-    users: int
-    noise_multiplier: float
-    spare_rounds: int = 1
-    min_surviving_weight: float = 0.85
-    colluding_weight: float = 0.0
-    nodes: int = 1
-    round_timeout: float = 600.0
-    node_timeout: float = 120.0
-    allow_deployed: bool = True
-
-    @property
-    def min_weight(self) -> float:
-        """W_min in users."""
-        return self.min_surviving_weight * self.users
-
-    def released_std(self, bound: float, weight: float) -> float:
-        """Std of the noise in a sum over survivors of `weight`: at least the guaranteed one."""
-        return self.noise_multiplier * bound * float(np.sqrt(weight / self.min_weight))
-
-
 @dataclass
 class Rounds:
     """Drives a strategy through its rounds over a Flower grid."""
@@ -104,7 +72,9 @@ class Rounds:
     ledger: Ledger
     aggregation: Aggregation = field(default_factory=PlainSum)
     progress: Progress = silent
-    nodes: dict[int, Hello] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.cohort = Cohort(self.grid, self.plan, self.folder, self.progress)
 
     def run(self) -> int:
         """All rounds, from the last checkpoint on; returns the number of rounds learned from.
@@ -113,6 +83,7 @@ class Rounds:
         ends early with what it has. Raises NoRelease or NothingSurvived when not even one round
         worked, TooFewNodes when the nodes present cannot reach the guaranteed weight.
         """
+        self._check_ledger()
         checkpoint = self.folder.last_checkpoint()
         done = int(checkpoint["round"]) if checkpoint else 0
         if checkpoint:
@@ -159,14 +130,7 @@ class Rounds:
             open_charge = self._settle(rnd)
             if open_charge:
                 return dict(self.folder.load_value(name) or {})
-            failed = self._failed_attempts()
-            if failed > self.plan.spare_rounds:
-                logger.warning(
-                    "round %d: %d failed attempts, spare-rounds = %d: the run ends early",
-                    rnd,
-                    failed,
-                    self.plan.spare_rounds,
-                )
+            if not self._attempt_left():
                 return None
             try:
                 self._attempt(rnd, name)
@@ -179,9 +143,13 @@ class Rounds:
     def _settle(self, rnd: int) -> bool:
         """After a kill: commit the charge of a stored release, void what was never sent."""
         stored = self.folder.load_release(rnd) is not None
-        sent = self.folder.load_value("sent") or {}
         for charge in self.ledger.charges(run=self.plan.run):
             if charge.round != rnd or charge.state != "reserved":
+                if charge.round == rnd and charge.state == "committed" and not stored:
+                    raise LedgerError(
+                        f"round {rnd} was released (charge {charge.id} in {self.ledger.path}), but "
+                        f"its release is missing in {self.folder.path}: restore the run folder"
+                    )
                 continue
             if (
                 stored
@@ -189,14 +157,36 @@ class Rounds:
                 == charge.id
             ):
                 self.ledger.commit(charge.id)
-            elif charge.id not in sent:
+            elif not charge.sent:
                 self.ledger.void(charge.id, "the query was never sent")
         return stored
 
-    def _failed_attempts(self) -> int:
-        """Charged attempts without a release: what the spare rounds pay for."""
-        charged = [c for c in self.ledger.charges(run=self.plan.run) if c.state == "reserved"]
-        return len(charged)
+    def _attempt_left(self) -> bool:
+        """Whether the calibration pays for one more attempt of this run."""
+        charged = [c for c in self.ledger.charges(run=self.plan.run) if c.state != "void"]
+        failed = sum(c.state == "reserved" for c in charged)
+        spare = self.plan.spare_rounds
+        if failed <= spare and len(charged) < self.strategy.rounds + spare:
+            return True
+        logger.warning(
+            "%d attempts charged, %d of them without a release, spare-rounds = %d: the run ends "
+            "early",
+            len(charged),
+            failed,
+            spare,
+        )
+        return False
+
+    def _check_ledger(self) -> None:
+        """The ledger is the one this run was charged on. Raises LedgerError when it is not."""
+        known = {charge.id: charge for charge in self.ledger.charges(run=self.plan.run)}
+        for rnd in range(1, self.strategy.rounds + 1):
+            facts = self.folder.load_value(f"round-{rnd:04d}-facts")
+            if facts and (facts["charge"] not in known or known[facts["charge"]].round != rnd):
+                raise LedgerError(
+                    f"{self.ledger.path} has no charge {facts['charge']} for round {rnd} of this "
+                    "run: it is not the ledger the run began with (key ledger)"
+                )
 
     def _attempt(self, rnd: int, name: str) -> None:
         """Ask once. Raises TooFewSurvivors (charged) or BudgetExceeded (nothing was sent)."""
@@ -204,7 +194,7 @@ class Rounds:
         if query is None:
             query = self.strategy.ask(rnd)
             self.folder.save_query(rnd, query)
-        cohort = self._cohort()
+        cohort = self.cohort.draw()
         charges = [c for c in self.ledger.charges(run=self.plan.run) if c.round == rnd]
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
         noise = Noise(self.plan.noise_multiplier * query.bound, self.plan.min_weight)
@@ -216,8 +206,7 @@ class Rounds:
             noise_multiplier=self.plan.noise_multiplier,
         )
         # From here on the charge stands: under plain aggregation it is never void once sent.
-        sent = self.folder.load_value("sent") or {}
-        self.folder.save_value("sent", {**sent, charge: rnd})
+        self.ledger.mark_sent(charge)
         start = time.monotonic()
         collected = self.aggregation.collect(
             self.grid,
@@ -225,7 +214,7 @@ class Rounds:
             query,
             ticket,
             noise,
-            colluding=self.plan.colluding_weight * self.plan.users,
+            colluding=self.plan.colluding,
             timeout=self.plan.round_timeout,
             arrived=lambda n, total: self.progress(f"round {rnd}: nodes", n, total),
         )
@@ -255,75 +244,3 @@ class Rounds:
             "bytes_down_per_node": collected.bytes_down_per_node,
             "bytes_up_per_node": collected.bytes_up_per_node,
         }
-
-    def _cohort(self) -> dict[int, Hello]:
-        """Full participation: every connected node, once their weight reaches W_min.
-
-        Raises TooFewNodes after node_timeout, or when the weights exceed the declared users.
-        """
-        needed = self.plan.min_weight + self.plan.colluding_weight * self.plan.users
-        deadline = time.monotonic() + self.plan.node_timeout
-        while True:
-            present = set(self.grid.get_node_ids())
-            new = sorted(present - set(self.nodes))
-            if new:
-                left = max(1.0, deadline - time.monotonic())
-                self._greet(new, left)
-            cohort = {node: facts for node, facts in self.nodes.items() if node in present}
-            weight = sum(facts.weight for facts in cohort.values())
-            if weight > self.plan.users:
-                raise TooFewNodes(
-                    f"the nodes stand for {weight} users, the declared population is "
-                    f"{self.plan.users}: raise data.users or lower the nodes' weights"
-                )
-            complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
-            late = time.monotonic() > deadline
-            if weight >= needed and (complete or late):
-                order = sorted(cohort, key=lambda node: (cohort[node].partition, node))
-                return {node: cohort[node] for node in order}
-            if late:
-                raise TooFewNodes(
-                    f"{len(cohort)} nodes of weight {weight} answered within "
-                    f"{self.plan.node_timeout:g} s, but a sum needs weight {needed:g} "
-                    "(min-surviving-weight x data.users): start more nodes or raise node-timeout"
-                )
-            time.sleep(0.2)
-
-    def _greet(self, nodes: list[int], timeout: float) -> None:
-        """Ask new nodes for their public facts; their weight is fixed for the run from here."""
-        messages = [hello(node, timeout) for node in nodes]
-        replies = exchange(
-            self.grid,
-            messages,
-            timeout,
-            lambda n, total: self.progress("nodes", n, total),
-            poll=0.1,
-        )
-        for node, reply in replies.items():
-            try:
-                facts = read_hello(reply)
-            except WireError as error:
-                logger.warning("node %d is not enrolled: %s", node, error)
-                continue
-            if facts.deployed and not self.plan.allow_deployed:
-                raise TooFewNodes(
-                    "a deployed node is connected, but this configuration is for simulation "
-                    "only: set benchmark = false and simulation-seeded-noise = false"
-                )
-            self._enrol(node, facts)
-
-    def _enrol(self, node: int, facts: Hello) -> None:
-        """A node's weight is fixed for the run when it is first seen, on disk for resumes."""
-        # Flower numbers simulated nodes anew in every run; their partition stays the same.
-        name = f"node {node}" if facts.deployed else f"partition {facts.partition}"
-        weights = self.folder.load_value("weights") or {}
-        if weights.setdefault(name, facts.weight) != facts.weight:
-            logger.warning(
-                "%s is not enrolled: its weight %d was %d when the run began",
-                name,
-                facts.weight,
-                weights[name],
-            )
-            return
-        self.folder.save_value("weights", weights)
-        self.nodes[node] = facts

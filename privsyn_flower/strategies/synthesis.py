@@ -9,21 +9,26 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
-from privsyn_flower.strategies.rounds import RoundPlan, Rounds, Strategy
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.rounds import Rounds, Strategy
 
 
 @dataclass(frozen=True)
 class SynthesisResult:
-    """seeds: differentially private texts; epsilon: spent on the ledger by this run, at delta."""
+    """seeds: differentially private texts. epsilon, delta: the run's guarantee, which
+    `statement.sentence()` puts into words; spent: what was charged so far (no guarantee)."""
 
     seeds: list[str]
     rounds: int
     epsilon: float
     delta: float
     noise_multiplier: float
+    spent: float
+    statement: PrivacyStatement
 
 
 class SynthesisStrategy(Strategy):
@@ -57,28 +62,37 @@ class SynthesisStrategy(Strategy):
         """
         run = RunFolder(folder)
         noise = calibrate(epsilon, self.rounds + spare_rounds, delta)
-        name = population_name or f"run {run.path.name}"
-        book = Ledger.open(
-            Path(ledger) if ledger else run.path / "ledger.jsonl",
-            population=name,
-            total_epsilon=epsilon,
-            total_delta=delta,
-        )
-        plan = RoundPlan(
-            run=run_id(run),
-            users=users,
+        statement = PrivacyStatement(
+            epsilon=epsilon,
+            delta=delta,
             noise_multiplier=noise,
+            rounds=self.rounds,
             spare_rounds=spare_rounds,
             min_surviving_weight=min_surviving_weight,
-            nodes=nodes,
-            round_timeout=round_timeout,
-            node_timeout=node_timeout,
+            ledger_scope="population" if population_name else "run",
         )
-        with run.lock(), book.exclusive():
-            engine = Rounds(grid, self, plan, run, book, aggregation or PlainSum(), progress)
-            done = engine.run()
-        spent = book.spent_epsilon(run=plan.run)
-        return SynthesisResult(list(self.seeds), done, spent, delta, noise)
+        with run.lock():
+            book = Ledger.open(
+                Path(ledger) if ledger else run.path / "ledger.jsonl",
+                population=population_name or f"run {run.path.name}",
+                total_epsilon=epsilon,
+                total_delta=delta,
+            )
+            plan = RoundPlan(
+                run=run_id(run),
+                users=users,
+                noise_multiplier=noise,
+                spare_rounds=spare_rounds,
+                min_surviving_weight=min_surviving_weight,
+                nodes=nodes,
+                round_timeout=round_timeout,
+                node_timeout=node_timeout,
+            )
+            with book.exclusive():
+                engine = Rounds(grid, self, plan, run, book, aggregation or PlainSum(), progress)
+                done = engine.run()
+                spent = book.spent_epsilon(run=plan.run)
+        return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
 
 
 def run_id(folder: RunFolder) -> str:

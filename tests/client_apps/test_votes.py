@@ -42,7 +42,7 @@ def ask(std: float = 1e-9, **options: Any) -> Any:
         bound=1.0,
         **{"model": embedder.fingerprint, **options},
     )
-    return query, wire.ask(query, TICKET, Noise(std, 5.0), 1, 60.0)
+    return query, wire.ask(query, TICKET, Noise(std, 5.0), 1, 5, 60.0)
 
 
 def reply(message: Any, device: Node) -> Any:
@@ -108,7 +108,7 @@ def test_refusals(tmp_path: Path, loopback: Any, facts: Any, options: Any, code:
 def test_seeded_noise_repeats_whatever_the_attempt(tmp_path: Path, loopback: Any) -> None:
     query, message = ask(std=1.0)
     device = node(tmp_path, noise_seed=4)
-    again = wire.ask(query, Ticket("run", "votes", 1, 2), Noise(1.0, 5.0), 1, 60.0)
+    again = wire.ask(query, Ticket("run", "votes", 1, 2), Noise(1.0, 5.0), 1, 5, 60.0)
     first = wire.read_answer(reply(message, device), TICKET, 10).vector
     second = wire.read_answer(reply(again, device), Ticket("run", "votes", 1, 2), 10).vector
     assert np.array_equal(first, second)
@@ -125,20 +125,78 @@ def test_deployed_node_reads_only_its_own_config(tmp_path: Path, loopback: Any) 
     assert device.facts == Hello(1, 0, deployed=True)
     assert device.noise_seed is None
     assert device.allow_plain is False
-    assert device.load() == {"a": ["one"]}  # never more users than its weight adds noise for
+    with pytest.raises(wire.WireError) as caught:
+        device.load()  # never more users than its weight adds noise for
+    assert caught.value.code is Refusal.SETUP
 
 
 def test_unknown_node_config_keys_are_refused_by_name(loopback: Any, caplog: Any) -> None:
-    context = node_context({"data": "x.jsonl", "wieght": 3})
+    context = node_context({"data": __file__, "wieght": 3})
     with pytest.raises(wire.WireError) as caught:
         wire.read_hello(hello(wire.hello(1, 10.0), context))
     assert caught.value.code is Refusal.SETUP
     assert "wieght" in caplog.text
 
 
-def test_hello_route(loopback: Any) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"data": "/no/such/file.jsonl"},
+        {"weight": 0},
+        {"weight": "many"},
+        {"allow-plain": "false"},
+        {"samples-per-user": -1},
+    ],
+)
+def test_wrong_node_config_is_refused_before_any_query(
+    tmp_path: Path, loopback: Any, wrong: Any
+) -> None:
+    data = tmp_path / "users.jsonl"
+    data.write_text('{"user_id": "a", "text": "one"}\n')
+    context = node_context({"data": str(data), **wrong})
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_hello(hello(wire.hello(1, 10.0), context))
+    assert caught.value.code is Refusal.SETUP
+
+
+def test_a_node_is_never_simulated_without_evidence(
+    loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run config must not choose which file a real device opens."""
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    context = node_context(
+        {"partition-id": 0, "num-partitions": 1}, {"data.source": "files", "data.path": "/etc/x"}
+    )
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_hello(hello(wire.hello(1, 10.0), context))
+    assert caught.value.code is Refusal.SETUP
+
+
+class RustPanic(BaseException):
+    """What a panic in a Rust tokenizer is to Python."""
+
+
+@pytest.mark.parametrize("error", [MemoryError("big diary"), RustPanic("diary"), OSError("disk")])
+def test_no_kind_of_user_data_error_changes_the_answer(
+    tmp_path: Path, loopback: Any, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> Any:
+        raise error
+
+    def unwritable(self: Node) -> Any:
+        raise OSError("read-only file system")
+
+    _, message = ask()
+    monkeypatch.setattr(Node, "log", unwritable)
+    answer = reply(message, node(tmp_path, load=broken))
+    assert np.allclose(wire.read_answer(answer, TICKET, 10).vector, 0.0, atol=1e-6)
+
+
+def test_hello_route(tmp_path: Path, loopback: Any) -> None:
     message = wire.hello(1, 10.0)
-    facts = wire.read_hello(hello(message, node_context({"data": "x.jsonl", "weight": 3})))
+    (tmp_path / "x.jsonl").write_text("")
+    context = node_context({"data": str(tmp_path / "x.jsonl"), "weight": 3})
+    facts = wire.read_hello(hello(message, context))
     assert facts == Hello(3, 0, deployed=True)
     missing = hello(message, node_context({}))
     with pytest.raises(wire.WireError) as caught:

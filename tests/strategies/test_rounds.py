@@ -11,15 +11,11 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from privsyn_flower import wire
+from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.strategies.rounds import (
-    NoRelease,
-    NothingSurvived,
-    RoundPlan,
-    Rounds,
-    TooFewNodes,
-)
+from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes, WrongNode
+from privsyn_flower.strategies.rounds import NoRelease, NothingSurvived, Rounds
 from privsyn_flower.wire import Hello, Noise, Query, Refusal, Ticket
 
 
@@ -63,7 +59,7 @@ class VotingNode:
     def __call__(self, message: Message) -> Message | None:
         if message.metadata.message_type == wire.HELLO:
             return wire.answer_hello(message, self.facts)
-        query, ticket, noise = wire.read_ask(message)
+        query, ticket, noise = wire.read_ask(message, self.facts.weight)
         self.seen.append((ticket, noise))
         if self.before_answer:
             self.before_answer(ticket)
@@ -233,16 +229,13 @@ def test_crash_before_the_first_message_costs_nothing(
 ) -> None:
     run = engine(tmp_path, loopback(nodes), Counting(rounds=1))
 
-    save = run.folder.save_value
+    def power_cut(self: Ledger, charge_id: str) -> None:
+        raise KeyboardInterrupt
 
-    def power_cut(name: str, value: object) -> None:
-        if name == "sent":
-            raise KeyboardInterrupt
-        save(name, value)
-
-    monkeypatch.setattr(run.folder, "save_value", power_cut)
-    with pytest.raises(KeyboardInterrupt):
-        run.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "mark_sent", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            run.run()
     again = engine(tmp_path, loopback(nodes), Counting(rounds=1))
     assert again.run() == 1
     states = [c.state for c in again.ledger.charges(run="r")]
@@ -298,9 +291,77 @@ def test_deployed_nodes_are_refused_in_simulation(
 ) -> None:
     nodes[103] = VotingNode(25, 3, deployed=True)
     run = engine(tmp_path, loopback(nodes), Counting())
-    object.__setattr__(run.plan, "allow_deployed", False)
-    with pytest.raises(TooFewNodes, match="simulation only"):
+    object.__setattr__(run.plan, "kind", "simulated")
+    with pytest.raises(WrongNode, match="a deployed node is connected to a simulated run"):
         run.run()
+    run = engine(tmp_path, loopback(nodes), Counting())
+    object.__setattr__(run.plan, "kind", "deployed")
+    with pytest.raises(WrongNode, match="a simulated node is connected to a deployed run"):
+        run.run()
+
+
+def test_seeded_noise_is_refused_where_privacy_is_claimed(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    nodes[103].facts = Hello(25, 3, deployed=False, seeded=True)
+    run = engine(tmp_path, loopback(nodes), Counting())
+    with pytest.raises(WrongNode, match="drawn from the seed"):
+        run.run()
+    assert run.ledger.charges() == []
+
+
+def test_a_node_whose_weight_changed_is_not_counted(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    """A restarted node with a smaller weight adds less noise than the sum counts on."""
+
+    def restart(ticket: Ticket) -> None:
+        nodes[103].facts = Hello(1, 3, deployed=False)
+
+    nodes[100].before_answer = restart
+
+    def guarded(message: Message) -> Message | None:
+        try:
+            return nodes[103](message)
+        except wire.WireError as error:
+            return wire.refuse(message, error.code)
+
+    run = engine(tmp_path, loopback({**nodes, 103: guarded}), Counting(rounds=1))
+    assert run.run() == 1
+    assert run.folder.metrics()[0]["surviving_weight"] == 75
+
+
+def test_another_ledger_than_the_runs_own_is_refused(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    strategy = Counting()
+    strategy.crash_in = 2
+    grid = loopback(nodes)
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, strategy).run()
+    (tmp_path / "ledger.jsonl").unlink()
+    with pytest.raises(LedgerError, match="not the ledger the run began with"):
+        engine(tmp_path, grid, Counting()).run()
+
+
+def test_a_run_folder_set_back_cannot_release_a_round_twice(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    grid = loopback(nodes)
+    engine(tmp_path, grid, Counting()).run()
+    for name in ("checkpoints/round-0003.json", "releases/round-0003.npz"):
+        (tmp_path / "run" / name).unlink()
+    asked = len(nodes[100].seen)
+    with pytest.raises(LedgerError, match="restore the run folder"):
+        engine(tmp_path, grid, Counting()).run()
+    assert len(nodes[100].seen) == asked
+
+
+def test_weights_are_whole_users() -> None:
+    plan = RoundPlan("r", 10, 1.0, min_surviving_weight=0.9, colluding_weight=0.1)
+    assert (plan.min_weight, plan.colluding) == (9, 1)
+    with pytest.raises(ValueError, match="colluding-weight"):
+        RoundPlan("r", 10, 1.0, min_surviving_weight=0.89, colluding_weight=0.11)
 
 
 def test_a_nodes_weight_is_fixed_for_the_run(
@@ -348,7 +409,7 @@ def test_refusal_carries_no_text(loopback: Any) -> None:
 
     message = loopback_message(RecordDict({"ask": ConfigRecord({"protocol": 99})}), 1, "query.x")
     with pytest.raises(wire.WireError) as caught:
-        wire.read_ask(message)
+        wire.read_ask(message, 1)
     assert caught.value.code is Refusal.PROTOCOL
     reply = wire.refuse(message, caught.value.code)
     assert dict(reply.content.config_records["answer"]) == {
