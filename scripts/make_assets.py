@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import json
 import os
 import shutil
 import tempfile
@@ -19,7 +20,7 @@ import torch
 
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.text.assets import write_manifest
+from privsyn_flower.text.assets import MANIFEST, write_manifest
 from privsyn_flower.text.recipes import RECIPES, content_key
 from privsyn_flower.text.tiny import package_sides
 from privsyn_flower.text.tiny_training import train_model
@@ -34,6 +35,7 @@ def main() -> None:
     arguments.add_argument("--assets", type=Path, default=ROOT / "privsyn_flower" / "assets")
     arguments.add_argument("--cache", type=Path, default=Path.home() / ".cache/privsyn-flower")
     arguments.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    arguments.add_argument("--kind", action="append", choices=ORDER, help="default: all")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     config = load_config(options.config)
@@ -41,28 +43,29 @@ def main() -> None:
     general = [[text] for text in federation.public_general()]
     groups = federation.public_groups()
     options.assets.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(dir=options.assets.parent, prefix=".assets-"))
-    models = {}
-    for kind in ORDER:
+    manifest = options.assets / MANIFEST
+    models = json.loads(manifest.read_text("utf-8"))["models"] if manifest.exists() else {}
+    for kind in options.kind or ORDER:
         texts = general if kind == "downstream" else groups
-        (scratch / kind).mkdir()
-        init = None if kind == "downstream" else scratch / ORDER[0]
-        report = train_model(texts, RECIPES[kind], scratch / kind, init=init, progress=announce)
+        with tempfile.TemporaryDirectory(dir=options.assets) as scratch:
+            folder = Path(scratch) / kind
+            folder.mkdir()
+            init = None if kind == ORDER[0] else options.assets / ORDER[0]
+            report = train_model(texts, RECIPES[kind], folder, init=init, progress=announce)
+            shutil.rmtree(options.assets / kind, ignore_errors=True)
+            folder.rename(options.assets / kind)
         models[kind] = {
             "recipe": asdict(RECIPES[kind]),
             "training": report,
             "threads": options.threads,
             "texts_sha256": content_key(texts, (), 0),
         }
-        shutil.rmtree(options.assets / kind, ignore_errors=True)
-        shutil.copytree(scratch / kind, options.assets / kind)
         print(kind, report, flush=True)
     versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
     versions |= {
         key.rpartition(" ")[0]: key.rpartition(" ")[2] for key in public_origin(federation)
     }
     write_manifest(options.assets, packages=package_sides(config), versions=versions, models=models)
-    shutil.rmtree(scratch)
 
 
 def public_origin(federation: Federation) -> list[str]:

@@ -43,7 +43,7 @@ class Recipe:
 RECIPES = {
     "downstream": Recipe("downstream", steps=1000, batch_tokens=1536),
     "generator": Recipe(
-        "generator", steps=350, batch_tokens=2048, learning_rate=2e-3, muon_rate=0.01,
+        "generator", steps=1000, batch_tokens=2048, learning_rate=2e-3, muon_rate=0.01,
         decay_from=0.3,
     ),
     "infiller": Recipe("infiller", steps=800, batch_tokens=1536),
