@@ -1,5 +1,7 @@
 """Fine-tuning at equal cost, measured per user, with a small random Llama."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     learning_rate_factor,
 )
+from privsyn_flower.text.recipes import RECIPES
 from privsyn_flower.text.tiny import train
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
@@ -26,9 +29,12 @@ def texts(step, seed, count=60):
 def model(tmp_path_factory):
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    folder = train(
-        {"downstream": [texts(1, 0)]}, "downstream", tmp_path_factory.mktemp("m"), steps=5
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        small = replace(RECIPES["downstream"], width=32, layers=1, heads=2, vocabulary=512)
+        patch.setitem(RECIPES, "downstream", small)
+        folder = train(
+            {"downstream": [texts(1, 0)]}, "downstream", tmp_path_factory.mktemp("m"), steps=5
+        )
     yield Downstream(folder, length=24)
     torch.set_num_threads(before)
 

@@ -1,6 +1,7 @@
 """Embedded tiny models: real training on a small corpus, caching, budgets, shipped assets."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,18 @@ CORPORA = {"downstream": groups(), "generator": groups(), "infiller": groups()}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
+def small():
+    """One thread, and models a hundred times smaller: the code is the same."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        for kind, usual in RECIPES.items():
+            patch.setitem(
+                RECIPES,
+                kind,
+                replace(usual, width=32, layers=1, heads=2, batch_tokens=384, vocabulary=512),
+            )
+        yield
     torch.set_num_threads(before)
 
 
@@ -58,7 +67,7 @@ def test_training_learns_and_is_reproducible(cache, tmp_path):
     assert again.name == first.name
     assert file_bytes(again) == file_bytes(first)
     weights = next(p for p in first.iterdir() if p.suffix == ".safetensors")
-    assert weights.stat().st_size < 4e6  # fp16
+    assert weights.stat().st_size < 70_000  # fp16: two bytes for each of 30,000 numbers
 
 
 def test_a_cached_model_is_not_trained_again(cache, monkeypatch):

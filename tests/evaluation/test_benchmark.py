@@ -1,0 +1,186 @@
+"""The benchmark on a small federation whose answers are known by construction."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.data import Federation, prepare
+from privsyn_flower.evaluation.benchmark import (
+    Private,
+    Texts,
+    distances,
+    rehearse,
+    run_benchmark,
+    vote_shares,
+)
+from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.text import load_embedder
+from privsyn_flower.text.recipes import RECIPES
+from privsyn_flower.text.tiny import train
+
+PRIVATE_WORDS = [f"priv{a}{b}" for a in "abcdef" for b in "uvwx"]
+PUBLIC_WORDS = [f"pub{a}{b}" for a in "ghijkl" for b in "uvwx"]
+
+
+def sentences(words, rng, count):
+    """A word, then often the next one of the list: what a model can learn about a domain."""
+    texts = []
+    for _ in range(count):
+        at = int(rng.integers(len(words)))
+        text = []
+        for _ in range(20):
+            text.append(words[at % len(words)])
+            at += 1 if rng.random() < 0.8 else int(rng.integers(len(words)))
+        texts.append(" ".join(text))
+    return texts
+
+
+def write(path, users):
+    rows = [{"user_id": u, "text": t} for u, texts in users.items() for t in texts]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    root, rng = tmp_path_factory.mktemp("benchmark"), np.random.default_rng(0)
+    write(root / "private.jsonl", {f"u{i}": sentences(PRIVATE_WORDS, rng, 4) for i in range(40)})
+    write(root / "public.jsonl", {f"p{i}": sentences(PUBLIC_WORDS, rng, 5) for i in range(40)})
+    values = {
+        "benchmark": True,
+        "nodes": 2,
+        "cache": str(root / "cache"),
+        "data.source": "files",
+        "data.path": str(root / "private.jsonl"),
+        "data.public-path": str(root / "public.jsonl"),
+        "data.users": 20,
+        "data.held-out-users": 10,
+        "data.development-users": 8,
+        "data.public-pool": 100,
+        "data.public-validation": 20,
+        "models.embedder": "ngram-64",
+        "models.device": "cpu",
+        "evaluation.steps": 8,
+        "evaluation.batch-size": 8,
+        "evaluation.sequence-length": 48,
+        "evaluation.learning-rates": "3e-3",
+        "evaluation.bootstrap": 200,
+    }
+    config = RunConfig.from_flat(values)
+    federation = Federation(prepare(config.data, root / "cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        small = replace(RECIPES["downstream"], width=32, layers=1, heads=2, vocabulary=512)
+        patch.setitem(RECIPES, "downstream", small)
+        downstream = train({"downstream": federation.public_groups()}, "downstream", root, steps=12)
+    embedder = load_embedder("ngram-64", "cpu")
+    yield SimpleNamespace(
+        config=config, federation=federation, downstream=downstream, embedder=embedder, rng=rng
+    )
+    torch.set_num_threads(threads)
+
+
+class Record:
+    """One round: as many candidates like the private text as unlike it, the former released."""
+
+    def __init__(self, setting, flip=False):
+        texts = sentences(PRIVATE_WORDS, setting.rng, 10) + setting.federation.public()[:10]
+        self.rows = setting.embedder.embed(texts)
+        self.votes = np.repeat([0.0, 9.0] if flip else [9.0, 0.0], 10)
+
+    def load_query(self, rnd):
+        return SimpleNamespace(question=lambda: self.rows)
+
+    def load_release(self, rnd):
+        return self.votes
+
+    def metrics(self):
+        return [{"round": 1, "threshold_votes": 5.0}]
+
+
+def texts_of(setting):
+    good = sentences(PRIVATE_WORDS, setting.rng, 60)
+    return Texts(good[:30], good, setting.federation.public()[:30], setting.federation.public())
+
+
+def test_private_text_stays_shut_without_benchmark(setting):
+    config = setting.config.model_copy(update={"benchmark": False})
+    with pytest.raises(ConfigError, match="benchmark = true"):
+        run_benchmark(
+            config,
+            setting.federation,
+            embedder=setting.embedder,
+            downstream=setting.downstream,
+            record=Record(setting),
+            texts=texts_of(setting),
+        )
+
+
+def test_whole_benchmark_finds_what_was_built_in(setting):
+    found = run_benchmark(
+        setting.config,
+        setting.federation,
+        embedder=setting.embedder,
+        downstream=setting.downstream,
+        record=Record(setting),
+        texts=texts_of(setting),
+    )
+    summary = json.loads(json.dumps(found.summary))
+    assert summary["held_out_users"] == 10 and summary["held_out"] == "test"
+    assert summary["accuracy_difference"]["synthetic-random_public"][1] > 0
+    assert summary["loss_difference"]["synthetic-noise_votes"][2] < 0
+    assert summary["accuracy_difference"]["private-random_public"][1] > 0
+    assert summary["loss"]["pretrained"] > summary["loss"]["private"]
+    frechet = summary["frechet"]
+    assert frechet["synthetic"]["synthetic"] < 0.5 * frechet["synthetic"]["random_public"]
+    assert frechet["seeds"]["seeds"] < 0.5 * frechet["seeds"]["noise_votes"]
+    assert summary["true_votes"]["seeds_against_random"] > 0.9
+    assert summary["true_votes"]["mean_ratio"] > 1.8
+    held_out = setting.federation.held_out("test")
+    assert found.held_out.shape == (sum(map(len, held_out.values())), 64)
+    assert found.candidates[0].shape == (20, 64)
+
+
+def test_shares_are_of_true_votes_not_released_ones(setting):
+    private = Private(setting.config, setting.federation, setting.embedder)
+    good, _ = vote_shares(Record(setting), private, setting.config)
+    bad, _ = vote_shares(Record(setting, flip=True), private, setting.config)
+    assert good["random"] == bad["random"] == [0.5]
+    assert good["survivors"][0] + bad["survivors"][0] == pytest.approx(1, abs=1e-3)
+    assert good["survivors"][0] > 0.9
+
+
+def test_private_votes_are_bounded_and_cover_all_nodes(setting):
+    private = Private(setting.config, setting.federation, setting.embedder)
+    assert len(set(private.owners.tolist())) == 20
+    one = private.votes(setting.embedder.embed(setting.federation.public()[:1]))
+    assert one == pytest.approx([20.0])  # every user's whole norm on the only candidate
+
+
+def test_distances_compare_equal_numbers(setting):
+    private = Private(setting.config, setting.federation, setting.embedder)
+    held_out = private.held_out()
+    texts = texts_of(setting)
+    found = distances(texts, setting.federation.public(), private, held_out, setting.config)
+    again = distances(texts, setting.federation.public(), private, held_out, setting.config)
+    assert found == again
+    assert found["seeds"]["private"] < found["seeds"]["random_public"]
+
+
+def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
+    def closed(*_):
+        raise AssertionError("private text was opened")
+
+    monkeypatch.setattr(Federation, "shard", closed)
+    monkeypatch.setattr(Federation, "held_out", closed)
+    options = setting.config.evaluation.model_copy(update={"learning_rates": "1e-7,3e-3"})
+    config = setting.config.model_copy(update={"evaluation": options})
+    model = Downstream(setting.downstream, length=48)
+    rate, tried = rehearse(config, setting.federation, model)
+    assert set(tried) == {"1e-07", "0.003"}
+    assert tried[f"{rate:g}"] == min(tried.values())
