@@ -144,7 +144,10 @@ def check(
     user_column: Annotated[str, typer.Option()] = "user_id",
     text_column: Annotated[str, typer.Option()] = "text",
 ) -> None:
-    """Explain what a node would skip or repair in FILE; exits 1 when there is a finding."""
+    """Explain what a node would skip or repair in FILE; exits 1 when there is a finding.
+
+    In csv and tsv a row is one line: quoted fields that span lines are findings.
+    """
     from privsyn_flower.data import check_file
 
     try:

@@ -1,16 +1,14 @@
 """Embeddings kept between messages: a device starts a fresh process for each one.
 
-Private embeddings can be inverted to text: their folder is the owner's only (0700), a row is
-deleted as soon as the user's text changes or the user is forgotten, and SQLite overwrites what
-it deletes.
+Two promises carry user-level privacy. A user's rows are a function of that user's texts alone:
+every call of the embedder sees one user, so neither a batch's padding and rounding nor a failure
+reaches anyone else. And private rows, which can be inverted to text, are kept for their owner
+only, and no longer than the text (`vectors.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import os
-import sqlite3
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,18 +17,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from .storage import PRIVATE_FILE, make_private, write_atomic
+from .logs import NODE_LOG
+from .storage import UnavailableError, write_atomic
+from .vectors import Floats, VectorFile
 
-Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Embed = Callable[[list[str]], npt.NDArray[np.floating]]
 Content = tuple[tuple[str, tuple[str, ...]], ...]
 
 BATCH = 1024  # texts embedded between two commits: what an interruption can cost
 MEMO_BYTES = 512 * 2**20  # embeddings kept in this process, the latest first
-_SCHEMA = """CREATE TABLE IF NOT EXISTS embeddings (
-    user TEXT NOT NULL, model TEXT NOT NULL, texts BLOB NOT NULL,
-    rows INTEGER NOT NULL, vectors BLOB NOT NULL, PRIMARY KEY (user, model))"""
+# What is raised for a reason that is no user's text; anything else is that user's failure.
+NOT_DATA = (UnavailableError, ImportError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class EmbeddingCache:
@@ -43,14 +41,21 @@ class EmbeddingCache:
     def __init__(self, folder: Path, fingerprint: str) -> None:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
-        self._path = self.folder / "embeddings.sqlite"
+        self._file = VectorFile(self.folder, fingerprint)
 
     def get(self, users: Mapping[str, Sequence[str]], embed: Embed) -> tuple[Floats, Ints]:
         """users' texts (PRIVATE) -> rows (n, d) float32 and each row's user index (n,) int32.
 
-        Rows follow the order of users and texts; index i is the i-th key of `users`. Only what
-        is missing is embedded: embed(texts) -> (len(texts), d). Both arrays are read-only: a
-        repeat in this process returns them again. Raises ValueError for another shape.
+        `users` is the node's whole content: rows kept of anyone else, or of text that a user no
+        longer has, are erased. Rows follow the order of users and texts; index i is the i-th key
+        of `users`. Only what is missing is embedded, one user at a time: embed(texts) ->
+        (len(texts), d), finite. A user for whom `embed` fails in any way, MemoryError and Rust
+        panics included, has no rows, which the node's local log says; nobody else is affected. A
+        cache that cannot be read or written is done without. Both arrays are read-only: a
+        repeat in this process returns them again.
+
+        Raises only what `embed` raises for reasons that are nobody's text: ImportError and
+        UnavailableError (`privsyn_flower.text.ModelUnavailableError` is one).
         """
         content: Content = tuple((user, tuple(texts)) for user, texts in users.items())
         key = (str(self.folder), self.fingerprint, content)
@@ -59,92 +64,70 @@ class EmbeddingCache:
             if known is not None:
                 _memo.move_to_end(key)
                 return known
-        result = self._assemble(content, embed)
-        with _memo_lock:
-            _memo[key] = result
-            while len(_memo) > 1 and sum(rows.nbytes for rows, _ in _memo.values()) > MEMO_BYTES:
-                _memo.popitem(last=False)
+        found = self._rows_by_user(content, embed)
+        result = _joined(content, found, embed)
+        if all(user in found for user, texts in content if texts):  # a failure may pass
+            _remember(key, result)
         return result
 
     def forget(self, user_id: str) -> bool:
-        """Erase a user's embeddings of every model; whether there were any."""
+        """Erase a user's embeddings of every model; whether there were any.
+
+        Raises sqlite3.Error or OSError when they cannot be erased.
+        """
         with _memo_lock:
             for key in [key for key in _memo if key[0] == str(self.folder)]:
                 if any(user == user_id for user, _ in key[2]):
                     del _memo[key]
-        if not self._path.exists():
-            return False
-        with self._open() as database, database:
-            return (
-                database.execute("DELETE FROM embeddings WHERE user = ?", (user_id,)).rowcount > 0
-            )
+        return self._file.forget(user_id)
 
-    def _assemble(self, content: Content, embed: Embed) -> tuple[Floats, Ints]:
+    def _rows_by_user(self, content: Content, embed: Embed) -> dict[str, Floats]:
+        """user -> rows, all of one width; users without text or whose text fails are left out."""
         wanted = {user: texts_hash(texts) for user, texts in content if texts}
-        with self._open() as database:
-            found = self._read(database, wanted)
-            missing = [(user, texts) for user, texts in content if texts and user not in found]
-            for batch in _batches(missing):
-                fresh = _embed_users(batch, embed)
-                self._store(database, fresh, wanted)
-                found |= fresh
-        blocks = [found[user] for user, texts in content if texts]
-        # When nobody has text, any text tells the width, so that callers need no branch.
-        width = (blocks or [_checked(embed([" "]), 1)])[0].shape[1]
-        if any(block.shape[1] != width for block in blocks):
-            raise ValueError(
-                f"cached embeddings of {self.fingerprint!r} have different widths: "
-                "the fingerprint must change with the model"
-            )
-        rows = np.concatenate(blocks) if blocks else np.empty((0, width), dtype=np.float32)
-        owner = np.repeat(np.arange(len(content), dtype=np.int32), [len(t) for _, t in content])
-        rows.flags.writeable = owner.flags.writeable = False
-        return rows, owner
-
-    def _read(self, database: sqlite3.Connection, wanted: dict[str, bytes]) -> dict[str, Floats]:
-        found: dict[str, Floats] = {}
-        names = list(wanted)
-        for start in range(0, len(names), 500):  # SQLite allows 999 parameters
-            part = names[start : start + 500]
-            marks = ",".join("?" * len(part))
-            query = (
-                "SELECT user, texts, rows, vectors FROM embeddings "
-                f"WHERE model = ? AND user IN ({marks})"
-            )
-            for user, texts, rows, vectors in database.execute(query, [self.fingerprint, *part]):
-                if texts == wanted[user]:
-                    found[user] = np.frombuffer(vectors, dtype=np.float32).reshape(rows, -1)
+        found = self._read(wanted)
+        usable = True
+        missing = [i for i, (user, texts) in enumerate(content) if texts and user not in found]
+        for batch in _batches(content, missing):
+            fresh = _embed_users(content, batch, embed)
+            found |= fresh
+            usable = usable and self._write(fresh, wanted)
+        if len({rows.shape[1] for rows in found.values()}) > 1:
+            width = _width(embed)
+            wrong = [
+                i
+                for i, (user, _) in enumerate(content)
+                if user in found and found[user].shape[1] != width
+            ]
+            NODE_LOG.warning("%d users had cached rows of another width", len(wrong))
+            fresh = _embed_users(content, wrong, embed)
+            found = {u: r for u, r in (found | fresh).items() if r.shape[1] == width}
+            self._write({u: r for u, r in fresh.items() if u in found}, wanted)
         return found
 
-    def _store(
-        self, database: sqlite3.Connection, fresh: dict[str, Floats], wanted: dict[str, bytes]
-    ) -> None:
-        with database:
-            for user, block in fresh.items():
-                # Rows of text the user no longer has go, whichever model made them.
-                database.execute(
-                    "DELETE FROM embeddings WHERE user = ? AND (texts != ? OR model = ?)",
-                    (user, wanted[user], self.fingerprint),
-                )
-                if np.isfinite(block).all():  # a fault of the model is not worth keeping
-                    database.execute(
-                        "INSERT INTO embeddings VALUES (?, ?, ?, ?, ?)",
-                        (user, self.fingerprint, wanted[user], len(block), block.tobytes()),
-                    )
-
-    @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        make_private(self.folder)
-        # Made first with the mode that SQLite then gives to its journal too.
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, PRIVATE_FILE))
-        self._path.chmod(PRIVATE_FILE)
-        database = sqlite3.connect(self._path, timeout=120)
+    def _read(self, wanted: Mapping[str, bytes]) -> dict[str, Floats]:
         try:
-            database.execute("PRAGMA secure_delete = ON")
-            database.execute(_SCHEMA)
-            yield database
-        finally:
-            database.close()
+            self._file.keep_only(wanted)
+            return self._file.read(wanted)
+        except Exception as error:
+            self._explain("read", error)
+            return {}
+
+    def _write(self, fresh: Mapping[str, Floats], wanted: Mapping[str, bytes]) -> bool:
+        try:
+            self._file.write(fresh, wanted)
+        except Exception as error:
+            self._explain("written", error)
+            return False
+        return True
+
+    def _explain(self, verb: str, error: Exception) -> None:
+        NODE_LOG.warning(
+            "the embedding cache cannot be %s (%s); going on without it", verb, type(error).__name__
+        )
+        try:
+            self._file.discard_broken(error)
+        except OSError:
+            NODE_LOG.warning("the damaged embedding cache cannot be removed either")
 
 
 def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embed: Embed) -> Floats:
@@ -175,21 +158,56 @@ def texts_hash(texts: Sequence[str]) -> bytes:
     return digest.digest()
 
 
-def _embed_users(batch: list[tuple[str, tuple[str, ...]]], embed: Embed) -> dict[str, Floats]:
-    texts = [text for _, own in batch for text in own]
-    rows = _checked(embed(texts), len(texts))
-    ends = np.cumsum([len(own) for _, own in batch])
-    return {user: rows[end - len(own) : end] for (user, own), end in zip(batch, ends, strict=True)}
+def _joined(content: Content, found: Mapping[str, Floats], embed: Embed) -> tuple[Floats, Ints]:
+    """Rows of all users below each other, and each row's user index; both read-only."""
+    blocks = [found[user] for user, _ in content if user in found]
+    # When nobody has rows, any text tells the width, so that callers need no branch.
+    rows = np.concatenate(blocks or [np.empty((0, _width(embed)), dtype=np.float32)])
+    counts = [len(found[user]) if user in found else 0 for user, _ in content]
+    owner = np.repeat(np.arange(len(content), dtype=np.int32), counts)
+    rows.flags.writeable = owner.flags.writeable = False
+    return rows, owner
 
 
-def _batches(
-    missing: list[tuple[str, tuple[str, ...]]],
-) -> Iterator[list[tuple[str, tuple[str, ...]]]]:
-    batch: list[tuple[str, tuple[str, ...]]] = []
+def _embed_users(content: Content, positions: Sequence[int], embed: Embed) -> dict[str, Floats]:
+    """user -> rows for the users at `positions`, each embedded alone; those who fail are out."""
+    fresh: dict[str, Floats] = {}
+    for position in positions:
+        user, texts = content[position]
+        rows = _one_user(position, texts, embed)
+        if rows is not None:
+            fresh[user] = rows
+    return fresh
+
+
+def _one_user(position: int, texts: Sequence[str], embed: Embed) -> Floats | None:
+    """One user's rows, or None with a line in the local log, which quotes nothing."""
+    try:
+        rows = _checked(embed(list(texts)), len(texts))
+        if np.isfinite(rows).all():
+            return rows
+        reason = "rows that are not finite"
+    except NOT_DATA:
+        raise
+    except BaseException as error:  # a panic in the tokenizer's Rust code is no Exception
+        reason = type(error).__name__
+    NODE_LOG.warning("user %d of this node has no embeddings: %s", position, reason)
+    return None
+
+
+def _width(embed: Embed) -> int:
+    """d, from a text that is nobody's; 0 when even that cannot be embedded."""
+    rows = _one_user(-1, [" "], embed)
+    return 0 if rows is None else rows.shape[1]
+
+
+def _batches(content: Content, positions: Sequence[int]) -> Iterator[list[int]]:
+    """Positions in runs of about BATCH texts."""
+    batch: list[int] = []
     size = 0
-    for user, texts in missing:
-        batch.append((user, texts))
-        size += len(texts)
+    for position in positions:
+        batch.append(position)
+        size += len(content[position][1])
         if size >= BATCH:
             yield batch
             batch, size = [], 0
@@ -202,6 +220,13 @@ def _checked(rows: npt.NDArray[np.floating], count: int) -> Floats:
     if rows.ndim != 2 or rows.shape[0] != count or rows.shape[1] == 0:
         raise ValueError(f"the embedder returned shape {rows.shape} for {count} texts")
     return rows
+
+
+def _remember(key: tuple[str, str, Content], result: tuple[Floats, Ints]) -> None:
+    with _memo_lock:
+        _memo[key] = result
+        while len(_memo) > 1 and sum(rows.nbytes for rows, _ in _memo.values()) > MEMO_BYTES:
+            _memo.popitem(last=False)
 
 
 _memo: OrderedDict[tuple[str, str, Content], tuple[Floats, Ints]] = OrderedDict()

@@ -32,7 +32,9 @@ def prepare(config: DataConfig, cache: Path, progress: Callable[[str], None] | N
     Its name is a hash of the configuration and of what the text is made of (package versions
     and files, or the bytes of the named files). Safe to call from several processes at once:
     one builds, the others wait. progress: gets a line of text per step.
-    Raises DataError when the source is missing, malformed or too small.
+    Raises DataError when the source is missing, malformed or too small. Such an error states
+    counts of users and texts, as it must to be of use: this prepares simulated data on one
+    machine, whose owner reads it. No deployed node comes here.
     """
     key = _prepared_key(config.model_dump_json(), *_stamps(config))
     target = cache / "data" / key[:24]

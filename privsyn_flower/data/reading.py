@@ -1,5 +1,10 @@
 """Rows of a jsonl, csv or parquet file, whatever its encoding; bad lines are reported, not fatal.
 
+A record that cannot be read affects itself only, because records are of different users: one
+user's text must never take away or change another user's. So a csv row is one line: a quoted
+field may not span lines, or one unclosed quote would swallow the rows below it. Texts with line
+breaks belong into jsonl or parquet.
+
 Only the standard library is needed for jsonl and csv: a device that holds its user's text in
 such a file installs nothing else.
 """
@@ -10,7 +15,7 @@ import codecs
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,15 +29,18 @@ _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_rows(path: Path, report: Report) -> Iterator[Row]:
-    """Rows in file order. Raises DataError for an unknown format, OSError if unreadable."""
+def read_rows(path: Path, report: Report, columns: Collection[str] = ()) -> Iterator[Row]:
+    """Rows in file order. columns: those needed, all when empty; parquet decodes no others.
+
+    Raises DataError for an unknown format or an unreadable csv header, OSError if unreadable.
+    """
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         return _jsonl_rows(path, report)
     if suffix in (".csv", ".tsv"):
         return _csv_rows(path, report, "\t" if suffix == ".tsv" else ",")
     if suffix == ".parquet":
-        return _parquet_rows(path)
+        return _parquet_rows(path, report, columns)
     raise DataError(
         f"{path.name}: format {suffix!r} is not known (data.path, data.public-path): "
         "convert it to .jsonl, .csv, .tsv or .parquet"
@@ -40,7 +48,12 @@ def read_rows(path: Path, report: Report) -> Iterator[Row]:
 
 
 def column_names(path: Path) -> list[str]:
-    """Columns of the file's first readable row; empty for an empty file."""
+    """Columns of a parquet file, or of the first readable row; empty for an empty file."""
+    if path.suffix.lower() == ".parquet":
+        require_arrow()
+        from pyarrow import parquet
+
+        return [str(name) for name in parquet.read_schema(path).names]
     for _, row in read_rows(path, lambda *_: None):
         return [str(name) for name in row]
     return []
@@ -52,7 +65,7 @@ def _jsonl_rows(path: Path, report: Report) -> Iterator[Row]:
             continue
         try:
             row = json.loads(line)
-        except (ValueError, RecursionError):
+        except Exception:  # too deep, too long a number: whatever it is, it is this line's
             report(number, "the line is not valid JSON", "write one JSON object per line")
             continue
         if isinstance(row, dict):
@@ -63,38 +76,61 @@ def _jsonl_rows(path: Path, report: Report) -> Iterator[Row]:
 
 def _csv_rows(path: Path, report: Report, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))
-    reader = csv.reader((line for _, line in _lines(path, report)), delimiter=delimiter)
     header: list[str] | None = None
-    while True:
+    for number, line in _lines(path, report):
         try:
-            row = next(reader)
-        except StopIteration:
-            return
+            row = next(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True), [])
         except csv.Error:
-            report(reader.line_num, "the line is not valid CSV", "quote fields and close quotes")
+            if header is None:
+                raise DataError(
+                    f"{path.name}: the header in line {number} is not valid CSV"
+                ) from None
+            report(
+                number,
+                "the line is not valid CSV: a quote is not closed in it, or text follows one",
+                "close quotes on the line, double those in a text; a field cannot span lines: "
+                "keep texts with line breaks in jsonl",
+            )
             continue
         if header is None:
-            header = row
+            header = row or None
         elif len(row) == len(header):
-            yield reader.line_num, dict(zip(header, row, strict=True))
+            yield number, dict(zip(header, row, strict=True))
         elif row:
             report(
-                reader.line_num,
+                number,
                 f"the row has {len(row)} fields, the header {len(header)}",
-                "quote fields that hold separators, quotes or line breaks",
+                "quote fields that hold separators or quotes; a field cannot span lines",
             )
 
 
-def _parquet_rows(path: Path) -> Iterator[Row]:
+def _parquet_rows(path: Path, report: Report, columns: Collection[str]) -> Iterator[Row]:
     require_arrow()
     from pyarrow import parquet
 
     number = 0
     with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=1024):
-            for row in batch.to_pylist():
+        for batch in file.iter_batches(
+            batch_size=1024, columns=list(dict.fromkeys(columns)) or None
+        ):
+            for row in _python_rows(batch):
                 number += 1
-                yield number, row
+                if row is None:
+                    report(number, "a value of the row cannot be read", "correct or remove it")
+                else:
+                    yield number, row
+
+
+def _python_rows(batch: Any) -> list[dict[str, Any] | None]:
+    """Rows of an Arrow batch as Python values; None for a row with a value that has none."""
+    try:
+        rows: list[dict[str, Any] | None] = batch.to_pylist()
+        return rows
+    except Exception:  # a date beyond Python's, bytes that are not UTF-8: find the row
+        if batch.num_rows == 1:
+            return [None]
+        half = batch.num_rows // 2
+        return _python_rows(batch.slice(0, half)) + _python_rows(batch.slice(half))
 
 
 def _lines(path: Path, report: Report) -> Iterator[tuple[int, str]]:

@@ -19,6 +19,10 @@ class DataError(ValueError):
     """Data or its configuration is wrong; the text names the value, the bound and the key."""
 
 
+class UnavailableError(RuntimeError):
+    """A model or library is not on this machine: no user's text is the cause, so it may be told."""
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a file made for it) against other processes.
@@ -38,11 +42,12 @@ def locked(path: Path) -> Iterator[None]:
         yield  # closing the file releases the lock
 
 
-def make_private(folder: Path) -> Path:
-    """Create `folder` for its owner only (0700), or tighten an existing one."""
-    folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    folder.chmod(PRIVATE_FOLDER)
-    return folder
+def make_private(path: Path) -> Path:
+    """Make `path` its owner's only: a file 0600; a folder 0700, created when nothing is there."""
+    if not path.is_file():
+        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    path.chmod(PRIVATE_FILE if path.is_file() else PRIVATE_FOLDER)
+    return path
 
 
 def build_folder(target: Path, fill: Callable[[Path], None]) -> Path:

@@ -1,23 +1,22 @@
 """A device's or a simulation's text file -> user -> samples.
 
-What is odd in the data is handled where it lies (repaired or skipped), counted in this
-process's own log without quoting any text, and never reported to a server. `check_file` lists
-the same oddities line by line for the person who owns the file.
+What is odd in the data is handled where it lies (repaired or skipped), so that a record changes
+nothing but its own user's samples. It is counted in the node's local log without quoting any
+text, and never reported to a server: such counts are private too. `check_file` lists the same
+oddities line by line for the person who owns the file.
 """
 
 from __future__ import annotations
 
 import datetime
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .reading import Report, Row, read_rows
+from .logs import NODE_LOG
+from .reading import Report, Row, column_names, read_rows
 from .storage import DataError
-
-log = logging.getLogger(__name__)
 
 MAX_TEXT = 100_000  # characters kept of one text: more cannot matter to any model here
 
@@ -101,7 +100,8 @@ def load_users(
 
     path: .jsonl, .csv, .tsv (standard library only) or .parquet. samples_cap: texts kept per
     user, the first ones; 0 keeps all. An exact repetition within a user is dropped; a user
-    without any text stays, with an empty list, because the node stands for that user too.
+    without any text stays, with an empty list, because the node stands for that user too. What
+    was skipped is counted in the logger `privsyn_flower.node`, which goes nowhere by itself.
     Raises DataError for a missing column or unknown format, OSError for an unreadable file.
     """
     columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
@@ -145,7 +145,7 @@ def check_file(
     columns = Columns(user_column, text_column, label_column, date_column)
     gathered = _Gathered(columns, 0, report)
     try:
-        gathered.add_all(read_rows(Path(path), report), Path(path).name)
+        gathered.add_all(_rows_of(Path(path), columns, report), Path(path).name)
     except DataError as error:
         report(0, str(error), "rename the column or file, or name it in the configuration")
     for user, own in gathered.users.items():
@@ -159,7 +159,13 @@ def check_file(
 def collect(path: str | Path, columns: Columns, cap: int = 0) -> dict[str, list[Sample]]:
     """The samples of a file by user; oddities are summed up in the local log."""
     where = Path(path)
-    return collect_rows(lambda report: read_rows(where, report), columns, cap, where.name)
+    return collect_rows(lambda report: _rows_of(where, columns, report), columns, cap, where.name)
+
+
+def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
+    if path.suffix.lower() == ".parquet":  # its other columns are not even decoded
+        columns.require(column_names(path), path.name)
+    return read_rows(path, report, columns.named().values())
 
 
 def collect_rows(rows: Any, columns: Columns, cap: int, where: str) -> dict[str, list[Sample]]:
@@ -172,10 +178,12 @@ def collect_rows(rows: Any, columns: Columns, cap: int, where: str) -> dict[str,
     )
     gathered.add_all(rows(gathered.report), where)
     for advice, lines in seen.items():
-        log.warning("%s: %d oddities, first in line %d: %s", where, len(lines), lines[0], advice)
+        NODE_LOG.warning(
+            "%s: %d oddities, first in line %d: %s", where, len(lines), lines[0], advice
+        )
     empty = sum(not own for own in gathered.users.values())
     if empty:
-        log.warning("%s: %d users have no text", where, empty)
+        NODE_LOG.warning("%s: %d users have no text", where, empty)
     return gathered.users
 
 
@@ -195,7 +203,10 @@ class _Gathered:
         for line, row in rows:
             self.rows += 1
             present.update(row)
-            self._add(line, row)
+            try:
+                self._add(line, row)
+            except Exception:
+                self.report(line, "the row cannot be read", "correct or remove it")
         if self.rows:
             self.columns.require(present, where)
 

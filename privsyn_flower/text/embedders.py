@@ -6,10 +6,12 @@ all-MiniLM-L6-v2 (PrE-Text, section 4).
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +34,19 @@ def load_embedder(name: str, device: str = "auto", progress: bool | Progress = T
     """The embedder called `name`: `minilm`, `ngram-DIM`, a folder, or a hub name.
 
     progress: True for a bar on stderr in long calls, or a function to call. Raises ValueError
-    for a malformed name and ModelUnavailableError when the model is not here and cannot be
-    fetched. Threads are the caller's to set (`torch.set_num_threads`).
+    for a malformed name, ImportError without sentence-transformers, and ModelUnavailableError
+    when the model is not here and cannot be fetched or loaded. The latest model stays in memory,
+    so that a call per user costs no load. Threads are the caller's (`torch.set_num_threads`).
     """
     dimension = _ngram_dimension(name)
     if dimension is not None:
         return NgramEmbedder(dimension)
-    return SentenceEmbedder(_model_folder(name), device=device, progress=progress)
+    try:
+        return SentenceEmbedder(_model_folder(name), device=device, progress=progress)
+    except ModelUnavailableError:
+        raise
+    except (OSError, ValueError, RuntimeError) as error:  # a device, or files that do not fit
+        raise ModelUnavailableError(f"{KEY} = {name!r} cannot be loaded: {error}") from error
 
 
 def embedder_fingerprint(name: str) -> str:
@@ -50,7 +58,13 @@ def embedder_fingerprint(name: str) -> str:
 
 
 class SentenceEmbedder:
-    """A sentence-transformers model (or any encoder, then mean-pooled) from a folder."""
+    """A sentence-transformers model (or any encoder, then mean-pooled) from a folder.
+
+    On a CPU texts go through the model one by one, without padding: a row is a function of its
+    text alone, to the last bit (for one machine and number of threads), and for texts of a few
+    words or more it costs no more than batches do. Other devices need batches, whose padding and
+    rounding move a row by about 1e-7: keep texts of different users in different calls.
+    """
 
     def __init__(
         self,
@@ -58,14 +72,13 @@ class SentenceEmbedder:
         *,
         device: str = "auto",
         progress: bool | Progress = True,
-        batch_size: int = 64,
+        batch_size: int | None = None,
     ) -> None:
-        from sentence_transformers import SentenceTransformer
-
-        self._model = SentenceTransformer(str(folder), device=resolve_device(device))
+        where = resolve_device(device)
         self.fingerprint = folder_fingerprint(folder)
-        self.dimension = int(self._model.encode("", show_progress_bar=False).shape[0])
-        self.batch_size, self.progress = batch_size, progress
+        self._model, self.dimension = _sentence_model(folder, self.fingerprint, where)
+        self.batch_size = batch_size or (1 if where == "cpu" else 64)
+        self.progress = progress
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
         """n texts -> (n, d) unit rows; batches of similar length, results in the given order."""
@@ -83,6 +96,15 @@ class SentenceEmbedder:
                 )
                 advance(len(batch))
         return _unit(rows)
+
+
+@functools.lru_cache(maxsize=1)
+def _sentence_model(folder: Path, _fingerprint: str, device: str) -> tuple[Any, int]:
+    """The model and its dimension, loaded once while its files stay the same."""
+    from sentence_transformers import SentenceTransformer
+
+    model = SentenceTransformer(str(folder), device=device)
+    return model, int(model.encode("", show_progress_bar=False).shape[0])
 
 
 class NgramEmbedder:

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.data.storage import UnavailableError
 
-class ModelUnavailableError(RuntimeError):
+
+class ModelUnavailableError(UnavailableError):
     """A model can neither be read from disk nor fetched; the text names the ways out."""
 
 

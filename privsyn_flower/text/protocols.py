@@ -26,7 +26,11 @@ class Embedder(Protocol):
         """Names the function text -> row: equal fingerprints embed alike, whatever the path."""
 
     def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
-        """n texts -> (n, d) float32, every row of L2 norm 1 (also that of an empty text)."""
+        """n texts -> (n, d) float32, every row of L2 norm 1 (also that of an empty text).
+
+        Texts of one call may share rounding and failures; those of different users never share
+        a call (`data.EmbeddingCache`).
+        """
 
 
 @runtime_checkable

@@ -164,28 +164,10 @@ def test_an_interruption_keeps_the_batches_done(
     assert read(tmp_path, USERS)[1] == ["three", "one", "vier"]
 
 
-def test_rows_that_are_not_finite_are_not_kept(tmp_path: Path) -> None:
-    def broken(texts: list[str]) -> npt.NDArray[np.float32]:
-        return np.where(np.array(texts)[:, None] == "vier", np.nan, Embedder()(texts))
-
-    rows, _ = EmbeddingCache(tmp_path, "m").get(USERS, broken)
-    assert np.isnan(rows[-1]).all()
-    assert read(tmp_path, USERS)[1] == ["vier"]
-
-
 @pytest.mark.parametrize("shape", [(4, 3), (5,), (5, 0)])
-def test_an_embedder_of_the_wrong_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="5 texts"):
-        EmbeddingCache(tmp_path, "m").get(USERS, lambda _: np.zeros(shape))
+def test_public_embeddings_of_the_wrong_shape(tmp_path: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="5 texts"):
         cached_embeddings(tmp_path, "m", list("abcde"), lambda _: np.zeros(shape))
-
-
-def test_one_fingerprint_with_two_widths(tmp_path: Path) -> None:
-    read(tmp_path, USERS)
-    caches._memo.clear()
-    with pytest.raises(ValueError, match="different widths"):
-        EmbeddingCache(tmp_path, "m").get({**USERS, "d": ["x"]}, lambda t: np.ones((len(t), 3)))
 
 
 def hammer(folder: str, start: int) -> None:

@@ -105,9 +105,35 @@ def test_minilm_values_are_pinned() -> None:
     np.testing.assert_allclose(rows[0] @ rows[1:].T, [0.12532, 0.10811, 0.01878], atol=1e-4)
     assert embedder.fingerprint == embedder_fingerprint("minilm")
     assert embedder.dimension == 384
-    # Order and neighbours change nothing that matters.
-    np.testing.assert_allclose(embedder.embed(TEXTS[::-1])[::-1], rows, atol=1e-6)
     assert embedder.embed([]).shape == (0, 384)
+
+
+@minilm
+def test_a_minilm_row_depends_on_its_text_alone() -> None:
+    """To the last bit on a CPU: a flipped near-tie would move another user's vote."""
+    embedder = load_embedder("minilm", device="cpu", progress=False)
+    texts = [" ".join(TEXTS[0].split()[: 1 + i % 9]) + f" {i}" for i in range(12)]
+    rows = embedder.embed(texts)
+    for i in (0, 7, 11):
+        np.testing.assert_array_equal(embedder.embed([texts[i]])[0], rows[i])
+    np.testing.assert_array_equal(embedder.embed(texts[::-1])[::-1], rows)
+    crowd = ["long " * 400, *texts[:6], "", "tea", *texts[6:], "word " * 90]
+    kept = [*range(1, 7), *range(9, 15)]
+    np.testing.assert_array_equal(embedder.embed(crowd)[kept], rows)
+    np.testing.assert_array_equal(embedder.embed(texts[2:]), rows[2:])
+
+
+@minilm
+def test_a_model_is_loaded_once() -> None:
+    """A node embeds its users one by one, and may ask for the embedder each time."""
+    first = load_embedder("minilm", device="cpu", progress=False)
+    assert load_embedder("minilm", device="cpu", progress=False)._model is first._model  # type: ignore[attr-defined]
+
+
+@minilm
+def test_a_device_that_is_not_there_is_no_users_fault() -> None:
+    with pytest.raises(ModelUnavailableError, match=r"models\.device"):
+        load_embedder("minilm", device="cuda:99")
 
 
 @minilm
@@ -131,6 +157,14 @@ def test_offline_errors_name_both_ways_out(monkeypatch: pytest.MonkeyPatch) -> N
 def test_missing_folder() -> None:
     with pytest.raises(ModelUnavailableError, match="no such model folder"):
         embedder_fingerprint("/no/such/folder")
+
+
+@minilm
+def test_a_damaged_model_is_no_users_fault(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json", "config.json"):
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelUnavailableError, match=r"models\.embedder.*cannot be loaded"):
+        load_embedder(str(tmp_path), device="cpu")
 
 
 def test_folder_fingerprint(tmp_path: Path) -> None:

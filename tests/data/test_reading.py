@@ -1,0 +1,122 @@
+"""A record that cannot be read affects itself only: the next one may be another user's."""
+
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.data import DataError, check_file, load_samples, load_users, reading, users
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv"])
+@pytest.mark.parametrize(
+    "bad", ['"never closed', '"closed" and more', '"two\nlines"', 'a "b"", c"']
+)
+def test_a_bad_csv_line_is_that_lines_alone(tmp_path: Path, kind: str, bad: str) -> None:
+    path = tmp_path / f"u.{kind}"
+    lines = ["user_id,text", 'a,"x, y"', f"mallory,{bad}", "b,fine", 'c,"said ""so"""', "d,"]
+    path.write_text("\r\n".join(lines).replace(",", "\t" if kind == "tsv" else ","))
+    found = load_users(path)
+    mallory = found.pop("mallory", [])
+    comma = "\t" if kind == "tsv" else ","
+    assert found == {"a": [f"x{comma} y"], "b": ["fine"], "c": ['said "so"'], "d": []}
+    if not bad.startswith("a"):
+        assert mallory == []
+        first = next(finding for finding in check_file(path) if finding.line == 3)
+        assert "quote" in first.problem
+        assert "cannot span lines" in first.advice
+        assert "never" not in repr(first)
+
+
+def test_a_bad_csv_header_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "u.csv"
+    path.write_text('user_id,"text\na,one\nb,two\n')
+    with pytest.raises(DataError, match="header in line 1"):
+        load_users(path)
+    assert any("header" in finding.problem for finding in check_file(path))
+
+
+def test_blank_lines_before_a_csv_header(tmp_path: Path) -> None:
+    path = tmp_path / "u.csv"
+    path.write_text("\n\nuser_id,text\na,one\n")
+    assert load_users(path) == {"a": ["one"]}
+
+
+def test_a_json_line_that_breaks_the_parser(tmp_path: Path) -> None:
+    deep = '{"user_id": "m", "text": ' + "[" * 100_000
+    long = '{"user_id": "m", "text": ' + "9" * 5000 + "}"
+    path = tmp_path / "u.jsonl"
+    good = ['{"user_id": "a", "text": "one"}', '{"user_id": "b", "text": "two"}']
+    path.write_text("\n".join([good[0], deep, long, good[1]]))
+    assert load_users(path) == {"a": ["one"], "b": ["two"]}
+    assert [finding.line for finding in check_file(path)] == [2, 3]
+
+
+def test_whatever_one_record_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = users.to_name
+
+    def breaks(value: object) -> str:
+        if value == "m":
+            raise MemoryError
+        return original(value)
+
+    monkeypatch.setattr(users, "to_name", breaks)
+    path = tmp_path / "u.jsonl"
+    path.write_text("".join(f'{{"user_id": "{user}", "text": "x"}}\n' for user in "amb"))
+    assert load_users(path) == {"a": ["x"], "b": ["x"]}
+    assert [(f.line, f.problem) for f in check_file(path)] == [(2, "the row cannot be read")]
+
+
+def write_parquet(path: Path, **columns: Any) -> Path:
+    arrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(arrow.table(columns), path)
+    return path
+
+
+def far_away(count: int, bad: int) -> Any:
+    """Timestamps in seconds, one of them in the year 300000."""
+    arrow = pytest.importorskip("pyarrow")
+    seconds = [1706659200] * count
+    seconds[bad] = 9_000_000_000_000
+    return arrow.array(seconds, arrow.int64()).cast(arrow.timestamp("s"))
+
+
+def test_an_unrelated_parquet_column_is_not_read(tmp_path: Path) -> None:
+    names = ["a", "b", "c"]
+    path = write_parquet(tmp_path / "u.parquet", user_id=names, text=names, seen=far_away(3, 1))
+    assert load_users(path) == {"a": ["a"], "b": ["b"], "c": ["c"]}
+    assert check_file(path) == []
+    assert reading.column_names(path) == ["user_id", "text", "seen"]
+
+
+def test_a_bad_parquet_value_is_that_rows_alone(tmp_path: Path) -> None:
+    names = [f"u{i}" for i in range(2500)]
+    path = write_parquet(
+        tmp_path / "u.parquet", user_id=names, text=names, seen=far_away(2500, 1200)
+    )
+    found = load_samples(path, date_column="seen")
+    assert list(found) == [name for name in names if name != "u1200"]
+    assert {own[0].date for own in found.values()} == {
+        datetime.datetime.fromtimestamp(1706659200, datetime.UTC).date().isoformat()
+    }
+    (finding,) = check_file(path, date_column="seen")
+    assert (finding.line, finding.problem) == (1201, "a value of the row cannot be read")
+
+
+def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    raw = arrow.array([b"one", b"\xff\xfe", b"two"], arrow.binary())
+    text = arrow.Array.from_buffers(arrow.string(), 3, raw.buffers())
+    path = write_parquet(tmp_path / "u.parquet", user_id=["a", "m", "b"], text=text)
+    assert load_users(path) == {"a": ["one"], "b": ["two"]}
+
+
+def test_a_missing_parquet_column_names_those_there_are(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "u.parquet", user_id=["a"], body=["x"], extra=[1])
+    with pytest.raises(DataError, match=r"'text'.*body, extra, user_id"):
+        load_users(path)
