@@ -36,20 +36,36 @@ class Node:
     load: Callable[[], UserTexts]
 
     def log(self) -> logging.Logger:
-        """The node's local log: a file readable by its owner only, sent nowhere."""
-        logger = logging.getLogger(f"privsyn_flower.node.{self.facts.partition}")
-        if not logger.handlers:
+        """The node's local log: a file readable by its owner only, sent nowhere.
+
+        The data package writes to the same logger, so open the log before the users' text.
+        """
+        logger = logging.getLogger("privsyn_flower.node")
+        path = str(self.cache.absolute() / "node.log")
+        if [getattr(handler, "baseFilename", "") for handler in logger.handlers] != [path]:
             self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.cache.chmod(0o700)
-            path = self.cache / "node.log"
-            path.touch(mode=0o600)
-            path.chmod(0o600)
-            handler = logging.FileHandler(path, encoding="utf-8")
-            handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-            logger.addHandler(handler)
+            Path(path).touch(mode=0o600)
+            Path(path).chmod(0o600)
+            for old in logger.handlers:  # a simulated worker is one node after the other
+                old.close()
+            logger.handlers = [_file_handler(path)]
             logger.propagate = False  # nothing reaches Flower's log, which the server may read
             logger.setLevel(logging.INFO)
         return logger
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """A log that cannot be written is given up: its failure must change nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        return
+
+
+def _file_handler(path: str) -> logging.Handler:
+    handler = _QuietFileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler
 
 
 def open_node(context: Context) -> Node:

@@ -79,11 +79,13 @@ def _votes_or_zero(query: Query, node: Node) -> Floats:
     """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
     silence, would tell the server something about the data."""
     try:
+        with contextlib.suppress(Exception):  # a full disk must not change the answer
+            node.log()
         return user_votes(query, node.load(), node)
     except (WireError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException:
-        with contextlib.suppress(Exception):  # a full disk must not change the answer either
+        with contextlib.suppress(Exception):
             node.log().exception("the users' votes failed; a zero vector is sent instead")
         return np.zeros(query.length, dtype=np.float64)
 
