@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import signal
 import sys
 import time
@@ -17,7 +16,7 @@ from privsyn_flower.config import ConfigError, RunConfig, load_config, parse_ove
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.progress import read_events
-from privsyn_flower.runs import RunLocked, write_atomic
+from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
@@ -94,12 +93,12 @@ def _resume(folder: Path) -> Path:
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
     config = load_config(path)
     flower = LocalFlower.find(folder)
-    if (folder / "summary.json").exists() and not _locked(folder):
+    if (folder / "summary.json").exists() and lock_holder(folder) is None:
         if flower is not None:  # the command that started it was killed
             flower.close()
         _finish(folder)
         return folder
-    if _locked(folder):
+    if lock_holder(folder) is not None:
         if flower is None:
             raise RunLocked(
                 f"run folder {folder} is held by a process whose SuperLink does not answer; "
@@ -111,18 +110,6 @@ def _resume(folder: Path) -> Path:
     if flower is not None:
         flower.close()
     return _start(folder, config)
-
-
-def _locked(folder: Path) -> bool:
-    lock = folder / ".lock"
-    if not lock.exists():
-        return False
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 def _start(folder: Path, config: RunConfig) -> Path:
@@ -163,7 +150,7 @@ def _watch(folder: Path, flower: LocalFlower) -> Path:
                     display.show(event)
                 ended = (folder / "summary.json").exists() or (folder / "error.txt").exists()
                 # A killed ServerApp lets go of the folder long before Flower misses it.
-                alive = _locked(folder)
+                alive = lock_holder(folder) is not None
                 seen_alive = seen_alive or alive
                 gone = 0.0 if alive or not seen_alive else gone or time.monotonic()
                 if ended or (gone and time.monotonic() - gone > GRACE):

@@ -23,7 +23,7 @@ from typing import Any
 
 from privsyn_flower import __version__
 from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
-from privsyn_flower.runs import write_atomic, write_json
+from privsyn_flower.runs import lock_holder, write_atomic, write_json
 
 # Usage reporting of the libraries a run starts; users of privsyn did not agree to it.
 QUIET = {
@@ -203,6 +203,10 @@ class LocalFlower:
         if self.pid:
             end_group(self.pid, self._process)
         self.pid = 0
+        # Flower gives the ServerApp's process a session of its own, and one that is deep in a
+        # computation does not notice for minutes that its SuperLink is gone.
+        if holder := lock_holder(self.run_folder):
+            end_process(holder)
         (self.run_folder / "flower.json").unlink(missing_ok=True)
         shutil.rmtree(self.home / "apps", ignore_errors=True)
 
@@ -241,6 +245,22 @@ def end_group(pid: int, process: subprocess.Popen[bytes] | None = None, wait: fl
             try:
                 os.killpg(pid, 0)
             except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def end_process(pid: int, wait: float = 15.0) -> None:
+    """End one process that is not a child: politely, then for good."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, sign)
+        except (ProcessLookupError, PermissionError):
+            return
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
                 return
             time.sleep(0.1)
 

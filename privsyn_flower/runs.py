@@ -82,7 +82,7 @@ class RunFolder:
         """Hold the folder exclusively. Raises RunLocked naming the holder's process id."""
         with (self.path / ".lock").open("a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock_soon(file.fileno())
             except BlockingIOError:
                 file.seek(0)
                 holder = file.read().strip() or "unknown"
@@ -162,6 +162,33 @@ class RunFolder:
         with np.load(path, allow_pickle=False) as archive:
             released: np.ndarray[Any, np.dtype[np.float64]] = archive["released"]
             return released
+
+
+def _lock_soon(descriptor: int, seconds: float = 2.0) -> None:
+    """Take the lock; a look at who holds it (`lock_holder`) takes it for a moment, too."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def lock_holder(folder: Path) -> int | None:
+    """The process that holds a run folder; None when nobody does (0: alive but unnamed)."""
+    lock = folder / ".lock"
+    if not lock.exists():
+        return None
+    with lock.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            text = file.read().strip()
+            return int(text) if text.isdigit() else 0
+    return None
 
 
 class StageClock:
