@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import RunConfig, load_config, split_list
+from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
-from privsyn_flower.text.assets import AssetError, find_asset, write_manifest
+from privsyn_flower.text.assets import PACKAGE_ASSETS, AssetError, find_asset, write_manifest
 from privsyn_flower.text.batches import encode, pad_rows, token_batches
 from privsyn_flower.text.muon import linear_schedule, orthogonalise
 from privsyn_flower.text.recipes import RECIPES, content_key, recipe
-from privsyn_flower.text.tiny import ensure_model, train
+from privsyn_flower.text.tiny import ensure_model, package_sides, train
 from privsyn_flower.text.tiny_training import expand_runs
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
@@ -232,3 +233,18 @@ def test_expand_runs_hold_every_text_twice():
     assert all(1 <= len(run) <= 4 for run in runs)
     flat = sorted(text for run in runs for text in run)
     assert flat == sorted([text for group in texts for text in group] * 2)
+
+
+USUAL = {kind: as_dict(kind) for kind in RECIPES}  # before the fixture makes them small
+
+
+@pytest.mark.parametrize("kind", sorted(USUAL))
+def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
+    demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
+    folder = find_asset(kind, USUAL[kind], package_sides(demo))
+    assert folder == PACKAGE_ASSETS / kind
+    assert json.loads((folder / "training.json").read_text())["recipe"] == USUAL[kind]
+    versions = json.loads((PACKAGE_ASSETS / "MANIFEST.json").read_text())["versions"]
+    private = {canonical(name) for name in split_list(demo.data.private_packages)}
+    assert private and not private & {canonical(name) for name in versions}
+    assert (folder / "model.safetensors").stat().st_size < 4e6
