@@ -36,6 +36,7 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "true",
 }
 START_SECONDS = 60.0
+GRACE_SECONDS = 8.0  # for a ServerApp to notice that its SuperLink is gone
 
 PYPROJECT = """\
 [project]
@@ -203,10 +204,15 @@ class LocalFlower:
         if self.pid:
             end_group(self.pid, self._process)
         self.pid = 0
-        # Flower gives the ServerApp's process a session of its own, and one that is deep in a
-        # computation does not notice for minutes that its SuperLink is gone.
+        # Flower gives the ServerApp's process a session of its own. It ends itself, and Ray with
+        # it, unless it is deep in a computation: then it would go on for minutes, unseen.
+        deadline = time.monotonic() + GRACE_SECONDS
+        while lock_holder(self.run_folder) is not None and time.monotonic() < deadline:
+            time.sleep(0.1)
         if holder := lock_holder(self.run_folder):
             end_process(holder)
+        for left in started_under(self.home):
+            end_process(left, wait=3.0)
         (self.run_folder / "flower.json").unlink(missing_ok=True)
         shutil.rmtree(self.home / "apps", ignore_errors=True)
 
@@ -247,6 +253,21 @@ def end_group(pid: int, process: subprocess.Popen[bytes] | None = None, wait: fl
             except (ProcessLookupError, PermissionError):
                 return
             time.sleep(0.1)
+
+
+def started_under(home: Path) -> list[int]:
+    """Live processes of this run, by the FLWR_HOME in their environment (Linux; else none)."""
+    mark = f"FLWR_HOME={home}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            ended = (entry / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
+            own = mark in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if own and not ended and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
 
 
 def end_process(pid: int, wait: float = 15.0) -> None:
