@@ -82,7 +82,7 @@ def difference_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]
         for runs in by_epsilon.values():
             cells = []
             for run_ in runs:
-                key = f"synthetic - {other}"
+                key = f"synthetic-{other}"
                 value, low, high = run_["benchmark"]["accuracy_difference"][key]
                 cells.append(f"{value:+.4f} [{low:+.4f}, {high:+.4f}]")
             line += " " + "<br>".join(cells) + " |"

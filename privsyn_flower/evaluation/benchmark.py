@@ -248,6 +248,7 @@ def next_token(
         "synthetic": texts.synthetic,
         "private": [t for own in federation.shard(0, 1).values() for t in own],
     }
+    model.reset()  # the rehearsal left the weights of its last trial
     sums = {"pretrained": model.user_sums(held_out)}
     for name, source in sets.items():
         model.fine_tune(model.encode(source), tuning, progress, f"fine-tuning on {name}")

@@ -69,7 +69,7 @@ def setting(tmp_path_factory):
         "evaluation.steps": 8,
         "evaluation.batch-size": 8,
         "evaluation.sequence-length": 48,
-        "evaluation.learning-rates": "3e-3",
+        "evaluation.learning-rates": "1e-7,3e-3",
         "evaluation.bootstrap": 200,
     }
     config = RunConfig.from_flat(values)
@@ -136,6 +136,12 @@ def test_whole_benchmark_finds_what_was_built_in(setting):
     assert summary["loss_difference"]["synthetic-noise_votes"][2] < 0
     assert summary["accuracy_difference"]["private-random_public"][1] > 0
     assert summary["loss"]["pretrained"] > summary["loss"]["private"]
+    # the model as it is, not as the last learning-rate trial left it
+    assert len(summary["learning_rate_trials"]) > 1
+    fresh = Downstream(setting.downstream, length=setting.config.evaluation.sequence_length)
+    users = setting.federation.held_out("test")
+    sums = fresh.user_sums({user: fresh.encode(texts) for user, texts in users.items()}).sum(axis=0)
+    assert summary["loss"]["pretrained"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
     frechet = summary["frechet"]
     assert frechet["synthetic"]["synthetic"] < 0.5 * frechet["synthetic"]["random_public"]
     assert frechet["seeds"]["seeds"] < 0.5 * frechet["seeds"]["noise_votes"]
