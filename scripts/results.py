@@ -122,15 +122,16 @@ def block(by_epsilon: dict[float, list[dict[str, Any]]]) -> str:
     """The README's text between the markers."""
     first = next(iter(by_epsilon.values()))[0]
     benchmark = first["benchmark"]
-    seeds = len(next(iter(by_epsilon.values())))
-    wall = [r["wall_seconds"] for runs in by_epsilon.values() for r in runs]
+    seeds = ", ".join(
+        f"{len(runs)} seed{'s' if len(runs) > 1 else ''} at epsilon {epsilon:g}"
+        for epsilon, runs in by_epsilon.items()
+    )
     intro = (
-        f"Measured by `make results` ({seeds} seeds at each epsilon, delta = {first['delta']:g}; "
+        f"Measured by `make results` ({seeds}; delta = {first['delta']:g}; "
         f"mean and [smallest, largest] over seeds): {first['users']:,} users, "
         f"{first['rounds']} rounds, {benchmark['held_out_users']} held-out test users with "
-        f"{benchmark['held_out_tokens']:,} tokens; a run took {min(wall) / 60:.0f}-"
-        f"{max(wall) / 60:.0f} minutes. These figures are measured with private and held-out "
-        "text and are not covered by epsilon."
+        f"{benchmark['held_out_tokens']:,} tokens. These figures are measured with private and "
+        "held-out text and are not covered by epsilon."
     )
     parts = [[intro], accuracy_table(by_epsilon), difference_table(by_epsilon)]
     parts.append(distance_table(by_epsilon))
