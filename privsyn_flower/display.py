@@ -84,21 +84,28 @@ def result_table(summary: dict[str, Any]) -> str:
 
 
 def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
-    """The benchmark's figures: language models by training text, then votes and distances."""
-    tables = []
-    if accuracy := benchmark.get("accuracy"):
-        table = Table(title="small LM fine-tuned on ..., held-out users", title_justify="left")
-        for column in ("training text", "next-token accuracy", "cross-entropy"):
-            table.add_column(column, justify="left" if column == "training text" else "right")
-        for name, value in accuracy.items():
-            table.add_row(name, f"{value:.4f}", f"{benchmark['loss'][name]:.4f}")
-        tables.append(table)
-    rows = {key: value for key, value in benchmark.items() if isinstance(value, int | float)}
-    if rows:
-        table = Table(title="benchmark-only figures", title_justify="left")
-        table.add_column("figure")
-        table.add_column("value", justify="right")
-        for key, value in rows.items():
-            table.add_row(key, f"{value:.4g}")
-        tables.append(table)
-    return tables
+    """The benchmark's figures: the small LM by training text, then what the votes found."""
+    if not benchmark:
+        return []
+    models = Table(
+        title=f"small LM, next tokens of {benchmark['held_out_users']} held-out users",
+        title_justify="left",
+    )
+    for column in ("fine-tuned on", "accuracy", "loss"):
+        models.add_column(column, justify="left" if column == "fine-tuned on" else "right")
+    for name, value in benchmark["accuracy"].items():
+        text = benchmark.get("methods", {}).get(name, name)
+        models.add_row(text, f"{value:.4f}", f"{benchmark['loss'][name]:.4f}")
+    for pair, (value, low, high) in benchmark["accuracy_difference"].items():
+        interval = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+        models.add_row(f"accuracy, {pair.replace('-', ' minus ')}", interval, "")
+    votes = Table(title="what the votes found", title_justify="left")
+    votes.add_column("benchmark-only figure")
+    votes.add_column("value", justify="right")
+    shares = benchmark["true_votes"]
+    votes.add_row("true votes of survivors / of as many random", str(shares["mean_ratio"]))
+    votes.add_row("seeds' share against random public text", str(shares["seeds_against_random"]))
+    for group, distances in benchmark["frechet"].items():
+        for name, value in distances.items():
+            votes.add_row(f"Frechet distance to held-out ({group}): {name}", f"{value:.4f}")
+    return [models, votes]
