@@ -25,7 +25,7 @@ START, END = "<!-- results:start -->", "<!-- results:end -->"
 ROWS = (
     ("pretrained", "the small LM before fine-tuning"),
     ("random_public", "(a) random public text"),
-    ("noise_votes", "(a2) same pipeline, votes replaced by pure noise"),
+    ("noise_votes", "(a2) same pipeline, votes replaced by pure noise around their mean"),
     ("synthetic", "**(b) PrE-Text synthetic text**"),
     ("private", "(c) the private text itself (no privacy)"),
 )
