@@ -64,17 +64,11 @@ def read_secret(path: Path) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as error:
         raise IdentityError(f"{path} cannot be opened as a file: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as handle:
-        facts = os.fstat(descriptor)
-        mode = stat.S_IMODE(facts.st_mode)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-            raise IdentityError(f"{path} is not a file of the user that runs this node")
-        if mode & 0o077:
-            raise IdentityError(
-                f"{path} has mode {mode:04o}, at most 0600 is allowed: others may have read it; "
-                "remove it for a new one, or chmod 600 when you know that nobody did"
-            )
-        content = handle.read(4 * SECRET_BYTES)
+    try:
+        _check_private(path, os.fstat(descriptor))
+        content = os.read(descriptor, 4 * SECRET_BYTES)
+    finally:
+        os.close(descriptor)
     try:
         secret = bytes.fromhex(content.decode("ascii"))
     except ValueError:
@@ -84,6 +78,17 @@ def read_secret(path: Path) -> bytes:
             f"{path} does not hold {2 * SECRET_BYTES} hexadecimal digits: restore it from a copy"
         )
     return secret
+
+
+def _check_private(path: Path, facts: os.stat_result) -> None:
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+        raise IdentityError(f"{path} is not a file of the user that runs this node")
+    mode = stat.S_IMODE(facts.st_mode)
+    if mode & 0o077:
+        raise IdentityError(
+            f"{path} has mode {mode:04o}, at most 0600 is allowed: others may have read it; "
+            "remove it for a new one, or chmod 600 when you know that nobody did"
+        )
 
 
 def sync_folder(folder: Path) -> None:

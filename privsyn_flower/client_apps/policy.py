@@ -130,7 +130,7 @@ def check_query(
     """Refuse a query that the policy does not allow: raises WireError(POLICY). All PUBLIC.
 
     noise_multiplier: guaranteed noise std / bound of one user's vector. min_weight: W_min in
-    users. colluding: share of the weight assumed colluding. length: of the answer. neighbors:
+    users. colluding: share of the run's weight assumed colluding. length: of the answer. neighbors:
     candidates one sample votes for. model: the embedder's fingerprint.
     """
     _one_of("aggregation", aggregation, policy.aggregation, "aggregation")
@@ -152,13 +152,14 @@ def check_cohort(
 ) -> None:
     """Refuse to join, or to unmask, a sum of too few: raises WireError(POLICY). All PUBLIC.
 
-    nodes, weight: of those in the sum, weight in users. colluding: weight of them assumed to
-    subtract their own noise. min_weight: W_min, the honest weight that guarantees the noise.
+    nodes, weight: of those in the sum, weight in users. colluding: weight (users, not a share)
+    assumed to take its own noise off. min_weight: W_min, the honest weight that guarantees it.
     """
     _at_least("W_min", min_weight, policy.min_surviving_weight, "min-surviving-weight")
     _at_least("nodes in the sum", nodes, policy.min_cohort, "min-cohort")
-    # Written so that NaN fails.
-    if not (colluding >= 0 and weight - colluding >= min_weight):
+    least = policy.min_colluding_share * weight
+    _at_least("weight assumed colluding", colluding, least, "min-colluding-share")
+    if not weight - colluding >= min_weight:  # written so that NaN fails
         raise WireError(
             Refusal.POLICY,
             f"weight {weight} less {colluding} assumed colluding is below W_min = {min_weight}: "
