@@ -139,7 +139,7 @@ class Header:
         delta = delta_left(self.total_epsilon, self.total_delta, self.total_variation)
         if self.filter == MU_SQUARED:
             return gaussian_epsilon(1 / math.sqrt(cost) if cost > 0 else math.inf, delta)
-        return rdp_to_epsilon([cost], [self.order], delta)[0] if cost > 0 else 0.0
+        return rdp_to_epsilon([cost], [self.order or 0], delta)[0] if cost > 0 else 0.0
 
 
 def check_header(population: str, total_epsilon: float | None, total_delta: float | None) -> None:
