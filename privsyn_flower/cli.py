@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.privacy import accounting
+from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -75,54 +77,89 @@ def run(
     typer.echo(folder)
 
 
-Accountant = Annotated[
-    Literal["pld", "rdp"], typer.Option(help="pld (exact for Gaussians) or rdp (the papers').")
-]
+Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]
+Releases = Annotated[int, typer.Option("--rounds", help="Releases, spare rounds included.")]
 Rate = Annotated[float, typer.Option(help="Poisson rate; 1: every user in every round.")]
+Sampling = Annotated[
+    SamplerName | None,
+    typer.Option(help="Who takes part; default: poisson for a rate below 1, else full."),
+]
+By = Annotated[
+    accounting.Accountant | None,
+    typer.Option(help="pld (exact, Gaussian only) or rdp; default: the tightest for the noise."),
+]
+Noise = Annotated[accounting.Mechanism, typer.Option(help="skellam: integer noise, by rdp.")]
+Sensitivity = Annotated[
+    float, typer.Option(help="L2 norm of one user's integer vector (skellam only).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def account(
     noise_multiplier: Annotated[float, typer.Option(help="Noise std / L2 bound.")],
-    rounds: Annotated[int, typer.Option(help="Releases, spare rounds included.")],
-    delta: Annotated[float, typer.Option()],
+    rounds: Releases,
+    delta: Delta,
     sampling_rate: Rate = 1.0,
-    accountant: Accountant = "pld",
+    sampler: Sampling = None,
+    accountant: By = None,
+    mechanism: Noise = "gaussian",
+    sensitivity: Sensitivity = accounting.SENSITIVITY,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon of a noise multiplier."""
-    from privsyn_flower.privacy.accounting import epsilon
-
     try:
-        value = epsilon(
-            noise_multiplier, rounds, delta, sampling_rate=sampling_rate, accountant=accountant
+        chosen = _sampler(sampler, sampling_rate)
+        value = accounting.epsilon(
+            noise_multiplier,
+            rounds,
+            delta,
+            sampling_rate=sampling_rate,
+            accountant=accountant,
+            mechanism=mechanism,
+            sensitivity=sensitivity,
         )
     except ValueError as error:
         raise fail(str(error)) from None
-    _print({"epsilon": value}, as_json, sampling_rate, delta)
+    _print({"epsilon": value}, as_json, chosen, delta)
 
 
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Budget; never exceeded.")],
-    rounds: Annotated[int, typer.Option(help="Releases, spare rounds included.")],
-    delta: Annotated[float, typer.Option()],
+    rounds: Releases,
+    delta: Delta,
     sampling_rate: Rate = 1.0,
-    accountant: Accountant = "pld",
+    sampler: Sampling = None,
+    accountant: By = None,
+    mechanism: Noise = "gaussian",
+    sensitivity: Sensitivity = accounting.SENSITIVITY,
     as_json: AsJson = False,
 ) -> None:
     """Smallest noise multiplier that keeps epsilon."""
-    from privsyn_flower.privacy.accounting import calibrate as smallest
-
     try:
-        value = smallest(epsilon, rounds, delta, sampling_rate=sampling_rate, accountant=accountant)
+        chosen = _sampler(sampler, sampling_rate)
+        value = accounting.calibrate(
+            epsilon,
+            rounds,
+            delta,
+            sampling_rate=sampling_rate,
+            accountant=accountant,
+            mechanism=mechanism,
+            sensitivity=sensitivity,
+        )
     except ValueError as error:
         raise fail(str(error)) from None
-    _print({"noise_multiplier": value}, as_json, sampling_rate, delta)
+    _print({"noise_multiplier": value}, as_json, chosen, delta)
 
 
-def _print(result: dict[str, float], as_json: bool, rate: float, delta: float) -> None:
+def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
+    chosen = name or ("full" if rate == 1.0 else "poisson")
+    check_sampler(chosen, rate)
+    return chosen
+
+
+def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float) -> None:
     """The figure, and the sentence without which it means nothing."""
     if as_json:
         typer.echo(json.dumps(result))
@@ -134,8 +171,10 @@ def _print(result: dict[str, float], as_json: bool, rate: float, delta: float) -
             "for one user's vector clipped to the bound in every round; repetition and tuning on "
             "the same users are not covered"
         )
-    if rate < 1:
+    if sampler == "poisson":
         typer.echo(SAMPLING, err=as_json)
+    elif sampler == "fixed":
+        typer.echo(sampling_sentence("fixed"), err=as_json)
 
 
 @data_app.command()
