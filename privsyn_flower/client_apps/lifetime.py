@@ -1,4 +1,4 @@
-"""What one user has spent over a node's life: two numbers, and the filter that limits them.
+"""What one user has spent over a node's life, as two numbers that give the RDP at every order.
 
 A participation in a Skellam sum of noise multiplier z and integer sensitivity S costs, at an
 integer order a >= 2, with L1 sensitivity <= S^2,
@@ -7,35 +7,34 @@ integer order a >= 2, with L1 sensitivity <= S^2,
 
 (Agarwal, Kairouz, Liu 2021, "The Skellam mechanism for differentially private federated
 learning", Theorem 3.5). So the sums of 1/z^2 (`gaussian`) and of 1/(z^4 S^2) (`correction`)
-give the composed RDP at every order. No amplification by sampling is taken into account.
+are all that has to be kept. No amplification by sampling is taken into account.
 
-The server chooses z after it has seen earlier releases. A limit that holds against that must be
-checked at one order, fixed in advance (Feldman and Zrnic 2021, "Individual privacy accounting
-via a Renyi filter"): `limit` fixes it by (epsilon, delta) alone.
+The server chooses z after it has seen earlier releases. A limit that holds against that is
+checked at one order that was fixed before (`privacy.renyi.filter_budget`).
 """
 
 from __future__ import annotations
 
-import math
-
-ORDERS = range(2, 513)
-_ROUNDING = 1e-9  # kept back from the limit: a sum of a million floats is off by far less
+from privsyn_flower.privacy.renyi import (
+    ORDERS,
+    check_positive,
+    check_sensitivity,
+    rdp_to_epsilon,
+)
 
 
 def cost(noise_multiplier: float, sensitivity: float) -> tuple[float, float]:
-    """(gaussian, correction) of one participation.
+    """(gaussian, correction) of one participation; inf where hardly any noise is promised.
 
     noise_multiplier: guaranteed noise std / sensitivity. sensitivity: integer L2 norm that one
-    user's vector cannot exceed. Raises ValueError unless both are finite and above 0.
+    user's vector cannot exceed. Raises ValueError unless both are finite and positive.
     """
-    for name, value in (("noise_multiplier", noise_multiplier), ("sensitivity", sensitivity)):
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} = {value} must be finite and above 0")
+    check_positive("noise_multiplier", noise_multiplier)
+    check_sensitivity(sensitivity)
     inverse = 1 / noise_multiplier
-    # Products, not powers: a huge product becomes inf, which every limit refuses.
+    # Products, not powers: a product that overflows is inf, which every limit refuses.
     gaussian = inverse * inverse
-    correction = gaussian / sensitivity * (gaussian / sensitivity)
-    return gaussian, correction
+    return gaussian, gaussian / sensitivity * (gaussian / sensitivity)
 
 
 def rdp(gaussian: float, correction: float, order: int) -> float:
@@ -43,41 +42,13 @@ def rdp(gaussian: float, correction: float, order: int) -> float:
     return order / 2 * gaussian + (2 * order + 5) / 4 * correction
 
 
-def limit(epsilon: float, delta: float) -> tuple[int, float]:
-    """(order, rdp): the filter that keeps a user within (epsilon, delta), however noise adapts.
-
-    The order in 2..512 that lets most Gaussian noise through. Raises ValueError when no order
-    leaves anything to spend, and on epsilon or delta out of range.
-    """
-    if not 0 < epsilon < math.inf:
-        raise ValueError(f"epsilon = {epsilon} must be finite and above 0")
-    budgets = {order: epsilon - _conversion(order, delta) for order in ORDERS}
-    best = max(ORDERS, key=lambda order: budgets[order] / order)
-    if budgets[best] <= 0:
-        least = min(_conversion(order, delta) for order in ORDERS)
-        raise ValueError(
-            f"epsilon = {epsilon} at delta = {delta} must be above {least:.4f}: "
-            "nobody could ever take part"
-        )
-    return best, budgets[best] * (1 - _ROUNDING)
-
-
 def spent_epsilon(gaussian: float, correction: float, delta: float) -> float:
-    """Epsilon of what was spent, at the best order: for display, holds for plans fixed before.
+    """Epsilon at `delta` of what was spent, at the best order; 0 when nothing was.
 
-    0 when nothing was spent. Never above the epsilon of the `limit` it was kept under.
+    For display: it holds for noise fixed before the first release, and is never above the
+    lifetime epsilon whose filter let it through.
     """
     if gaussian == 0 and correction == 0:
         return 0.0
-    found = (rdp(gaussian, correction, order) + _conversion(order, delta) for order in ORDERS)
-    return max(0.0, min(found))
-
-
-def _conversion(order: int, delta: float) -> float:
-    """What (epsilon, delta) adds to the RDP at an order.
-
-    Canonne, Kamath, Steinke 2020, "The discrete Gaussian for differential privacy", Prop. 12.
-    """
-    if not 0 < delta < 1:
-        raise ValueError(f"delta = {delta} must be above 0 and below 1")
-    return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
+    curve = ORDERS / 2 * gaussian + (2 * ORDERS + 5) / 4 * correction
+    return rdp_to_epsilon(curve, ORDERS, delta)[0]

@@ -16,12 +16,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from privsyn_flower.client_apps.lifetime import limit
 from privsyn_flower.config import ConfigError, Section
+from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
 Mode = Literal["secure", "plain"]
 Kind = Literal["votes"]
+_SHARE_ROUNDING = 1 - 1e-9  # a share times a weight, and back, may lose its last digit
 
 
 class Policy(Section):
@@ -67,10 +68,15 @@ class Policy(Section):
         if self.require_roster and not self.roster:
             raise ValueError("require-roster = true needs a file: set roster")
         try:
-            limit(self.lifetime_epsilon, self.lifetime_delta)
+            filter_budget(self.lifetime_epsilon, self.lifetime_delta)
         except ValueError as error:
             raise ValueError(f"lifetime-epsilon, lifetime-delta: {error}") from None
         return self
+
+    @property
+    def roster_path(self) -> Path:
+        """The roster's file; meaningful only when `roster` is set."""
+        return Path(self.roster)
 
 
 class RosterEntry(Section):
@@ -139,7 +145,8 @@ def check_query(
         "noise multiplier", noise_multiplier, policy.min_noise_multiplier, "min-noise-multiplier"
     )
     _at_least("W_min", min_weight, policy.min_surviving_weight, "min-surviving-weight")
-    _at_least("colluding share", colluding, policy.min_colluding_share, "min-colluding-share")
+    least = policy.min_colluding_share * _SHARE_ROUNDING
+    _at_least("colluding share", colluding, least, "min-colluding-share")
     _at_most("length", length, policy.max_candidates, "max-candidates")
     _at_most("neighbors", neighbors, policy.max_neighbors, "max-neighbors")
     if policy.allowed_models:
@@ -157,7 +164,7 @@ def check_cohort(
     """
     _at_least("W_min", min_weight, policy.min_surviving_weight, "min-surviving-weight")
     _at_least("nodes in the sum", nodes, policy.min_cohort, "min-cohort")
-    least = policy.min_colluding_share * weight
+    least = policy.min_colluding_share * weight * _SHARE_ROUNDING
     _at_least("weight assumed colluding", colluding, least, "min-colluding-share")
     if not weight - colluding >= min_weight:  # written so that NaN fails
         raise WireError(

@@ -13,18 +13,18 @@ came after, and a second file for the same users (another folder) counts apart.
 
 from __future__ import annotations
 
-import hmac
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.client_apps.lifetime import cost, limit, rdp, spent_epsilon
+from privsyn_flower.client_apps.lifetime import cost, rdp, spent_epsilon
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records_file import RecordsFile
+from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"
@@ -86,7 +86,7 @@ class NodeRecords:
         if repeated:
             raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
         spent = cost(noise_multiplier, sensitivity)
-        filter_ = limit(policy.lifetime_epsilon, policy.lifetime_delta)
+        filter_ = filter_budget(policy.lifetime_epsilon, policy.lifetime_delta)
         with self._file.transaction() as database:
             _mark(database, run, query, round, attempt)
             _check_answers(database, run, policy)
@@ -99,19 +99,27 @@ class NodeRecords:
         return np.array(mask, dtype=np.bool_)
 
     def pin(self, peer: str, key: bytes) -> bool:
-        """Trust on first use: True when `key` is now kept for `peer`, False when it was before.
+        """`pin_all` for one peer: True when its key is now kept, False when it was before."""
+        return self.pin_all({peer: key}) == 1
+
+    def pin_all(self, keys: Mapping[str, bytes]) -> int:
+        """Trust on first use: keep every new peer's key; how many are new. All or nothing.
 
         Raises WireError(POLICY) when another key is kept: the owner decides, not the server.
         """
-        _check_names(peer=peer)
+        new = 0
         with self._file.transaction() as database:
-            known = database.execute("SELECT key FROM pins WHERE peer = ?", (peer,)).fetchone()
-            if known is None:
-                database.execute("INSERT INTO pins VALUES (?, ?)", (peer, key))
-                return True
-        if not hmac.compare_digest(known[0], key):
-            raise WireError(Refusal.POLICY, f"peer {peer!r} shows another key than the first time")
-        return False
+            for peer, key in keys.items():
+                _check_names(peer=peer)
+                row = database.execute("SELECT key FROM pins WHERE peer = ?", (peer,)).fetchone()
+                if row is None:
+                    database.execute("INSERT INTO pins VALUES (?, ?)", (peer, key))
+                    new += 1
+                elif row[0] != key:
+                    raise WireError(
+                        Refusal.POLICY, f"peer {peer!r} shows another key than the first time"
+                    )
+        return new
 
     def forget(self, user: str) -> bool:
         """Withdraw a user for good; whether the records knew this user.

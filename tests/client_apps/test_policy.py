@@ -106,6 +106,10 @@ def test_too_few_are_refused(values: dict[str, Any], word: str) -> None:
 def test_the_owners_share_of_colluders_holds_for_the_sum() -> None:
     policy = Policy(min_colluding_share=0.2)
     check_cohort(policy, nodes=9, weight=50, min_weight=40.0, colluding=10.0)
+    for weight in range(30, 300):  # the server's share, as a weight and as a share again
+        colluding = 0.2 * weight
+        check_cohort(policy, nodes=9, weight=weight, min_weight=10.0, colluding=colluding)
+        check_query(policy, **{**QUERY, "colluding": colluding / weight})
     with pytest.raises(WireError, match="min-colluding-share"):
         check_cohort(policy, nodes=9, weight=50, min_weight=40.0, colluding=9.0)
 
@@ -133,7 +137,7 @@ def test_a_file_overrides_the_defaults(tmp_path: Path) -> None:
     policy = load_policy(path)
     assert policy.aggregation == ("secure", "plain")
     assert policy.min_noise_multiplier == 2
-    assert policy.roster == str(tmp_path / "r.toml")
+    assert policy.roster_path == tmp_path / "r.toml"
     assert policy.lifetime_epsilon == Policy().lifetime_epsilon
 
 
@@ -149,7 +153,7 @@ def test_a_file_overrides_the_defaults(tmp_path: Path) -> None:
         ('aggregation = ["plian"]', ["aggregation", "plian", "'secure' or 'plain'"]),
         ('queries = "votes"', ["queries", "votes"]),
         ("require-roster = true", ["require-roster", "set roster"]),
-        ("lifetime-epsilon = 0.001", ["lifetime-epsilon", "0.001", "1e-06"]),
+        ("lifetime-epsilon = 1e-5", ["lifetime-epsilon", "1e-05", "1e-06"]),
         ("a = [", ["not valid TOML"]),
     ],
 )
