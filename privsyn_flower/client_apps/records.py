@@ -221,8 +221,9 @@ def _may_take(
         return False
     if policy.max_participations and user.participations >= policy.max_participations:
         return False
-    # A round before the last one (of another query) has no separation either.
-    if user.last_round and round - user.last_round < policy.min_separation:
+    # With a separation, a round before the latest one (of another query) is too close as well.
+    latest, separation = user.last_round, policy.min_separation
+    if separation and latest and round - latest < separation:
         return False
     order, budget = filter_
     return rdp(user.gaussian + spent[0], user.correction + spent[1], order) <= budget

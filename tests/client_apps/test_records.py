@@ -84,13 +84,15 @@ def test_tickets_out_of_range_are_refused(path: Path, ticket: Any, word: str) ->
     refused(lambda: NodeRecords(path).mark(*ticket), word)
 
 
-def test_a_user_takes_part_until_the_lifetime_epsilon(path: Path) -> None:
+@pytest.mark.parametrize("sensitivity", [4096.0, 4.0])
+def test_a_user_takes_part_until_the_lifetime_epsilon(path: Path, sensitivity: float) -> None:
     policy = Policy(lifetime_epsilon=8.0, lifetime_delta=3e-6)
+    noise = {"noise_multiplier": 2.31, "sensitivity": sensitivity}
     count = 0
-    while take(path, count + 1, ["ann"], noise_multiplier=2.31, policy=policy)[0]:
+    while take(path, count + 1, ["ann"], policy=policy, **noise)[0]:
         count += 1
     spent, next_ = (
-        epsilon(2.31, rounds, 3e-6, mechanism="skellam", sensitivity=4096.0)
+        epsilon(2.31, rounds, 3e-6, mechanism="skellam", sensitivity=sensitivity)
         for rounds in (count, count + 1)
     )
     assert spent <= 8.0 < next_
@@ -125,6 +127,12 @@ def test_separation_holds_within_a_run(path: Path) -> None:
     assert take(path, 4, [*USERS, "new"], policy=policy) == [False] * 3 + [True]
     assert take(path, 4, run="s", policy=policy) == [True] * 3
     assert take(path, 5, [*USERS, "new"], policy=policy) == [True] * 3 + [False]
+
+
+def test_separation_goes_by_the_latest_round(path: Path) -> None:
+    assert take(path, 5) == [True] * 3
+    assert take(path, 1, query="scores") == [True] * 3
+    assert take(path, 6, policy=Policy(min_separation=3)) == [False] * 3
 
 
 def test_answers_of_a_run_are_limited_whatever_they_are_called(path: Path) -> None:
