@@ -147,19 +147,7 @@ def calibrate(
     plan = _Plan(rounds, delta, sampling_rate, accountant, mechanism, sensitivity, total_variation)
     if rounds == 0:
         raise ValueError("rounds = 0: at least 1 round is needed to calibrate noise")
-    left = delta_left(target_epsilon, delta, rounds * total_variation)
-    if left <= 0:
-        raise plan.nothing_left(f"epsilon = {target_epsilon}")
-    if mechanism == "skellam":
-        order, budget = filter_budget(target_epsilon, left)
-        exact = skellam_multiplier(budget / rounds, order, sensitivity)
-    else:
-
-        def composed(sigma: float) -> float:
-            return gaussian_epsilon(sigma, left)
-
-        least = _smallest(composed, target_epsilon, 1.0, tolerance=1e-10)
-        exact = math.sqrt(rounds) * least * (1 + _HEADROOM)
+    exact = plan.unsampled(target_epsilon)
     if sampling_rate == 1.0 and (mechanism == "skellam" or accountant != "rdp"):
         return exact
 
@@ -221,6 +209,21 @@ class _Plan:
             return _pld_epsilon(*plan, interval)
 
         return with_total_variation(at, self.delta, self.rounds * self.total_variation)
+
+    def unsampled(self, target: float) -> float:
+        """The smallest noise multiplier without sampling, by the mechanism's best accountant."""
+        left = delta_left(target, self.delta, self.rounds * self.total_variation)
+        if left <= 0:
+            raise self.nothing_left(f"epsilon = {target}")
+        if self.mechanism == "skellam":
+            order, budget = filter_budget(target, left)
+            return skellam_multiplier(budget / self.rounds, order, self.sensitivity)
+
+        def composed(sigma: float) -> float:
+            return gaussian_epsilon(sigma, left)
+
+        least = _smallest(composed, target, 1.0, tolerance=1e-10)
+        return math.sqrt(self.rounds) * least * (1 + _HEADROOM)
 
     def nothing_left(self, at: str) -> ValueError:
         return ValueError(

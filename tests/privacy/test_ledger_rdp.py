@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -79,6 +80,8 @@ def test_what_is_calibrated_always_fits_and_no_more(total, rounds, sensitivity, 
     header = new_header("phones", total, delta, False, "skellam")
     charge = Charge("", "", "", 0, 0, z, "reserved", False, "skellam", sensitivity)
     assert why_refused(header, [charge] * (rounds - 1), charge) is None
+    louder = replace(charge, noise_multiplier=z * (1 - 1e-6))
+    assert why_refused(header, [louder] * (rounds - 1), louder) is not None
     assert why_refused(header, [charge] * rounds, charge) is not None
     assert composed_epsilon(header, [charge] * rounds, delta) <= total
 

@@ -70,6 +70,21 @@ def test_the_sampled_bound_holds_for_exact_skellam_in_both_directions(rate):
         assert bound <= unsampled([order])[0]
 
 
+@pytest.mark.parametrize("rate", [0.3, 0.05])
+def test_the_theorem_on_sampling_written_out(rate):
+    def rdp(orders):
+        return skellam_rdp(2.5, 16, orders)
+
+    for a in (2, 3, 8, 20):
+        each = [0.0, 0.0, *rdp(np.arange(2, a + 1))]
+        total = (1 - rate) ** (a - 1) * (a * rate - rate + 1)
+        for k in range(2, a + 1):
+            term = math.comb(a, k) * (1 - rate) ** (a - k) * rate**k * math.exp((k - 1) * each[k])
+            total += term if k == 2 else 3 * term
+        wanted = min(math.log(total) / (a - 1), each[a])
+        assert poisson_sampled_rdp(rdp, rate, [a])[0] == pytest.approx(wanted, rel=1e-6)
+
+
 def test_sampling_is_never_worse_than_none_and_meets_it_at_one():
     def rdp(orders):
         return skellam_rdp(1.3, 64, orders)
