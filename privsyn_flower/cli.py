@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.cli_node import node_app
 from privsyn_flower.privacy import accounting
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
+app.add_typer(node_app, name="node")
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "

@@ -153,17 +153,25 @@ class RunConfig(Section):
     noise_multiplier: float = Field(
         0.0, ge=0, description="noise std / bound; 0: the smallest that keeps epsilon"
     )
-    accountant: Literal["pld", "rdp"] = Field(
-        "pld", description="pld: exact for Gaussians; rdp: the papers', looser"
+    accountant: Literal["rdp"] = Field(
+        "rdp", description="of integer (Skellam) noise, which has no tighter one"
     )
     rounds: int = Field(8, ge=1, description="T")
     spare_rounds: int = Field(1, ge=0, description="failed attempts the calibration pays for")
-    aggregation: Literal["plain"] = Field("plain", description="plain: a trusted aggregator")
+    aggregation: Literal["secure", "plain"] = Field(
+        "secure", description="secure: only sums reach the server; plain: a trusted aggregator"
+    )
+    node_keys: Literal["first-use", "roster"] = Field(
+        "first-use", description="declared: what nodes check each other's keys against"
+    )
     min_surviving_weight: float = Field(
         0.85, gt=0, le=1, description="W_min / W: below it a sum is not released"
     )
     colluding_weight: float = Field(0.0, ge=0, lt=1, description="share assumed colluding")
     round_timeout: float = Field(600.0, gt=0, description="seconds a round waits for nodes")
+    stage_timeout: float = Field(
+        60.0, gt=0, description="seconds each short stage of secure aggregation waits"
+    )
     node_timeout: float = Field(120.0, gt=0, description="seconds to wait for nodes at start")
     nodes: int = Field(8, ge=1, description="simulated SuperNodes, or nodes to wait for")
     population_name: str = Field("", description="declared population; empty: a ledger per run")
@@ -187,6 +195,11 @@ class RunConfig(Section):
             raise ValueError(
                 f"min-surviving-weight = {self.min_surviving_weight} plus colluding-weight = "
                 f"{self.colluding_weight} exceeds 1: no sum could ever be released; lower one"
+            )
+        if self.aggregation == "secure" and self.nodes < 3:
+            raise ValueError(
+                f"nodes = {self.nodes}: secure aggregation needs at least 3; raise nodes, or set "
+                "aggregation = 'plain' to trust the server with each node's vector"
             )
         if self.nodes > self.data.users:
             raise ValueError(

@@ -11,6 +11,7 @@ from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.aggregation import Aggregation, PlainSum, SecureAggregation
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.text.known import KnownRows
 from privsyn_flower.text import Embedder, Generator, Infiller, load_embedder
@@ -61,8 +62,8 @@ def noise_multiplier(config: RunConfig) -> float:
     """Calibrated, or the configured one when it keeps epsilon; spare rounds are paid for."""
     releases = config.rounds + config.spare_rounds
     if config.noise_multiplier == 0:
-        return calibrate(config.epsilon, releases, config.delta, accountant=config.accountant)
-    spent = epsilon(config.noise_multiplier, releases, config.delta, accountant=config.accountant)
+        return calibrate(config.epsilon, releases, config.delta, mechanism="skellam")
+    spent = epsilon(config.noise_multiplier, releases, config.delta, mechanism="skellam")
     if spent > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {config.noise_multiplier} costs epsilon {spent:.4f} for "
@@ -91,14 +92,21 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
         total_epsilon=config.ledger_epsilon or config.epsilon,
         total_delta=config.delta,
         simulation=config.simulation_seeded_noise,
+        mechanism="skellam",
     )
+
+
+AGGREGATIONS: dict[str, type[Aggregation]] = {
+    "secure": SecureAggregation,
+    "plain": PlainSum,
+}
 
 
 def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
     """What the run claims, for the guaranteed noise and all releases that are paid for."""
     releases = config.rounds + config.spare_rounds
     return PrivacyStatement(
-        epsilon=epsilon(multiplier, releases, config.delta, accountant=config.accountant),
+        epsilon=epsilon(multiplier, releases, config.delta, mechanism="skellam"),
         delta=config.delta,
         noise_multiplier=multiplier,
         rounds=config.rounds,
@@ -107,6 +115,8 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         colluding_weight=config.colluding_weight,
         accountant=config.accountant,
         aggregation=config.aggregation,
+        keys=config.node_keys,
+        simulated=not is_deployment(config),
         ledger_scope="population" if config.population_name else "run",
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,

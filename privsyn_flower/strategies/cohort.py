@@ -11,10 +11,11 @@ from typing import Literal
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.exchange import exchange
+from privsyn_flower.greeting import Hello, hello, read_hello
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import exchange
-from privsyn_flower.wire import Hello, WireError, hello, read_hello
+from privsyn_flower.wire import WireError
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -46,6 +47,7 @@ class RoundPlan:
     colluding_weight: float = 0.0
     nodes: int = 1
     round_timeout: float = 600.0
+    stage_timeout: float = 60.0
     node_timeout: float = 120.0
     kind: Literal["any", "simulated", "deployed"] = "any"
     seeded_noise: bool = False

@@ -12,7 +12,7 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
+from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.rounds import Rounds, Strategy
 
@@ -51,6 +51,7 @@ class SynthesisStrategy(Strategy):
         population_name: str = "",
         aggregation: Aggregation | None = None,
         round_timeout: float = 600.0,
+        stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
         progress: Progress = silent,
     ) -> SynthesisResult:
@@ -61,7 +62,8 @@ class SynthesisStrategy(Strategy):
         ledger of its own in `folder`, and epsilon then covers this run alone.
         """
         run = RunFolder(folder)
-        noise = calibrate(epsilon, self.rounds + spare_rounds, delta)
+        noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
+        how = aggregation or SecureAggregation()
         statement = PrivacyStatement(
             epsilon=epsilon,
             delta=delta,
@@ -69,6 +71,7 @@ class SynthesisStrategy(Strategy):
             rounds=self.rounds,
             spare_rounds=spare_rounds,
             min_surviving_weight=min_surviving_weight,
+            aggregation=how.name,
             ledger_scope="population" if population_name else "run",
         )
         with run.lock():
@@ -77,6 +80,7 @@ class SynthesisStrategy(Strategy):
                 population=population_name or f"run {run.path.name}",
                 total_epsilon=epsilon,
                 total_delta=delta,
+                mechanism="skellam",
             )
             plan = RoundPlan(
                 run=run_id(run),
@@ -86,10 +90,11 @@ class SynthesisStrategy(Strategy):
                 min_surviving_weight=min_surviving_weight,
                 nodes=nodes,
                 round_timeout=round_timeout,
+                stage_timeout=stage_timeout,
                 node_timeout=node_timeout,
             )
             with book.exclusive():
-                engine = Rounds(grid, self, plan, run, book, aggregation or PlainSum(), progress)
+                engine = Rounds(grid, self, plan, run, book, how, progress)
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
         return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)

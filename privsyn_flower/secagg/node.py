@@ -1,0 +1,242 @@
+"""One node's side of the secure sum: four answers, each from the state the last one left.
+
+Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
+learning", Figure 4, with the neighbour graph of Bell et al. 2020 and these checks of its own:
+masks are bound to the list of those who shared, so that servers which show different lists get
+noise; the nodes check the surviving weight (W_min) themselves; each session masks once and
+unmasks once.
+
+The state is a plain mapping of texts, numbers and bytes. It is SECRET while a round runs, lives
+in the node's memory only (Flower's Context.state), and is emptied when the round ends.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from privsyn_flower.privacy.quantize import pack
+from privsyn_flower.secagg import keys, shamir
+from privsyn_flower.secagg.session import (
+    Code,
+    Cohort,
+    Member,
+    SecaggError,
+    Session,
+    unpack_list,
+)
+
+State = MutableMapping[str, Any]
+Integers = np.ndarray[Any, np.dtype[np.integer[Any]]]
+
+SHARE = shamir.SHARE_BYTES
+PAIR = 2 * SHARE  # a sealed text holds a share of both secrets
+SEALED = PAIR + keys.SEAL_BYTES
+
+
+def advertise(
+    state: State, session: Session, node_id: int, weight: int, identity: Ed25519PrivateKey
+) -> Member:
+    """Stage 1: fresh keys for this sum alone, signed by the node's identity key.
+
+    node_id: as Flower names this node. weight: the users it stands for. Whatever an unfinished
+    round left in `state` is dropped.
+    """
+    state.clear()
+    cipher, mask = keys.new_secret(), keys.new_secret()
+    unsigned = Member(
+        node_id,
+        weight,
+        identity.public_key().public_bytes_raw(),
+        keys.public_key(cipher),
+        keys.public_key(mask),
+    )
+    member = Member(
+        *(unsigned.id, unsigned.weight, unsigned.identity, unsigned.cipher, unsigned.mask),
+        signature=keys.sign(identity, unsigned.signed_text(session)),
+    )
+    state.update(
+        stage="advertised",
+        session=session.to_json(),
+        member=member.encode(),
+        cipher=cipher,
+        mask=mask,
+    )
+    return member
+
+
+def share(
+    state: State, session_digest: bytes, cohort_data: bytes, trust: Callable[[Cohort], None]
+) -> bytes:
+    """Stage 2: check the cohort, deal shares of both secrets, sealed to each neighbour.
+
+    trust(cohort): the node's own conditions (policy, roster); raises SecaggError. Returns a
+    32-byte commitment to the self mask's seed, then one sealed pair a neighbour, in the order
+    of `cohort.neighbours`.
+    """
+    session = _session(state, "advertised", session_digest)
+    cohort = Cohort.decode(session, cohort_data)
+    own = Cohort.decode_member(bytes(state["member"]))
+    at = cohort.position(own.id)
+    if cohort.members[at] != own:
+        raise SecaggError(Code.PEER, "this node's own entry was changed")
+    for member in cohort.members:
+        if not keys.signed(member.identity, member.signature, member.signed_text(session)):
+            raise SecaggError(Code.SIGNATURE, f"node {member.id} did not sign its keys")
+    trust(cohort)
+    neighbours, threshold = cohort.neighbours[at], cohort.graph.threshold
+    seed = secrets.token_bytes(32)
+    points = [j + 1 for j in neighbours]
+    of_seed = shamir.split(int.from_bytes(seed, "big"), threshold, points)
+    of_mask = shamir.split(int.from_bytes(bytes(state["mask"]), "big"), threshold, points)
+    sealed = []
+    for j in neighbours:
+        text = of_seed[j + 1].to_bytes(SHARE, "big") + of_mask[j + 1].to_bytes(SHARE, "big")
+        key = _seal_key(bytes(state["cipher"]), cohort, sender=at, receiver=j, peer=j)
+        sealed.append(keys.seal(key, text, cohort.digest))
+    state.update(stage="shared", cohort=cohort_data, seed=seed)
+    return keys.digest(b"seed", cohort.digest, seed) + b"".join(sealed)
+
+
+def mask(
+    state: State,
+    session_digest: bytes,
+    sharers_data: bytes,
+    sealed_data: bytes,
+    vector: Callable[[Session, int], Integers],
+) -> bytes:
+    """Stage 3: the node's integer vector under its masks, packed to bits / 8 bytes a coordinate.
+
+    sharers_data: the list of members who dealt shares. sealed_data: what the neighbours among
+    them sealed to this node, in order. vector(session, weight of the cohort): the node's vector
+    (length,), PRIVATE; it must first write down that this session was answered, and raise
+    SecaggError(REPEATED) when it was before. The secrets behind the masks are erased here.
+    """
+    session = _session(state, "shared", session_digest)
+    cohort = Cohort.decode(session, bytes(state["cohort"]))
+    at = cohort.position(Cohort.decode_member(bytes(state["member"])).id)
+    sharers = unpack_list(sharers_data, len(cohort.members))
+    if not sharers[at]:
+        raise SecaggError(Code.LIST, "this node dealt shares and is not on the list")
+    cohort.check_weight(sharers)
+    cohort.check_neighbours(at, sharers)
+    peers = [j for j in cohort.neighbours[at] if sharers[j]]
+    shares = _open(bytes(state["cipher"]), cohort, at, peers, sealed_data)
+    values = np.asarray(vector(session, sum(m.weight for m in cohort.members)))
+    if values.shape != (session.length,) or values.dtype.kind not in "iu":
+        raise SecaggError(
+            Code.MALFORMED, f"a vector of {values.dtype} {values.shape}, expected {session.length}"
+        )
+    transcript = cohort.transcript(sharers)
+    # Words wrap at a multiple of 2^bits, and so do sums of them.
+    total: keys.Residues = values.astype(keys.residue_type(session.bits))
+    total = total + self_mask(bytes(state["seed"]), transcript, session)
+    secret = bytes(state["mask"])
+    for j in peers:
+        pair = pair_mask(secret, cohort, transcript, at, j)
+        total = total + pair if at < j else total - pair
+    for name in ("cipher", "mask", "seed"):
+        del state[name]
+    state.update(stage="masked", sharers=sharers_data, shares=shares)
+    return pack(residues(total, session.bits), session.bits).tobytes()
+
+
+def unmask(
+    state: State,
+    session_digest: bytes,
+    survivors_data: bytes,
+    once: Callable[[Session], None],
+) -> bytes:
+    """Stage 4: one share for each neighbour that shared: of its seed if its masked vector
+    arrived, of its mask key if not. Never both, and only once: the state is emptied first.
+
+    once(session): writes down that this session is being unmasked; raises SecaggError(REPEATED)
+    when it was before (two messages may be in flight at the same time).
+    """
+    session = _session(state, "masked", session_digest)
+    cohort = Cohort.decode(session, bytes(state["cohort"]))
+    at = cohort.position(Cohort.decode_member(bytes(state["member"])).id)
+    sharers = unpack_list(bytes(state["sharers"]), len(cohort.members))
+    survivors = unpack_list(survivors_data, len(cohort.members))
+    if not survivors[at]:
+        raise SecaggError(Code.LIST, "this node sent its vector and is not on the list")
+    if any(here and not there for here, there in zip(survivors, sharers, strict=True)):
+        raise SecaggError(Code.LIST, "a survivor is listed that dealt no shares")
+    cohort.check_weight(survivors)
+    cohort.check_neighbours(at, survivors)
+    shares = bytes(state["shares"])
+    once(session)
+    state.clear()
+    peers = [j for j in cohort.neighbours[at] if sharers[j]]
+    given = []
+    for slot, j in enumerate(peers):
+        start = slot * PAIR + (0 if survivors[j] else SHARE)
+        given.append(shares[start : start + SHARE])
+    return b"".join(given)
+
+
+def self_mask(seed: bytes, transcript: bytes, session: Session) -> keys.Residues:
+    """The mask that only a node's seed gives: (length,) words. SECRET."""
+    key = keys.derive(seed, transcript, b"self mask")
+    return keys.mask_stream(key, session.length, session.bits)
+
+
+def pair_mask(
+    secret: bytes, cohort: Cohort, transcript: bytes, at: int, peer: int
+) -> keys.Residues:
+    """The mask shared by the members at two positions, from one's secret key. SECRET.
+
+    The lower position adds it, the higher one subtracts it, so it vanishes from the sum.
+    """
+    shared = _agree(secret, cohort.members[peer].mask)
+    purpose = b"pair mask %d %d" % (min(at, peer), max(at, peer))
+    key = keys.derive(shared, transcript, purpose)
+    return keys.mask_stream(key, cohort.session.length, cohort.session.bits)
+
+
+def residues(words: keys.Residues, bits: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Words -> residues in [0, 2^bits)."""
+    return words.astype(np.uint64) & np.uint64((1 << bits) - 1)
+
+
+def _session(state: State, stage: str, session_digest: bytes) -> Session:
+    """The session this node is in. Raises SecaggError(SESSION) when it is another, or none."""
+    if state.get("stage") != stage:
+        raise SecaggError(
+            Code.SESSION, f"this node is not at stage {stage!r} (restarted, or asked out of order)"
+        )
+    session = Session.from_json(str(state["session"]))
+    if session.digest != session_digest:
+        raise SecaggError(Code.SESSION, "this node is in another session")
+    return session
+
+
+def _agree(secret: bytes, peer: bytes) -> bytes:
+    try:
+        return keys.agree(secret, peer)
+    except ValueError:
+        raise SecaggError(Code.PEER, "a member's key is not a valid X25519 key") from None
+
+
+def _seal_key(secret: bytes, cohort: Cohort, sender: int, receiver: int, peer: int) -> bytes:
+    """The key for one sealed text: bound to the cohort and to the direction."""
+    shared = _agree(secret, cohort.members[peer].cipher)
+    return keys.derive(shared, cohort.digest, b"share %d to %d" % (sender, receiver))
+
+
+def _open(secret: bytes, cohort: Cohort, at: int, peers: list[int], data: bytes) -> bytes:
+    """The peers' sealed pairs -> their shares, checked and joined. SECRET."""
+    if len(data) != SEALED * len(peers):
+        raise SecaggError(Code.MALFORMED, f"{len(data)} bytes of shares from {len(peers)} peers")
+    opened = []
+    for slot, j in enumerate(peers):
+        key = _seal_key(secret, cohort, sender=j, receiver=at, peer=j)
+        text = keys.unseal(key, data[slot * SEALED : (slot + 1) * SEALED], cohort.digest)
+        if text is None or len(text) != PAIR:
+            raise SecaggError(Code.SEALED, f"the share of member {j} was not sealed for this node")
+        opened.append(text)
+    return b"".join(opened)
