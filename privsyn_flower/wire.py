@@ -137,7 +137,9 @@ def ask(
 
 def question_digest(query: Query, ticket: Ticket, noise: Noise) -> str:
     """What a secure sum is bound to: every number and array of the question, hex SHA-256."""
-    head = dict(ask_records(query, ticket, noise, question=False).config_records["ask"])
+    asked = ask_records(query, ticket, noise, question=False).config_records["ask"]
+    # 20 and 20.0 are the same number to both sides, so they are the same text here.
+    head = {k: float(v) if isinstance(v, int | float) else v for k, v in asked.items()}
     state = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for array in (query.rows, query.scales):
         state.update(f"{array.dtype.str}{array.shape}".encode())

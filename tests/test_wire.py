@@ -149,6 +149,14 @@ def test_hostile_questions_are_malformed_and_nothing_else(loopback: Any, data: b
     assert caught.value.code is Refusal.MALFORMED
 
 
+def test_the_digest_survives_the_way(loopback: Any) -> None:
+    """Numbers that are whole on the server arrive as floats."""
+    noise = Noise(2, 4096, 24, 85, 5)
+    asked = query()
+    got = wire.read_ask(wire.ask(asked, TICKET, noise, 7, 5, 60.0), 5)
+    assert wire.question_digest(*got) == wire.question_digest(asked, TICKET, noise)
+
+
 def test_the_digest_covers_every_number_and_array() -> None:
     asked = query()
     seen = {wire.question_digest(asked, TICKET, NOISE)}

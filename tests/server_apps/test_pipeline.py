@@ -38,7 +38,7 @@ def grid_for(loopback: Any, contexts: list[Any]) -> Any:
 
 def simulated(config: RunConfig) -> list[Any]:
     return [
-        node_context({"partition-id": i, "num-partitions": config.nodes}, config.flat())
+        node_context({"partition-id": i, "num-partitions": config.nodes}, config.flat(), i + 1)
         for i in range(config.nodes)
     ]
 
@@ -67,7 +67,7 @@ def test_paper_configs_start(
             "models.generator": str(causal_folder),
             "models.device": "cpu",
             "rounds": 2,
-            "nodes": 2,
+            "nodes": 3,
             "pretext.population": 16,
             # the noise of 1,250 users' votes is far above 20 users' votes: a round with
             # nothing alive would end the run, which is right but not what is tested here
@@ -105,8 +105,12 @@ def test_noise_multiplier_that_overspends_is_refused() -> None:
         noise_multiplier(config)
 
 
-def deployed(tmp_path: Path, allow: bool = True) -> tuple[RunConfig, list[Any]]:
+POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 500.0\n"
+
+
+def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]]:
     write_rows(tmp_path / "public.jsonl", 20, 4, seed=2)
+    (tmp_path / "policy.toml").write_text(policy)
     contexts = []
     for i in range(3):
         write_rows(tmp_path / f"node{i}.jsonl", 2, 3, seed=10 + i)
@@ -115,9 +119,9 @@ def deployed(tmp_path: Path, allow: bool = True) -> tuple[RunConfig, list[Any]]:
             "weight": 2,
             "cache": str(tmp_path / f"cache{i}"),
             "embedder": "ngram-32",
-            "allow-plain": allow,
+            "policy": str(tmp_path / "policy.toml"),
         }
-        contexts.append(node_context(node_config))
+        contexts.append(node_context(node_config, node_id=i + 1))
     values = {
         "data.source": "files",
         "data.public-path": str(tmp_path / "public.jsonl"),
@@ -157,7 +161,8 @@ def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) 
 def test_deployed_nodes_refuse_plain_aggregation_without_permission(
     tmp_path: Path, loopback: Any
 ) -> None:
-    config, contexts = deployed(tmp_path, allow=False)
+    config, contexts = deployed(tmp_path)
+    config = RunConfig.from_flat({**config.flat(), "aggregation": "plain"})
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(NoRelease, match="refusal codes"):
         Pipeline(config, grid_for(loopback, contexts), folder).run()
