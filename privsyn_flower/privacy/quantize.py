@@ -69,7 +69,9 @@ class IntegerPlan:
         towards zero; a user whose integers are longer than `sensitivity`, by rounding or for
         lack of clipping, is moved towards zero. A user with NaN or infinity becomes zeros.
         """
-        return _truncate(values * self.scale, users, self.sensitivity)
+        with np.errstate(over="ignore", invalid="ignore"):  # infinity becomes zeros
+            scaled = values * self.scale
+        return _truncate(scaled, users, self.sensitivity)
 
 
 def plan_histogram(
@@ -176,7 +178,8 @@ def pack(residues: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
     values = np.ascontiguousarray(residues, dtype="<u8")
     if values.size and int(values.max()) >> bits:
         raise ValueError(f"residue {int(values.max())} does not fit bits = {bits}")
-    return values.view(np.uint8).reshape(-1, 8)[:, : bits // 8].reshape(-1)
+    kept = values.view(np.uint8).reshape(-1, 8)[:, : bits // 8]
+    return np.ascontiguousarray(kept).reshape(-1)
 
 
 def unpack(
@@ -243,7 +246,7 @@ def _truncate(
     """Integers towards zero of L2 norm at most `sensitivity` for every user, in exact integers."""
     if not len(scaled):
         return np.zeros(0, dtype=np.int64)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         norms = np.sqrt(np.bincount(users, weights=scaled * scaled))
         # Not clipped: shortened first, so that no sum of squares below passes 2^63.
         factor = np.where(norms > sensitivity * (1 + 1e-6), sensitivity / norms, 1.0)

@@ -6,7 +6,7 @@ Liu 2021, "The Skellam mechanism for differentially private federated learning")
 
 Draws are exact. A Poisson comes by rejection from an integer envelope that random bits sample
 without arithmetic; floating point decides an acceptance only when the uniform lies further from
-the computed probability than `_MARGIN`, a thousand times its error. The rest is decided by
+the computed probability than `_MARGIN`, many times its error. The rest is decided by
 decimal arithmetic with a stated error and with more random bits, until it is certain. So no
 trace of the computer's numbers is left in the noise (Mironov 2012, "On significance of the least
 significant bits for differential privacy"), in the tails neither.
@@ -35,7 +35,7 @@ Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 _CHUNK = 1 << 14  # proposals computed side by side: they stay in the processor's cache
-_MARGIN = 1e-11  # acceptances within it are decided exactly; float64 is off by less than 1e-14
+_MARGIN = 1e-11  # acceptances within it are decided exactly; float64 is off by less than 1e-12
 _LN2 = math.log(2.0)
 _STIRLING_FROM = 16
 _LOG_FACTORIALS = [math.log(math.factorial(n)) for n in range(_STIRLING_FROM)]
@@ -182,8 +182,8 @@ def _accepted(count: int, envelope: _Envelope, words: Words) -> Integers:
     chance = _log_pmf(np.maximum(n, 0).astype(np.float64), envelope.mean)
     chance += block * _LN2 - envelope.log_height
     np.exp(chance, out=chance)
-    # Of rounding: the logarithm's error is below 1e-14 (1 + |ln p|) and chance <= p^(1/2) in
-    # the tails, so that `chance` and the word's float64 are each right to 1e-14, absolutely.
+    # The logarithm is right to 1e-14 (1 + |ln p|), and where |ln p| is large beside the envelope
+    # the chance is small: the chance is right to 1e-12 absolutely, the word's float64 to 2e-16.
     chance -= uniform.astype(np.float64) * 2.0**-64
     kept = chance > 0
     for unsure in np.flatnonzero((np.abs(chance) <= _MARGIN) & (n >= 0)).tolist():
