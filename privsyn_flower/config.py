@@ -164,6 +164,13 @@ class RunConfig(Section):
     node_keys: Literal["first-use", "roster"] = Field(
         "first-use", description="declared: what nodes check each other's keys against"
     )
+    sampler: Literal["full", "poisson", "fixed"] = Field(
+        "full", description="who takes part in a round: all, by nodes' own coins, or a draw"
+    )
+    sampling_rate: float = Field(
+        1.0, gt=0, le=1, description="poisson: probability that a user takes part in a round"
+    )
+    cohort_nodes: int = Field(0, ge=0, description="fixed: nodes the server draws for a round")
     min_surviving_weight: float = Field(
         0.85, gt=0, le=1, description="W_min / W: below it a sum is not released"
     )
@@ -201,11 +208,31 @@ class RunConfig(Section):
                 f"nodes = {self.nodes}: secure aggregation needs at least 3; raise nodes, or set "
                 "aggregation = 'plain' to trust the server with each node's vector"
             )
+        self._check_sampler()
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"
             )
         return self
+
+    def _check_sampler(self) -> None:
+        """Each sampler has its own key, and the other one at its default."""
+        if (self.sampler == "poisson") != (self.sampling_rate < 1):
+            raise ValueError(
+                f"sampling-rate = {self.sampling_rate} with sampler = {self.sampler!r}: a rate "
+                "below 1 belongs to 'poisson' and to nothing else"
+            )
+        least = 3 if self.aggregation == "secure" else 1
+        if self.sampler == "fixed" and not least <= self.cohort_nodes <= self.nodes:
+            raise ValueError(
+                f"cohort-nodes = {self.cohort_nodes} with sampler = 'fixed' must be from {least} "
+                f"to nodes = {self.nodes}"
+            )
+        if self.sampler != "fixed" and self.cohort_nodes:
+            raise ValueError(
+                f"cohort-nodes = {self.cohort_nodes} belongs to sampler = 'fixed'; this one is "
+                f"{self.sampler!r}"
+            )
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Scalar]) -> RunConfig:

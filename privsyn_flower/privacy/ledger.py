@@ -33,18 +33,16 @@ from pathlib import Path
 from typing import Self
 
 from privsyn_flower.privacy.accounting import Mechanism
-from privsyn_flower.privacy.charges import (
+from privsyn_flower.privacy.charges import Charge, find, replay
+from privsyn_flower.privacy.filters import (
     ADJACENCY,
     SLACK,
     UNIT,
-    Charge,
     Header,
     check_header,
     composed_epsilon,
-    find,
     new_header,
     parse_header,
-    replay,
     why_refused,
 )
 from privsyn_flower.privacy.journal import (
@@ -87,14 +85,16 @@ class Ledger:
         simulation: bool = False,
         mechanism: Mechanism = "gaussian",
         total_variation: float = 0.0,
+        order: int | None = None,
     ) -> Self:
         """Create the ledger, or check that the one at `path` is about the same thing.
 
         population: declared name, public. total_epsilon and total_delta: both or neither; a
         new ledger without them has no filter, an existing one keeps the total it has.
         mechanism: fixes the filter; "skellam" takes both kinds of noise. total_variation: the
-        most that all charges together may have, part of the total. Raises LedgerError naming
-        both values when the file says otherwise, ValueError on arguments.
+        most that all charges together may have, part of the total. order: of a new RDP filter
+        (`renyi.plan_order`); None for the best without sampling. Raises LedgerError naming both
+        values when the file says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)
@@ -102,7 +102,13 @@ class Ledger:
             rows = read_rows(handle, file)
             if not rows:
                 header = new_header(
-                    population, total_epsilon, total_delta, simulation, mechanism, total_variation
+                    population,
+                    total_epsilon,
+                    total_delta,
+                    simulation,
+                    mechanism,
+                    total_variation,
+                    order,
                 )
                 append_row(handle, file, {"kind": "ledger", **asdict(header)})
                 return cls(file, header)
@@ -134,15 +140,19 @@ class Ledger:
         mechanism: Mechanism = "gaussian",
         sensitivity: float | None = None,
         total_variation: float = 0.0,
+        sampling_rate: float = 1.0,
     ) -> str:
         """Write a charge before its query is sent; returns the charge's id.
 
         sensitivity: L2 norm of one user's integer vector, for skellam only. total_variation:
-        distance of the noise from exact noise. Raises BudgetExceeded or DuplicateCharge before
-        anything is written, ValueError on a mechanism that this ledger does not take or on
-        values that no release has (`Charge`).
+        distance of the noise from exact noise. sampling_rate: probability with which each user
+        takes part, by a coin hidden from the adversary (skellam). Raises BudgetExceeded or
+        DuplicateCharge before anything is written, ValueError on a mechanism that this ledger
+        does not take or on values that no release has (`Charge`).
         """
-        wanted = self._new(float(noise_multiplier), mechanism, sensitivity, total_variation)
+        wanted = self._new(
+            float(noise_multiplier), mechanism, sensitivity, total_variation, sampling_rate
+        )
         with locked(self.path) as handle:
             charges = self._replay(handle)
             key = (run, query, round, attempt)
@@ -163,6 +173,8 @@ class Ledger:
                 row["sensitivity"] = float(sensitivity)
             if total_variation:
                 row["total_variation"] = float(total_variation)
+            if sampling_rate != 1.0:
+                row["sampling_rate"] = float(sampling_rate)
             append_row(handle, self.path, row)
         return charge_id
 
@@ -276,6 +288,7 @@ class Ledger:
         mechanism: Mechanism,
         sensitivity: float | None,
         total_variation: float = 0.0,
+        sampling_rate: float = 1.0,
     ) -> Charge:
         """A charge that is not written yet. Raises ValueError unless this ledger could take it."""
         if self.header.mechanism == "gaussian" and mechanism != "gaussian":
@@ -283,7 +296,7 @@ class Ledger:
                 f"mechanism = {mechanism!r}: {self.path} was created for 'gaussian' noise and "
                 "takes no other: use another ledger (key ledger)"
             )
-        noise = (mechanism, sensitivity, total_variation)
+        noise = (mechanism, sensitivity, total_variation, sampling_rate)
         return Charge("", "", "", 0, 0, noise_multiplier, "reserved", False, *noise)
 
 

@@ -113,8 +113,10 @@ def rdp_to_epsilon(rdp: ArrayLike, orders: ArrayLike, delta: float) -> tuple[flo
     return max(0.0, float(values[best])), float(order[best])
 
 
-def filter_budget(total_epsilon: float, total_delta: float) -> tuple[int, float]:
-    """(order, largest RDP at it) that together imply the total; the order is best for Gaussians.
+def filter_budget(
+    total_epsilon: float, total_delta: float, order: int | None = None
+) -> tuple[int, float]:
+    """(order, largest RDP at it) that together imply the total; best for Gaussians, or given.
 
     Whatever composes to this RDP at this order, however adaptively, is (total_epsilon,
     total_delta)-DP. Raises ValueError when no order up to 65536 leaves a budget. Source: Feldman
@@ -125,6 +127,8 @@ def filter_budget(total_epsilon: float, total_delta: float) -> tuple[int, float]
     budgets = total_epsilon - _conversion(ORDERS.astype(np.float64), total_delta)
     # A Gaussian's RDP is proportional to the order: the best one buys the most per order.
     best = int((budgets / ORDERS).argmax())
+    if order is not None:
+        best = int(np.flatnonzero(order == ORDERS)[0])
     budget = float(budgets[best]) * (1 - _HEADROOM)
     if not budget > 0:
         raise ValueError(
@@ -175,20 +179,44 @@ def with_total_variation(
     return math.inf
 
 
+def sampled_skellam_rdp(
+    noise_multiplier: float, sensitivity: float, rate: float, orders: ArrayLike
+) -> NDArray[np.float64]:
+    """RDP of one Skellam sum in which each user takes part with probability `rate`."""
+    if rate == 1.0:
+        return skellam_rdp(noise_multiplier, sensitivity, orders)
+
+    def full(order: NDArray[np.int64]) -> NDArray[np.float64]:
+        return skellam_rdp(noise_multiplier, sensitivity, order)
+
+    return poisson_sampled_rdp(full, rate, orders)
+
+
 def skellam_epsilon(
     noise_multiplier: float, rounds: int, delta: float, sampling_rate: float, sensitivity: float
 ) -> float:
     """Epsilon of `rounds` Skellam sums, at the best integer order. For a fixed plan."""
+    return _best_order(noise_multiplier, rounds, delta, sampling_rate, sensitivity)[0]
 
-    def rdp(orders: NDArray[np.int64]) -> NDArray[np.float64]:
-        return skellam_rdp(noise_multiplier, sensitivity, orders)
 
-    best, _ = rdp_to_epsilon(rounds * rdp(ORDERS), ORDERS, delta)
-    if sampling_rate < 1.0:
-        orders = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER]
-        sampled = rounds * poisson_sampled_rdp(rdp, sampling_rate, orders)
-        best = min(best, rdp_to_epsilon(sampled, orders, delta)[0])
-    return best
+def plan_order(
+    noise_multiplier: float, rounds: int, delta: float, sampling_rate: float, sensitivity: float
+) -> int:
+    """The order at which `skellam_epsilon` is had: what a ledger for this plan filters at."""
+    return int(_best_order(noise_multiplier, rounds, delta, sampling_rate, sensitivity)[1])
+
+
+def _best_order(
+    noise_multiplier: float, rounds: int, delta: float, sampling_rate: float, sensitivity: float
+) -> tuple[float, float]:
+    best = rdp_to_epsilon(
+        rounds * skellam_rdp(noise_multiplier, sensitivity, ORDERS), ORDERS, delta
+    )
+    if sampling_rate == 1.0:
+        return best
+    orders = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER]
+    sampled = sampled_skellam_rdp(noise_multiplier, sensitivity, sampling_rate, orders)
+    return min(best, rdp_to_epsilon(rounds * sampled, orders, delta))
 
 
 def gaussian_rdp_epsilon(

@@ -80,6 +80,9 @@ class Pipeline:
             node_timeout=config.node_timeout,
             kind="deployed" if is_deployment(config) else "simulated",
             seeded_noise=config.simulation_seeded_noise,
+            sampling_rate=config.sampling_rate,
+            cohort_nodes=config.cohort_nodes,
+            seed=config.seed,
         )
 
     def _rounds(self, strategy: PrEText) -> int:

@@ -141,9 +141,7 @@ class PlainSum:
             for node, facts in sending.cohort.items()
         ]
         sending.revealing()
-        replies = exchange(
-            sending.grid, messages, sending.timeout, sending.arrived, sending.poll
-        )
+        replies = exchange(sending.grid, messages, sending.timeout, sending.arrived, sending.poll)
         answers: dict[int, Answer] = {}
         for node, reply in replies.items():
             try:

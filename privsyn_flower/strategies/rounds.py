@@ -208,10 +208,11 @@ class Rounds:
         if query is None:
             query = self.strategy.ask(rnd)
             self.folder.save_query(rnd, query)
-        cohort = self.cohort.draw()
         charges = [c for c in self.ledger.charges(run=self.plan.run) if c.round == rnd]
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
-        noise = self._noise(query)
+        cohort = self.cohort.draw(rnd, ticket.attempt)
+        plan = self.plan.drawn(sum(facts.weight for facts in cohort.values()))
+        noise = integer_noise(plan, query)
         charge = self.ledger.reserve(
             run=ticket.run,
             query=ticket.query,
@@ -220,6 +221,7 @@ class Rounds:
             noise_multiplier=self.plan.noise_multiplier,
             mechanism="skellam",
             sensitivity=noise.sensitivity,
+            sampling_rate=noise.sampling_rate,
         )
         start = time.monotonic()
         sending = Exchange(
@@ -242,42 +244,45 @@ class Rounds:
         seconds = round(time.monotonic() - start, 3)
 
         def store(released: Vector) -> None:
-            facts = self._facts(charge, ticket, query, collected)
+            facts = _facts(plan, charge, ticket, query, collected)
             self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
             self.folder.save_release(rnd, released)
 
         release(collected.total, ledger=self.ledger, charge_id=charge, store=store)
 
-    def _noise(self, query: Query) -> Noise:
-        """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
-        plan = plan_histogram(
-            query.bound,
-            query.length,
-            noise_multiplier=self.plan.noise_multiplier,
-            weight=self.plan.users,
-            min_weight=self.plan.min_weight,
-        )
-        return Noise(
-            multiplier=self.plan.noise_multiplier,
-            sensitivity=plan.sensitivity,
-            bits=plan.bits,
-            min_weight=self.plan.min_weight,
-            colluding=self.plan.colluding,
-        )
 
-    def _facts(
-        self, charge: str, ticket: Ticket, query: Query, collected: Collected
-    ) -> dict[str, Any]:
-        std = self.plan.released_std(query.bound, collected.total.weight)
-        return {
-            "charge": charge,
-            "attempt": ticket.attempt,
-            "candidates": query.length,
-            "noise_std": std,
-            "guaranteed_noise_std": collected.total.noise_std,
-            "nodes_asked": collected.nodes_asked,
-            "nodes_answered": collected.nodes_answered,
-            "surviving_weight": collected.total.weight,
-            "bytes_down_per_node": collected.bytes_down_per_node,
-            "bytes_up_per_node": collected.bytes_up_per_node,
-        }
+def integer_noise(plan: RoundPlan, query: Query) -> Noise:
+    """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
+    encoding = plan_histogram(
+        query.bound,
+        query.length,
+        noise_multiplier=plan.noise_multiplier,
+        weight=plan.users,
+        min_weight=plan.min_weight,
+    )
+    return Noise(
+        multiplier=plan.noise_multiplier,
+        sensitivity=encoding.sensitivity,
+        bits=encoding.bits,
+        min_weight=plan.min_weight,
+        colluding=plan.colluding,
+        sampling_rate=plan.sampling_rate,
+    )
+
+
+def _facts(
+    plan: RoundPlan, charge: str, ticket: Ticket, query: Query, collected: Collected
+) -> dict[str, Any]:
+    std = plan.released_std(query.bound, collected.total.weight)
+    return {
+        "charge": charge,
+        "attempt": ticket.attempt,
+        "candidates": query.length,
+        "noise_std": std,
+        "guaranteed_noise_std": collected.total.noise_std,
+        "nodes_asked": collected.nodes_asked,
+        "nodes_answered": collected.nodes_answered,
+        "surviving_weight": collected.total.weight,
+        "bytes_down_per_node": collected.bytes_down_per_node,
+        "bytes_up_per_node": collected.bytes_up_per_node,
+    }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
 from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.accounting import calibrate
@@ -47,6 +49,8 @@ class SynthesisStrategy(Strategy):
         nodes: int = 1,
         spare_rounds: int = 1,
         min_surviving_weight: float = 0.85,
+        colluding_weight: float = 0.0,
+        node_keys: Literal["first-use", "roster"] = "first-use",
         ledger: str | Path = "",
         population_name: str = "",
         aggregation: Aggregation | None = None,
@@ -59,7 +63,8 @@ class SynthesisStrategy(Strategy):
 
         users is the declared population (public); the noise is the smallest that keeps
         (epsilon, delta) for rounds + spare_rounds releases. Without `ledger` the run has a
-        ledger of its own in `folder`, and epsilon then covers this run alone.
+        ledger of its own in `folder`, and epsilon then covers this run alone. node_keys: declared,
+        what the nodes check each other's keys against (it goes into the statement).
         """
         run = RunFolder(folder)
         noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
@@ -71,7 +76,9 @@ class SynthesisStrategy(Strategy):
             rounds=self.rounds,
             spare_rounds=spare_rounds,
             min_surviving_weight=min_surviving_weight,
+            colluding_weight=colluding_weight,
             aggregation=how.name,
+            keys=node_keys,
             ledger_scope="population" if population_name else "run",
         )
         with run.lock():
@@ -88,6 +95,7 @@ class SynthesisStrategy(Strategy):
                 noise_multiplier=noise,
                 spare_rounds=spare_rounds,
                 min_surviving_weight=min_surviving_weight,
+                colluding_weight=colluding_weight,
                 nodes=nodes,
                 round_timeout=round_timeout,
                 stage_timeout=stage_timeout,

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy import BudgetExceeded, Ledger, LedgerError, calibrate, epsilon
-from privsyn_flower.privacy.charges import Charge, composed_epsilon, new_header, why_refused
+from privsyn_flower.privacy.charges import Charge
+from privsyn_flower.privacy.filters import composed_epsilon, new_header, why_refused
 from privsyn_flower.privacy.renyi import filter_budget, rdp_to_epsilon, skellam_rdp
 
 DELTA = 3e-6
