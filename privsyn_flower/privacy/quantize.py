@@ -71,7 +71,7 @@ class IntegerPlan:
         """
         with np.errstate(over="ignore", invalid="ignore"):  # infinity becomes zeros
             scaled = values * self.scale
-        return _truncate(scaled, users, self.sensitivity)
+        return truncate(scaled, users, self.sensitivity)
 
 
 def plan_histogram(
@@ -143,7 +143,7 @@ def node_noise_integers(
     guaranteed (noise_multiplier * sensitivity)^2. rng: None for operating-system randomness.
     Raises ValueError unless every number is finite and positive, or on too large a variance.
     """
-    variance = _variance(noise_multiplier, weight, min_weight, sensitivity)
+    variance = noise_variance(noise_multiplier, weight, min_weight, sensitivity)
     if rng is None:
         return system_skellam(length, variance)
     return seeded_skellam(length, variance, rng)
@@ -209,10 +209,13 @@ def _check_bits(bits: int) -> None:
         raise ValueError(f"bits = {bits} must be a multiple of 8 from 8 to 56")
 
 
-def _variance(
+def noise_variance(
     noise_multiplier: float, weight: float, min_weight: float, sensitivity: float
 ) -> float:
-    """Variance of the noise of nodes of this weight together, in integers."""
+    """Variance, in integers, of the noise of nodes of `weight` users together.
+
+    Raises ValueError unless every number is finite and positive.
+    """
     named = {"noise_multiplier": noise_multiplier, "weight": weight, "min_weight": min_weight}
     for name, value in (named | {"sensitivity": sensitivity}).items():
         if not 0 < value < math.inf:
@@ -224,7 +227,7 @@ def _needed(
     length: int, noise_multiplier: float, weight: float, min_weight: float, sensitivity: float
 ) -> int:
     """Least magnitude that no coordinate exceeds, but with probability 2^-60 of the noise."""
-    variance = _variance(noise_multiplier, weight, min_weight, sensitivity)
+    variance = noise_variance(noise_multiplier, weight, min_weight, sensitivity)
     return math.ceil(weight * sensitivity + noise_tail(variance, length))
 
 
@@ -240,10 +243,14 @@ def noise_tail(variance: float, length: int) -> float:
     return log / 3 + math.sqrt(log * log / 9 + 2 * log * variance)
 
 
-def _truncate(
+def truncate(
     scaled: NDArray[np.float64], users: NDArray[np.intp], sensitivity: float
 ) -> NDArray[np.int64]:
-    """Integers towards zero of L2 norm at most `sensitivity` for every user, in exact integers."""
+    """Integers towards zero, of L2 norm at most `sensitivity` for every user: (n,), PRIVATE.
+
+    scaled: (n,) entries in integers. users: (n,) the user of each, counted from 0. A user's norm
+    is compared in exact integers; one with NaN or infinity becomes zeros.
+    """
     if not len(scaled):
         return np.zeros(0, dtype=np.int64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
