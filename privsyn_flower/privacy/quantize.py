@@ -89,6 +89,10 @@ def plan_histogram(
     the guaranteed noise / sensitivity. The least bits are chosen that hold the sum with the
     noise of all nodes. Raises WrapAround when 56 bits do not, ValueError on other values.
     """
+    if not 0 < bound < math.inf:
+        raise ValueError(f"bound = {bound} must be finite and above 0")
+    if length < 1:
+        raise ValueError(f"length = {length} must be at least 1")
     needed = _needed(length, noise_multiplier, weight, min_weight, sensitivity)
     bits = next((b for b in range(8, 57, 8) if needed < 2 ** (b - 1)), 56)
     plan = IntegerPlan(bound, sensitivity, sensitivity / bound, bits, length)

@@ -159,6 +159,12 @@ def test_bad_plans(change, words):
         IntegerPlan(**numbers | change)
 
 
+@pytest.mark.parametrize(("bound", "length"), [(0.0, 4), (math.nan, 4), (1.0, 0)])
+def test_bad_queries(bound, length):
+    with pytest.raises(ValueError, match=f"bound = {bound}" if length else "length = 0"):
+        plan_histogram(bound, length, **NOISE)
+
+
 @pytest.mark.parametrize("name", ["noise_multiplier", "weight", "min_weight"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_bad_noise(name, value):
