@@ -98,7 +98,7 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         identity=identity(node.cache),
         trust=lambda cohort: trust(cohort, node),
         vector=vector,
-        once=lambda s: node.records.mark(f"{s.run}/unmask", s.query, s.round, s.attempt),
+        once=lambda stage, s: node.records.mark(f"{s.run}/{stage}", s.query, s.round, s.attempt),
     )
     return respond(message, context.state, party)
 

@@ -3,8 +3,9 @@
 `secure_vector` wraps a ClientApp's handler, `secure_sum` is the one call in the ServerApp.
 """
 
+from privsyn_flower.secagg.cohort import Cohort, Member
 from privsyn_flower.secagg.flower import Party, Summed, Transport, respond, run_session
-from privsyn_flower.secagg.session import Code, Cohort, Member, SecaggError, Session
+from privsyn_flower.secagg.session import Code, SecaggError, Session
 
 __all__ = [
     "Code",

@@ -1,4 +1,4 @@
-"""The secure sum over Flower messages: four exchanges under one message type.
+"""The secure sum over Flower messages: five exchanges under one message type.
 
 Each message carries the record "secagg" (stage, session, payload) beside whatever the
 application sends along; each reply carries it alone: a stage's bytes or a refusal code, and
@@ -17,8 +17,9 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.exchange import Arrived, exchange, outgoing, record_bytes
 from privsyn_flower.secagg import node
+from privsyn_flower.secagg.cohort import Cohort, Member
 from privsyn_flower.secagg.server import Residues, SecureSum
-from privsyn_flower.secagg.session import Code, Cohort, Member, SecaggError, Session
+from privsyn_flower.secagg.session import Code, SecaggError, Session
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -31,8 +32,8 @@ Along = Callable[[Stage], RecordDict]
 class Party:
     """What one node brings to a session.
 
-    node_id, weight and identity: see `node.advertise`. trust(cohort) and once(session) see
-    `node.share` and `node.unmask`; vector(session, cohort weight) see `node.mask`.
+    node_id, weight and identity: see `node.advertise`. trust(cohort) see `node.share`;
+    vector(session, cohort weight) see `node.mask`; once(stage, session) see `node.Once`.
     """
 
     node_id: int
@@ -40,13 +41,15 @@ class Party:
     identity: Ed25519PrivateKey
     trust: Callable[[Cohort], None]
     vector: Callable[[Session, int], node.Integers]
-    once: Callable[[Session], None]
+    once: node.Once
 
 
 def respond(message: Message, state: RecordDict, party: Party) -> Message:
     """A node's reply to any stage; `state` is Flower's Context.state of this node.
 
-    Refusals become codes. Whatever `party` raises beyond SecaggError is not caught here.
+    Refusals become codes. Whatever `party` raises beyond SecaggError is not caught here. Either
+    way the session is over for this node and its secrets are erased, unless the message was of
+    another session or stage.
     """
     asked = message.content.config_records.get(RECORD, ConfigRecord())
     if RECORD not in state:
@@ -55,8 +58,13 @@ def respond(message: Message, state: RecordDict, party: Party) -> Message:
     try:
         data = _answer(asked, kept, party)
     except SecaggError as error:
+        if error.code is not Code.SESSION:
+            kept.clear()
         logger.warning("refused: %s", error)  # public causes only: protocol, policy, peers
         return refusal(message, error.code)
+    except BaseException:
+        kept.clear()
+        raise
     return _reply(message, OK, data)
 
 
@@ -92,11 +100,14 @@ def _answer(asked: ConfigRecord, kept: ConfigRecord, party: Party) -> bytes:
         return node.advertise(kept, session, party.node_id, party.weight, party.identity).encode()
     digest = _bytes(asked, "session")
     if stage == "share":
-        return node.share(kept, digest, _bytes(asked, "cohort"), party.trust)
+        return node.share(kept, digest, _bytes(asked, "cohort"), party.trust, party.once)
     if stage == "mask":
         return node.mask(kept, digest, _bytes(asked, "list"), _bytes(asked, "sealed"), party.vector)
+    if stage == "confirm":
+        return node.confirm(kept, digest, _bytes(asked, "list"), party.identity, party.once)
     if stage == "unmask":
-        return node.unmask(kept, digest, _bytes(asked, "list"), party.once)
+        signers, signatures = _bytes(asked, "signers"), _bytes(asked, "signatures")
+        return node.unmask(kept, digest, signers, signatures, party.once)
     raise SecaggError(Code.MALFORMED, f"stage {stage!r} is not known here")
 
 
@@ -126,7 +137,7 @@ class Summed:
 @dataclass
 class Transport:
     """How stages travel. mask_timeout bounds the stage in which nodes compute, stage_timeout the
-    three others, in seconds. arrived(n, of): progress."""
+    others, in seconds. arrived(n, of): progress."""
 
     grid: Grid
     message_type: str
@@ -182,7 +193,7 @@ def run_session(
     along: Along = lambda stage: RecordDict(),
     revealing: Callable[[], None] = lambda: None,
 ) -> Summed:
-    """All four stages with the nodes of these public weights (node id -> users).
+    """All five stages with the nodes of these public weights (node id -> users).
 
     along(stage): the application's records for a stage. revealing() is called right before the
     first node is asked to unmask: until then nothing about any vector can be known, after it
@@ -207,8 +218,15 @@ def run_session(
     )
     survivors = secure.survive(masked)
     alive = [m.id for m, here in zip(secure.cohort.members, secure.survivors, strict=True) if here]
+    confirmed = ask("confirm", {i: {"session": digest, "list": survivors} for i in alive})
+    signers, signatures = secure.confirm(confirmed)
+    proof: dict[str, bytes | str] = {
+        "session": digest,
+        "signers": signers,
+        "signatures": signatures,
+    }
     revealing()
-    given = ask("unmask", {i: {"session": digest, "list": survivors} for i in alive})
+    given = ask("unmask", dict.fromkeys(confirmed, proof))
     return Summed(
         secure.total(given),
         alive,

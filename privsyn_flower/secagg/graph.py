@@ -6,12 +6,17 @@ on either side. Three things may fail, and the degree follows from how rarely th
 
 privacy 1     some neighbourhood holds more colluders than the threshold allows for;
 privacy 2     the honest survivors fall apart into groups with sums of their own: only when
-              degree / 2 consecutive places of the ring are colluding or gone;
-correctness   a neighbourhood has fewer survivors than the threshold, so nothing is unmasked.
+              degree / 2 consecutive places of the ring are colluding or gone. Who is gone may
+              be chosen with the ring in view, so nodes refuse a list of survivors that leaves
+              fewer in some stretch than may collude there;
+correctness   a neighbourhood or a stretch has fewer survivors than that, so nothing is unmasked.
 
 The threshold exceeds (neighbours + colluders) / 2 in every neighbourhood: whatever lists of
 survivors a server shows to whom, it cannot collect both kinds of share of one node, because an
 honest neighbour hands out only one kind (see `node.unmask`).
+
+What this does not know: colluders who choose their keys after all others can try 2^g rings, and
+fail with 2^g times the probabilities below.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 COMPLETE_BELOW = 32  # nodes; a sparse graph saves nothing there
 PRIVACY_BITS = 40
 CORRECTNESS_BITS = 20
@@ -29,10 +36,12 @@ CORRECTNESS_BITS = 20
 
 @dataclass(frozen=True)
 class Graph:
-    """degree: neighbours of each node. threshold: shares that rebuild a secret."""
+    """degree: neighbours of each node. threshold: shares that rebuild a secret. stretch:
+    survivors needed in any degree / 2 consecutive places of the ring (0: complete graph)."""
 
     degree: int
     threshold: int
+    stretch: int = 0
 
 
 def plan(weights: Sequence[int], min_weight: float, colluding: float) -> Graph:
@@ -83,50 +92,59 @@ def _plan(nodes: int, colluders: int, dropouts: int) -> Graph:
 
 
 def _sufficient(nodes: int, colluders: int, dropouts: int, degree: int) -> Graph | None:
-    """The graph of this degree when all three failure probabilities are small enough."""
-    privacy = 2.0 ** -(PRIVACY_BITS + 1)  # split between the two ways to fail
-    worst = next(
-        count
-        for count in range(degree + 1)
-        if nodes * _tail(nodes - 1, colluders, degree, count) <= privacy
-    )
-    threshold = (degree + worst) // 2 + 1
-    if threshold > degree:
-        return None
-    lost = nodes * _tail(nodes - 1, dropouts, degree, degree - threshold)
-    gone = min(nodes, colluders + dropouts)
+    """The graph of this degree when all failure probabilities are small enough."""
+    privacy = 2.0 ** -(PRIVACY_BITS + 1) / nodes  # split between the two ways, and the nodes
+    correctness = 2.0 ** -(CORRECTNESS_BITS + 1) / nodes
     run = degree // 2
-    apart = nodes * math.prod(max(0, gone - i) / (nodes - i) for i in range(run))
-    return Graph(degree, threshold) if lost <= 2.0**-CORRECTNESS_BITS and apart <= privacy else None
+    threshold = (degree + _most(nodes - 1, colluders, degree, privacy)) // 2 + 1
+    stretch = _most(nodes, colluders, run, privacy) + 1
+    if (
+        threshold + _most(nodes - 1, dropouts, degree, correctness) > degree
+        or stretch + _most(nodes, dropouts, run, correctness) > run
+    ):
+        return None
+    return Graph(degree, threshold, stretch)
 
 
-def _tail(population: int, marked: int, drawn: int, above: int) -> float:
-    """P[more than `above` marked among `drawn`], drawn without replacement."""
+def _most(population: int, marked: int, drawn: int, rare: float) -> int:
+    """The least count with P[more than `count` marked among `drawn`] <= rare, drawn without
+    replacement."""
     marked = min(marked, population)
-    total = math.comb(population, drawn)
-    ways = sum(
-        math.comb(marked, count) * math.comb(population - marked, drawn - count)
-        for count in range(above + 1, min(marked, drawn) + 1)
-    )
-    return ways / total
+    total, ways = math.comb(population, drawn), 0
+    for count in range(min(marked, drawn), 0, -1):
+        ways += math.comb(marked, count) * math.comb(population - marked, drawn - count)
+        if ways / total > rare:
+            return count
+    return 0
 
 
-def neighbourhoods(ids: Sequence[int], degree: int, digest: bytes) -> list[list[int]]:
-    """Each node's neighbours, as ascending positions in `ids`, from the cohort's digest.
+def ring(ids: Sequence[int], digest: bytes) -> list[int]:
+    """Positions in `ids` in the order of the ring, from the cohort's digest.
 
-    The ring's order is a hash of everybody's fresh keys, which no party fixes alone.
+    A hash of everybody's fresh keys, which no party fixes alone.
     """
-    nodes = len(ids)
-    if degree >= nodes - 1:
-        return [[j for j in range(nodes) if j != i] for i in range(nodes)]
 
     def place(i: int) -> bytes:
         name = b"privsyn-secagg-1 ring" + digest + ids[i].to_bytes(8, "big")
         return hashlib.sha256(name).digest()
 
-    ring = sorted(range(nodes), key=place)
+    return sorted(range(len(ids)), key=place)
+
+
+def neighbourhoods(ring: Sequence[int], degree: int) -> list[list[int]]:
+    """Each position's neighbours, ascending: the next degree / 2 on either side of the ring."""
+    nodes = len(ring)
+    if degree >= nodes - 1:
+        return [[j for j in range(nodes) if j != i] for i in range(nodes)]
     steps = [step for step in range(-(degree // 2), degree // 2 + 1) if step]
     found: list[list[int]] = [[] for _ in range(nodes)]
     for at, i in enumerate(ring):
         found[i] = sorted(ring[(at + step) % nodes] for step in steps)
     return found
+
+
+def fewest(ring: Sequence[int], listed: Sequence[bool], run: int) -> int:
+    """The fewest listed among any `run` consecutive places of the ring."""
+    here = np.asarray(listed, dtype=np.int64)[list(ring)]
+    sums = np.cumsum(np.concatenate([[0], here, here[: run - 1]]))
+    return int((sums[run:] - sums[:-run]).min())

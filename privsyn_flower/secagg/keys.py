@@ -7,6 +7,7 @@ exact protocol transcript, so that no key or mask means anything in another roun
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,14 @@ def public_key(secret: bytes) -> bytes:
     return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
-def agree(secret: bytes, peer: bytes) -> bytes:
+def load(secret: bytes) -> X25519PrivateKey:
+    """A secret made ready for many agreements (it costs as much as one). SECRET."""
+    return X25519PrivateKey.from_private_bytes(secret)
+
+
+def agree(secret: X25519PrivateKey, peer: bytes) -> bytes:
     """The X25519 shared secret. Raises ValueError for a peer key of low order."""
-    return X25519PrivateKey.from_private_bytes(secret).exchange(
-        X25519PublicKey.from_public_bytes(peer)
-    )
+    return secret.exchange(X25519PublicKey.from_public_bytes(peer))
 
 
 def derive(material: bytes, transcript: bytes, purpose: bytes) -> bytes:
@@ -73,6 +77,7 @@ def sign(identity: Ed25519PrivateKey, text: bytes) -> bytes:
     return identity.sign(DOMAIN + b"signature " + text)
 
 
+@lru_cache(maxsize=1 << 14)  # public; nodes of one process check the same signatures
 def signed(identity: bytes, signature: bytes, text: bytes) -> bool:
     """Whether `identity` (32 public bytes) signed this text."""
     try:

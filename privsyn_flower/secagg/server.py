@@ -7,21 +7,17 @@ nothing are simply not in the mappings.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privsyn_flower.privacy.quantize import unpack
 from privsyn_flower.secagg import keys, node, shamir
-from privsyn_flower.secagg.session import (
-    Code,
-    Cohort,
-    Member,
-    SecaggError,
-    Session,
-    pack_list,
-)
+from privsyn_flower.secagg.cohort import Cohort, Member, pack_list
+from privsyn_flower.secagg.session import Code, SecaggError, Session
 
 Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -63,7 +59,7 @@ class SecureSum:
                 start = 32 + slot * node.SEALED
                 sealed[at, j] = data[start : start + node.SEALED]
         self.sharers = [at in self.commitments for at in range(len(cohort.members))]
-        cohort.check_weight(self.sharers)
+        cohort.check_survivors(self.sharers)
         listed = pack_list(self.sharers)
         return {
             cohort.members[at].id: (
@@ -74,7 +70,7 @@ class SecureSum:
         }
 
     def survive(self, masked: Mapping[int, bytes]) -> bytes:
-        """After stage 3: node id -> its masked vector. The list of survivors for stage 4.
+        """After stage 3: node id -> its masked vector. The list of survivors, to be signed.
 
         Raises SecaggError(SURVIVORS) when their weight, or the neighbours left to one of them
         or to one of the lost, do not suffice; then no node must be asked to unmask.
@@ -87,14 +83,39 @@ class SecureSum:
             and len(masked.get(member.id, b"")) == session.length * session.words
         }
         self.survivors = [at in self.masked for at in range(len(cohort.members))]
-        cohort.check_weight(self.survivors)
+        cohort.check_survivors(self.survivors)
+        cohort.check_quorum(self.survivors)
         for at, shared in enumerate(self.sharers):
             if shared:
                 cohort.check_neighbours(at, self.survivors)
         return pack_list(self.survivors)
 
+    def confirm(self, confirmed: Mapping[int, bytes]) -> tuple[bytes, bytes]:
+        """After stage 4: node id -> its signature under the list. The signers for stage 5, the
+        heaviest that make a quorum, and their signatures. Raises SecaggError(SURVIVORS) when
+        they do not, or cannot rebuild every secret; then no node must be asked to unmask."""
+        cohort = self.cohort
+        text = cohort.confirmed_text(self.sharers, self.survivors)
+        found = {
+            at: confirmed[m.id]
+            for at, m in enumerate(cohort.members)
+            if at in self.masked and keys.signed(m.identity, confirmed.get(m.id, b""), text)
+        }
+        self.signers = [at in found for at in range(len(cohort.members))]
+        cohort.check_quorum(self.signers)
+        for at, shared in enumerate(self.sharers):
+            if shared:
+                cohort.check_neighbours(at, self.signers)
+        enough = [False] * len(cohort.members)
+        for at in sorted(found, key=lambda at: -cohort.members[at].weight):
+            enough[at] = True
+            with contextlib.suppress(SecaggError):
+                cohort.check_quorum(enough)
+                break
+        return pack_list(enough), b"".join(found[at] for at in sorted(found) if enough[at])
+
     def total(self, given: Mapping[int, bytes]) -> Residues:
-        """After stage 4: node id -> its shares. The exact sum mod 2^bits (length,) of the
+        """After stage 5: node id -> its shares. The exact sum mod 2^bits (length,) of the
         survivors' vectors. Raises SecaggError(SURVIVORS) when too few answered, SEALED when
         shares do not give the secrets that were dealt."""
         seeds, secrets = self._collect(given)
@@ -109,7 +130,7 @@ class SecureSum:
             for at in cohort.neighbours[lost]:
                 if self.survivors[at]:
                     pair = node.pair_mask(secret, cohort, transcript, lost, at)
-                    total = total - pair if at < lost else total + pair
+                    np.subtract(total, pair, total) if at < lost else np.add(total, pair, total)
         return node.residues(total, session.bits)
 
     def _collect(
@@ -147,8 +168,9 @@ class SecureSum:
             raise SecaggError(Code.SEALED, f"wrong shares of the seed of member {at}")
         return data
 
-    def _secret(self, at: int, shares: dict[int, int]) -> bytes:
+    def _secret(self, at: int, shares: dict[int, int]) -> X25519PrivateKey:
         data = shamir.combine(shares).to_bytes(node.SHARE, "big")[-32:]
-        if keys.public_key(data) != self.cohort.members[at].mask:
+        secret = keys.load(data)
+        if secret.public_key().public_bytes_raw() != self.cohort.members[at].mask:
             raise SecaggError(Code.SEALED, f"wrong shares of the mask key of member {at}")
-        return data
+        return secret

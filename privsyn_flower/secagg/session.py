@@ -1,21 +1,16 @@
-"""What all parties of one secure sum agree on: its public numbers, its members, its conditions."""
+"""The public numbers of one secure sum, and the codes with which it is left."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from functools import cached_property
 
-import numpy as np
-
 from privsyn_flower.secagg import keys
-from privsyn_flower.secagg.graph import Graph, neighbourhoods, plan
 
 LARGEST_LENGTH = 1 << 28  # coordinates of one sum
-LARGEST_COHORT = 1 << 16
 
 
 class Code(StrEnum):
@@ -103,156 +98,3 @@ class Session:
     def digest(self) -> bytes:
         """What every key of this sum is bound to."""
         return keys.digest(b"session", self.to_json().encode())
-
-
-_RECORD = np.dtype(
-    [
-        ("id", "<u8"),
-        ("weight", "<u8"),
-        ("identity", "V32"),
-        ("cipher", "V32"),
-        ("mask", "V32"),
-        ("signature", "V64"),
-    ]
-)
-
-
-@dataclass(frozen=True)
-class Member:
-    """One node's public part: Flower's node id, weight in users, identity key (Ed25519), the
-    round's two X25519 keys, and the identity's signature under all of it."""
-
-    id: int
-    weight: int
-    identity: bytes
-    cipher: bytes
-    mask: bytes
-    signature: bytes = bytes(64)
-
-    def signed_text(self, session: Session) -> bytes:
-        """What the signature covers."""
-        facts = self.id.to_bytes(8, "little") + self.weight.to_bytes(8, "little")
-        return keys.digest(b"member", session.digest, facts, self.identity, self.cipher, self.mask)
-
-    def encode(self) -> bytes:
-        """176 bytes."""
-        return np.array([self._row()], dtype=_RECORD).tobytes()
-
-    def _row(self) -> tuple[int, int, bytes, bytes, bytes, bytes]:
-        return (self.id, self.weight, self.identity, self.cipher, self.mask, self.signature)
-
-
-@dataclass(frozen=True)
-class Cohort:
-    """The members of one sum in ascending order of id, and what follows from them."""
-
-    session: Session
-    members: tuple[Member, ...]
-
-    @classmethod
-    def of(cls, session: Session, members: Sequence[Member]) -> Cohort:
-        """Checked: distinct ids and keys, weights from 1 up, enough nodes and weight."""
-        cohort = cls(session, tuple(sorted(members, key=lambda member: member.id)))
-        if len(cohort.members) < 3:
-            raise SecaggError(
-                Code.COHORT, f"{len(cohort.members)} nodes: secure aggregation needs at least 3"
-            )
-        for values in ("id", "identity", "cipher", "mask"):
-            if len({getattr(member, values) for member in members}) != len(members):
-                raise SecaggError(Code.PEER, f"two members share one {values}")
-        if any(member.weight < 1 for member in members):
-            raise SecaggError(Code.PEER, "a member's weight is below 1")
-        try:
-            cohort.graph  # noqa: B018 - computed once, here, so that it can refuse
-        except ValueError as error:
-            raise SecaggError(Code.COHORT, str(error)) from None
-        return cohort
-
-    @classmethod
-    def decode(cls, session: Session, data: bytes) -> Cohort:
-        """The inverse of `encode`, checked. Raises SecaggError."""
-        if len(data) % _RECORD.itemsize or len(data) > _RECORD.itemsize * LARGEST_COHORT:
-            raise SecaggError(Code.MALFORMED, f"a cohort of {len(data)} bytes")
-        members = [
-            cls.decode_member(data[start : start + _RECORD.itemsize])
-            for start in range(0, len(data), _RECORD.itemsize)
-        ]
-        if [member.id for member in members] != sorted(member.id for member in members):
-            raise SecaggError(Code.MALFORMED, "the members are not in order")
-        return cls.of(session, members)
-
-    @staticmethod
-    def decode_member(data: bytes) -> Member:
-        """One member's 176 bytes. Raises SecaggError(MALFORMED)."""
-        if len(data) != _RECORD.itemsize:
-            raise SecaggError(Code.MALFORMED, f"a member of {len(data)} bytes")
-        (row,) = np.frombuffer(data, dtype=_RECORD)
-        names = ("identity", "cipher", "mask", "signature")
-        return Member(int(row["id"]), int(row["weight"]), *(row[name].tobytes() for name in names))
-
-    def encode(self) -> bytes:
-        """176 bytes a member."""
-        rows = [member._row() for member in self.members]
-        return np.array(rows, dtype=_RECORD).tobytes()
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Binds the session and everybody's keys."""
-        return keys.digest(b"cohort", self.session.digest, self.encode())
-
-    @cached_property
-    def graph(self) -> Graph:
-        """Degree and threshold, computed by every party for itself."""
-        weights = [member.weight for member in self.members]
-        return plan(weights, self.session.min_weight, self.session.colluding)
-
-    @cached_property
-    def neighbours(self) -> list[list[int]]:
-        """Positions of each member's neighbours, ascending."""
-        ids = [member.id for member in self.members]
-        return neighbourhoods(ids, self.graph.degree, self.digest)
-
-    def position(self, node_id: int) -> int:
-        """Where a node stands. Raises SecaggError(PEER) for a stranger."""
-        for at, member in enumerate(self.members):
-            if member.id == node_id:
-                return at
-        raise SecaggError(Code.PEER, f"node {node_id} is not a member")
-
-    def transcript(self, listed: Sequence[bool]) -> bytes:
-        """Binds masks to the list of those who shared: other lists, other masks."""
-        return keys.digest(b"transcript", self.digest, pack_list(listed))
-
-    def check_weight(self, listed: Sequence[bool]) -> None:
-        """Rule 6: at least 3 nodes, and honest weight of W_min. Raises SecaggError(SURVIVORS)."""
-        weight = sum(m.weight for m, here in zip(self.members, listed, strict=True) if here)
-        session = self.session
-        if sum(listed) < 3 or weight - session.colluding < session.min_weight:
-            raise SecaggError(
-                Code.SURVIVORS,
-                f"{sum(listed)} nodes of weight {weight}, {session.colluding:g} of it assumed "
-                f"colluding, are left; needed: 3 nodes and W_min = {session.min_weight:g} (key "
-                "min-surviving-weight)",
-            )
-
-    def check_neighbours(self, position: int, listed: Sequence[bool]) -> None:
-        """Enough neighbours are left to rebuild a secret. Raises SecaggError(SURVIVORS)."""
-        alive = sum(listed[j] for j in self.neighbours[position])
-        if alive < self.graph.threshold:
-            raise SecaggError(
-                Code.SURVIVORS,
-                f"{alive} neighbours are left, the threshold is {self.graph.threshold}",
-            )
-
-
-def pack_list(listed: Sequence[bool]) -> bytes:
-    """One bit per member, in the cohort's order."""
-    return np.packbits(np.asarray(listed, dtype=bool)).tobytes()
-
-
-def unpack_list(data: bytes, members: int) -> list[bool]:
-    """The inverse of `pack_list`. Raises SecaggError(MALFORMED)."""
-    bits = np.unpackbits(np.frombuffer(data, dtype=np.uint8))
-    if len(data) != (members + 7) // 8 or bits[members:].any():
-        raise SecaggError(Code.MALFORMED, f"a list of {len(data)} bytes for {members} members")
-    return [bool(bit) for bit in bits[:members]]

@@ -93,16 +93,17 @@ def test_the_sum_of_all(tmp_path: Path, loopback: Any) -> None:
     got, log = collect(loopback(devices), query)
     assert np.allclose(got.total.vector, expected(query, [0, 1, 2, 3]), atol=20 / 4096)
     assert (got.total.weight, got.nodes_answered, log) == (20.0, 4, ["revealing"])
-    assert devices[100].stages == ["advertise", "share", "mask", "unmask"]
+    assert devices[100].stages == ["advertise", "share", "mask", "confirm", "unmask"]
 
 
-@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "unmask"])
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])
 def test_a_node_that_dies_in_any_stage(tmp_path: Path, loopback: Any, stage: str) -> None:
     query = question()
     devices = {100 + i: Device(tmp_path, i) for i in range(4)}
     devices[102].dies_at = stage
     got, _ = collect(loopback(devices), query)
-    alive = [0, 1, 2, 3] if stage == "unmask" else [0, 1, 3]  # its masked vector had arrived
+    arrived = stage in ("confirm", "unmask")  # its masked vector had
+    alive = [0, 1, 2, 3] if arrived else [0, 1, 3]
     assert np.allclose(got.total.vector, expected(query, alive), atol=20 / 4096)
 
 
@@ -111,7 +112,7 @@ def test_too_few_are_never_unmasked(tmp_path: Path, loopback: Any, stage: str) -
     devices = {100 + i: Device(tmp_path, i) for i in range(4)}
     devices[101].dies_at = devices[102].dies_at = stage
     grid = loopback(devices)
-    with pytest.raises(TooFewSurvivors, match="W_min|at least 3"):
+    with pytest.raises(TooFewSurvivors, match=r"W_min|at least 3"):
         collect(grid, question())
     assert "unmask" not in devices[100].stages + devices[103].stages
 
