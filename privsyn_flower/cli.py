@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.cli_federation import federation_app
 from privsyn_flower.cli_node import node_app
 from privsyn_flower.privacy import accounting
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
@@ -23,6 +24,7 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
+app.add_typer(federation_app, name="federation")
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
@@ -63,6 +65,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Run folder to continue or attach to.")
     ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a running federation (privsyn federation); else simulate."),
+    ] = None,
 ) -> None:
     """Run a configuration through `flwr run`; the last line on stdout is the run folder."""
     from privsyn_flower.cli_run import RunFailed, run_command
@@ -71,7 +77,7 @@ def run(
     from privsyn_flower.runs import RunLocked
 
     try:
-        folder = run_command(config, settings or [], resume)
+        folder = run_command(config, settings or [], resume, federation)
     except (ConfigError, RunFailed, RunLocked, FlowerError) as error:
         raise fail(str(error), 1) from None
     except KeyboardInterrupt:
