@@ -12,7 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from privsyn_flower.config import ConfigError, RunConfig, load_config, parse_override, to_toml
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config_file import load_config, parse_override, to_toml
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower import __version__
-from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
+from privsyn_flower.config import RunConfig, Scalar
+from privsyn_flower.config_file import to_toml, toml_value
 from privsyn_flower.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.runs import lock_holder, write_atomic, write_json
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli import app
 from privsyn_flower.client_apps.node import NODE_KEYS
-from privsyn_flower.config import RunConfig, flatten, load_config
+from privsyn_flower.config import RunConfig, flatten
+from privsyn_flower.config_file import load_config
 from privsyn_flower.launch import QUIET
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from scripts import update_docs

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config_file import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from privsyn_flower.server_apps.pipeline import Pipeline
@@ -170,9 +171,7 @@ def test_deployed_nodes_refuse_plain_aggregation_without_permission(
 
 
 @pytest.mark.parametrize("key", ["benchmark", "simulation-seeded-noise"])
-def test_simulation_keys_are_refused_in_deployment(
-    tmp_path: Path, loopback: Any, key: str
-) -> None:
+def test_simulation_keys_are_refused_in_deployment(tmp_path: Path, loopback: Any, key: str) -> None:
     config, contexts = deployed(tmp_path)
     config = RunConfig.from_flat({**config.flat(), key: True})
     with pytest.raises(ConfigError, match="simulation only"):
