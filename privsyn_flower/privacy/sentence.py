@@ -51,7 +51,7 @@ class PrivacyStatement:
     sampler: SamplerName = "full"
     sampling_rate: float = 1.0
     keys: Literal["roster", "first-use"] = "first-use"
-    consistency: Literal["threshold"] = "threshold"
+    consistency: Literal["signed"] = "signed"
     ledger_scope: Literal["run", "population"] = "run"
     simulated: bool = False
     simulation_seeded: bool = False
@@ -66,7 +66,7 @@ class PrivacyStatement:
             "accountant": tuple(a for m, a in _ACCOUNTANTS if m == self.mechanism),
             "aggregation": ("plain", "secure"),
             "keys": tuple(_KEYS),
-            "consistency": ("threshold",),
+            "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
             "unit": ("user",),
             "adjacency": ("zero-out",),
@@ -145,8 +145,9 @@ class PrivacyStatement:
             "The claim holds against the server and everyone who sees the released sums or "
             "anything made from them, as long as the server follows the protocol, apart from what "
             f"the nodes check themselves, and at most {_percent(self.colluding_weight)} of the "
-            "declared users' weight is on nodes that share what they know with it. Nodes that were "
-            "shown different lists of survivors cannot be played off against each other: the "
+            "declared users' weight is on nodes that share what they know with it. Nodes that are "
+            "shown different lists of survivors cannot be played off against each other: they "
+            "unmask only the one list that nodes of more than half of the weight signed, and the "
             "Shamir threshold exceeds half of neighbours plus colluders. "
             f"{_KEYS[self.keys]}."
         )
