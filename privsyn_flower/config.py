@@ -248,7 +248,7 @@ class RunConfig(Section):
         try:
             return cls.model_validate(nested)
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from None
+            raise ConfigError(explain(error)) from None
 
     def flat(self) -> dict[str, Scalar]:
         """Every key with its value, dotted, as Flower's run config takes them."""
@@ -292,7 +292,8 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """Every wrong key with its value and bound, on one line."""
     lines = []
     for item in error.errors():
         key = ".".join(str(part).replace("_", "-") for part in item["loc"])

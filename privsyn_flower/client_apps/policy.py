@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from privsyn_flower.config import ConfigError, Section
+from privsyn_flower.config import ConfigError, Section, explain
 from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
@@ -113,7 +113,7 @@ def load_policy(path: Path | None = None) -> Policy:
     try:
         policy = Policy.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{path}: {_explain(error)}") from None
+        raise ConfigError(f"{path}: {explain(error)}") from None
     if not policy.roster:
         return policy
     absolute = path.absolute().parent / Path(policy.roster).expanduser()
@@ -194,7 +194,7 @@ def load_roster(path: Path) -> Roster:
         try:
             entry = RosterEntry.model_validate(item)
         except ValidationError as error:
-            raise ConfigError(f"{path}, node {number}: {_explain(error)}") from None
+            raise ConfigError(f"{path}, node {number}: {explain(error)}") from None
         key = bytes.fromhex(entry.key)
         if key in roster or entry.name in names:
             what = f"key {entry.key}" if key in roster else f"name {entry.name!r}"
@@ -255,13 +255,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
-
-
-def _explain(error: ValidationError) -> str:
-    """Every wrong key with its value and bound, on one line."""
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part).replace("_", "-") for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        lines.append(f"{key} = {item['input']!r}: {message}" if key else message)
-    return "; ".join(lines)
