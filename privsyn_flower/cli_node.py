@@ -51,7 +51,7 @@ def show(
 @node_app.command()
 def key(folder: Folder = DEFAULT_FOLDER) -> None:
     """Print this node's public key, for a roster; the first call makes the key pair."""
-    from privsyn_flower.client_apps.identity import identity, public_hex
+    from privsyn_flower.secagg.identity import identity, public_hex
 
     try:
         typer.echo(public_hex(identity(folder.expanduser())))
@@ -106,7 +106,7 @@ def check(file: Annotated[Path, typer.Argument(help="TOML or JSON")]) -> None:
 
 def _existing_key(folder: Path) -> str | None:
     """The public key, without making one."""
-    from privsyn_flower.client_apps.identity import IDENTITY_FILE, identity, public_hex
+    from privsyn_flower.secagg.identity import IDENTITY_FILE, identity, public_hex
 
     return public_hex(identity(folder)) if (folder / IDENTITY_FILE).exists() else None
 

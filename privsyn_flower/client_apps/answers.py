@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.identity import IdentityError, identity
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
 from privsyn_flower.client_apps.records_file import RecordsError
@@ -32,6 +31,7 @@ from privsyn_flower.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.randomness import seeded
 from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
 from privsyn_flower.secagg.flower import refusal, session_of, stage_of
+from privsyn_flower.secagg.identity import IdentityError, identity
 from privsyn_flower.wire import (
     Refusal,
     WireError,
@@ -221,7 +221,7 @@ def _vectors_or_zero(
     vector = np.zeros(query.length, dtype=np.int64)
     with _data_failures(node, "the users' answers failed; a zero vector is sent instead"):
         vector = kind.vectors(query, users, taking, plan, node)
-    return vector
+    return vector  # noqa: RET504 - zeros when the line above was cut short
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from privsyn_flower.client_apps.identity import create_secret, read_secret, sync_folder
 from privsyn_flower.data.storage import PRIVATE_FILE, make_private
 from privsyn_flower.privacy.journal import locked
+from privsyn_flower.secagg.identity import create_secret, read_secret, sync_folder
 
 KEY_FILE = "node-users.key"
 LOCK_SECONDS = 20.0  # that another process's transaction is waited for

@@ -6,6 +6,7 @@
 from privsyn_flower.secagg.cohort import Cohort, Member
 from privsyn_flower.secagg.flower import Party, Summed, Transport, respond, run_session
 from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.secagg.standalone import secure_sum, secure_vector
 
 __all__ = [
     "Code",
@@ -18,4 +19,6 @@ __all__ = [
     "Transport",
     "respond",
     "run_session",
+    "secure_sum",
+    "secure_vector",
 ]

@@ -25,6 +25,7 @@ class Code(StrEnum):
     LIST = "secagg-inconsistent-list"
     SURVIVORS = "secagg-too-few-survivors"
     SEALED = "secagg-bad-share"
+    SETUP = "secagg-setup"
 
 
 class SecaggError(ValueError):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.client_apps.identity import IdentityError
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records import NodeRecords
 from privsyn_flower.client_apps.records_file import KEY_FILE, RecordsError, RecordsFile
+from privsyn_flower.secagg.identity import IdentityError
 from privsyn_flower.wire import WireError
 
 USERS = ["ann", "bob", "ü\ud800"]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from privsyn_flower.client_apps import identity as identity_module
-from privsyn_flower.client_apps.identity import (
+from privsyn_flower.secagg import identity as identity_module
+from privsyn_flower.secagg.identity import (
     IDENTITY_FILE,
     IdentityError,
     create_secret,

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privsyn_flower.data.storage import make_private
-
 IDENTITY_FILE = "identity.key"
 SECRET_BYTES = 32
 
@@ -41,7 +39,7 @@ def create_secret(path: Path) -> None:
 
     The file appears with its whole content, on disk, or not at all.
     """
-    make_private(path.parent)
+    private_folder(path.parent)
     descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
     scratch = Path(name)
     try:
@@ -89,6 +87,12 @@ def _check_private(path: Path, facts: os.stat_result) -> None:
             f"{path} has mode {mode:04o}, at most 0600 is allowed: others may have read it; "
             "remove it for a new one, or chmod 600 when you know that nobody did"
         )
+
+
+def private_folder(folder: Path) -> None:
+    """Make a folder, or one that is there, its owner's only (0700)."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def sync_folder(folder: Path) -> None:
