@@ -30,7 +30,7 @@ from privsyn_flower.privacy.sampling import coins
 from privsyn_flower.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.randomness import seeded
 from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
-from privsyn_flower.secagg.flower import refusal, session_of, stage_of
+from privsyn_flower.secagg.flower import forget, refusal, session_of, stage_of
 from privsyn_flower.secagg.identity import IdentityError, identity
 from privsyn_flower.wire import (
     Refusal,
@@ -74,15 +74,11 @@ def _plain(message: Message, node: Node, kind: Kind) -> Message:
 
 def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Message:
     stage, session = stage_of(message), session_of(message, context.state)
-    asked: tuple[Query, Ticket, Noise] | None = None
-    if stage in ("advertise", "mask"):  # the two messages that carry the question's head
-        asked = read_head(message) if stage == "advertise" else read_ask(message)
-        bound = session_for(*asked)
-        # Without its arrays the head has another digest; everything else must agree.
-        expected = replace(bound, context=session.context) if stage == "advertise" else bound
-        if session != expected:
-            raise SecaggError(Code.SESSION, "the session does not belong to the question")
-        _check(*asked, node, kind, "secure", 1.0)
+    try:
+        asked = _asked(message, str(stage), session, node, kind)
+    except BaseException:
+        forget(context.state)
+        raise
 
     def vector(session: Session, weight: int) -> Integers:
         if asked is None:
@@ -101,6 +97,22 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         once=lambda stage, s: node.records.mark(f"{s.run}/{stage}", s.query, s.round, s.attempt),
     )
     return respond(message, context.state, party)
+
+
+def _asked(
+    message: Message, stage: str, session: Session, node: Node, kind: Kind
+) -> tuple[Query, Ticket, Noise] | None:
+    """The question, checked, of the two stages that carry its head; None of the others."""
+    if stage not in ("advertise", "mask"):
+        return None
+    asked = read_head(message) if stage == "advertise" else read_ask(message)
+    bound = session_for(*asked)
+    # Without its arrays the head has another digest; everything else must agree.
+    expected = replace(bound, context=session.context) if stage == "advertise" else bound
+    if session != expected:
+        raise SecaggError(Code.SESSION, "the session does not belong to the question")
+    _check(*asked, node, kind, "secure", 1.0)
+    return asked
 
 
 def _check(

@@ -76,6 +76,12 @@ def refusal(message: Message, code: str) -> Message:
     return _reply(message, code, b"")
 
 
+def forget(state: RecordDict) -> None:
+    """Leave whatever session this node is in: its secrets are erased."""
+    if RECORD in state:
+        state.config_records[RECORD].clear()
+
+
 def stage_of(message: Message) -> Stage | None:
     """The stage a message asks for, None when it is no message of this protocol."""
     record = message.content.config_records.get(RECORD)

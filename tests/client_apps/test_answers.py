@@ -139,6 +139,8 @@ def test_another_question_than_the_session_is_refused(tmp_path: Path, loopback: 
         device.tamper = weaker
     with pytest.raises(TooFewSurvivors):
         collect(loopback(devices), question())
+    for device in devices.values():
+        assert dict(device.context.state["secagg"]) == {}  # the secrets are gone
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_degrees_fail_as_rarely_as_they_say(
     found = [graph._sufficient(nodes, colluders, dropouts, k) for k in range(4, nodes - 1, 2)]
     chosen = next(g for g in found if g is not None)
     rng = np.random.default_rng(0)
-    bad = lost = 0
+    bad = lost = apart = 0
     trials = 4000
     run = chosen.degree // 2
     for _ in range(trials):
@@ -51,7 +51,9 @@ def test_degrees_fail_as_rarely_as_they_say(
         bad += bool((2 * chosen.threshold <= chosen.degree + with_colluders).any())
         stretch = fewest(range(nodes), list(marks != 2), run)
         lost += bool((chosen.degree - gone < chosen.threshold).any() or stretch < chosen.stretch)
+        apart += fewest(range(nodes), list(marks == 0), run) < 1 and stretch >= chosen.stretch
     assert bad / trials <= 2**-3
+    assert apart / trials <= 2**-3
     assert lost / trials <= 2**-3
 
 

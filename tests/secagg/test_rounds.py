@@ -127,3 +127,21 @@ def test_the_server_leaves_out_what_is_not_right() -> None:
     assert sorted(masked) == [100, 101, 102]
     with pytest.raises(SecaggError):
         rig.server.survive({**masked, 102: masked[102][:-1]})
+
+
+@pytest.mark.parametrize("n", [7, 40])
+def test_bytes_are_those_of_the_page(n: int) -> None:
+    """docs/secure-sum.md, "Bytes per node"."""
+    rig = Rig(np.ones((n, 9), int), a_session(length=9, bits=24, min_weight=0.8 * n))
+    signers, signatures = rig.to_proof()
+    degree = rig.cohort.graph.degree
+    assert len(rig.adverts[100].encode()) == 176
+    assert len(rig.cohort_data) == 176 * n
+    assert len(rig.dealt[100]) == 32 + 82 * degree
+    listed, sealed = rig.relayed[100]
+    assert len(listed) == len(signers) == (n + 7) // 8
+    assert len(sealed) == 82 * degree
+    assert len(rig.masked[100]) == 9 * 24 // 8
+    assert len(rig.signed[100]) == 64
+    assert len(signatures) == 64 * (n // 2 + 1)  # no more than the quorum
+    assert len(rig.unmask(0, signers, signatures)) == 33 * degree
