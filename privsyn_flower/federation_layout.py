@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from privsyn_flower.certificates import write_node_key
 from privsyn_flower.config import Scalar
 from privsyn_flower.data import DataError, load_users, shard_sizes
 from privsyn_flower.data.storage import make_private
@@ -60,7 +59,6 @@ def create(
             **node_config,
         }
         write_atomic(node / "node.toml", flat_toml(config).encode())
-        write_node_key(node / "key")
     write_json(folder / FACTS, {"port": 0, "pid": 0, "nodes": [{"pid": 0}] * len(shards)})
 
 

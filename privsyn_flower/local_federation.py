@@ -17,7 +17,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.certificates import AUTHORITY, CERTIFICATE, KEY, write_certificates
+from privsyn_flower.certificates import (
+    AUTHORITY,
+    CERTIFICATE,
+    KEY,
+    write_certificates,
+    write_node_key,
+)
 from privsyn_flower.config import RunConfig, Scalar
 from privsyn_flower.data.storage import locked, make_private
 from privsyn_flower.federation_layout import FACTS
@@ -48,14 +54,21 @@ class LocalFederation:
         """Start what is not running, and wait until every SuperNode is online.
 
         A new SuperLink gets new certificates, so nodes of an old one are started anew as well.
+        A node that was killed comes back with a new key, under another of Flower's node ids: the
+        SuperLink would take the old one back only when its heartbeats have lapsed (a minute).
         """
         with locked(self.folder / ".lock"):
             if not self.healthy():
                 self._stop()
                 self._start_superlink()
-                self._register()
-            for number in range(len(self.facts["nodes"])):
-                if not self._runs(self.facts["nodes"][number]["pid"]):
+                for number in range(len(self.facts["nodes"])):
+                    self._register(number)
+            for number, node in enumerate(self.facts["nodes"]):
+                if node["pid"] and not self._runs(node["pid"]):
+                    self._flwr("supernode", "unregister", node["node_id"], CONNECTION)
+                    (self.node_folder(number) / "key.pub").unlink()
+                    self._register(number)
+                if not self._runs(node["pid"]):
                     self._start_node(number)
             self._wait_online()
 
@@ -121,13 +134,12 @@ class LocalFederation:
                 raise FlowerError(f"flower-superlink did not start:\n{_tail(log)}")
             time.sleep(0.2)
 
-    def _register(self) -> None:
-        """Admit the nodes' keys; the SuperLink numbers them."""
+    def _register(self, number: int) -> None:
+        """Admit a node's key; the SuperLink numbers it."""
         nodes = self.facts["nodes"]
-        for number, node in enumerate(nodes):
-            public = self.node_folder(number) / "key.pub"
-            reply = self._flwr("supernode", "register", str(public), CONNECTION)
-            node["node_id"] = str(reply["node-id"])
+        public = write_node_key(self.node_folder(number) / "key")
+        reply = self._flwr("supernode", "register", str(public), CONNECTION)
+        nodes[number] = {"pid": 0, "node_id": str(reply["node-id"])}
         self._write(nodes=nodes)
 
     def _start_node(self, number: int) -> None:
