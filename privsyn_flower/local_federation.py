@@ -8,7 +8,10 @@ process. All listen on 127.0.0.1. What belongs to a federation is in one folder
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import ssl
 import subprocess
 import time
@@ -41,6 +44,7 @@ class LocalFederation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.expanduser().absolute()
         self.home = self.folder / "flower"
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
         if not (self.folder / FACTS).exists():
             raise FlowerError(f"{self.folder} holds no federation: start one with --data")
 
@@ -125,7 +129,7 @@ class LocalFederation:
         command += ["--ssl-certfile", str(tls / CERTIFICATE), "--ssl-keyfile", str(tls / KEY)]
         # In memory, without --database: noisy node vectors are PRIVATE under plain aggregation.
         command += ["--enable-supernode-auth", "--isolation", "subprocess"]
-        process = spawn(command, flower_environment(self.home, port), log)
+        process = self._spawn(command, flower_environment(self.home, port), log)
         self._write(port=port, pid=process.pid)
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
@@ -152,7 +156,7 @@ class LocalFederation:
         home = folder / "flower"
         home.mkdir(exist_ok=True)
         environment = flower_environment(home, self.facts["port"])
-        nodes[number]["pid"] = spawn(command, environment, folder / "supernode.log").pid
+        nodes[number]["pid"] = self._spawn(command, environment, folder / "supernode.log").pid
         self._write(nodes=nodes)
 
     def _wait_online(self) -> None:
@@ -172,9 +176,12 @@ class LocalFederation:
 
     def _stop(self) -> None:
         facts = self.facts
-        ids = [*(node["pid"] for node in facts["nodes"]), facts["pid"]]
-        for pid in filter(self._runs, ids):
-            end_group(pid)
+        nodes = [node["pid"] for node in facts["nodes"] if self._runs(node["pid"])]
+        for pid in nodes:  # all at once: each takes a while to sign off
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGTERM)
+        for pid in [*nodes, *([facts["pid"]] if self._runs(facts["pid"]) else [])]:
+            end_group(pid, self._children.get(pid))
         # Flower gives its own helpers sessions of their own; they notice, or are ended here.
         homes = [self.node_folder(n) / "flower" for n in range(len(facts["nodes"]))]
         for home in [*homes, self.home]:
@@ -182,6 +189,13 @@ class LocalFederation:
                 if _is_flower(left):  # the owner's shell may have this home, too
                     end_process(left)
         self._write(port=0, pid=0, nodes=[{"pid": 0} for _ in facts["nodes"]])
+
+    def _spawn(
+        self, command: list[str], environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        process = spawn(command, environment, log)
+        self._children[process.pid] = process  # to be reaped, if it ends before this process
+        return process
 
     def _runs(self, pid: int) -> bool:
         """Whether this process is still ours: a number may have gone to somebody else's."""
