@@ -1,4 +1,4 @@
-"""`privsyn`: run, account, calibrate, data check. Heavy imports stay inside the commands."""
+"""`privsyn`: run, account, calibrate, audit, data check. Heavy imports stay inside the commands."""
 
 from __future__ import annotations
 
@@ -183,6 +183,36 @@ def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta:
         typer.echo(SAMPLING, err=as_json)
     elif sampler == "fixed":
         typer.echo(sampling_sentence("fixed"), err=as_json)
+
+
+@app.command()
+def audit(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Measure one release in this process: does it leak more, or is it less noisy, than claimed?
+
+    Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
+    """
+    from privsyn_flower.audit import audit as measure
+    from privsyn_flower.audit import described
+    from privsyn_flower.cli_run import default_config
+    from privsyn_flower.config_file import load_config, parse_override
+
+    try:
+        overrides = dict(parse_override(text) for text in settings or [])
+        found = measure(load_config(config or default_config(), overrides), trials)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    typer.echo(json.dumps(found.to_dict()) if as_json else described(found))
+    if found.contradiction:
+        raise typer.Exit(1)
 
 
 @data_app.command()

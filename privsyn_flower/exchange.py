@@ -2,19 +2,48 @@
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 Arrived = Callable[[int, int], None]
+
+_IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Messages made inside belong to no Flower run: for a grid whose nodes are functions here."""
+    token = _IN_PROCESS.set(True)
+    try:
+        yield
+    finally:
+        _IN_PROCESS.reset(token)
 
 
 def outgoing(
     content: RecordDict, node_id: int, message_type: str, *, ttl: float, group_id: str = ""
 ) -> Message:
     """A message to one node; it expires after `ttl` seconds."""
+    if _IN_PROCESS.get():  # Message(...) reads the run's number from Flower's process
+        metadata = Metadata(
+            run_id=0,
+            message_id=secrets.token_hex(8),
+            src_node_id=0,
+            dst_node_id=node_id,
+            reply_to_message_id="",
+            group_id=group_id,
+            created_at=time.time(),
+            ttl=ttl,
+            message_type=message_type,
+        )
+        make: Callable[..., Message] = Message  # its declared signatures leave out metadata
+        return make(content=content, metadata=metadata)
     return Message(content, node_id, message_type, ttl=ttl, group_id=group_id)
 
 
