@@ -175,8 +175,9 @@ class PrivacyStatement:
         left_out = [
             "settings tuned by looking at these users' texts",
             "the time nodes take to answer",
-            "the preparation of a simulated split",
         ]
+        if self.simulated:
+            left_out.append("the preparation of a simulated split")
         if self.mechanism == "gaussian":
             left_out.append("what the last bits of floating-point noise may give away")
         if self.benchmark:
