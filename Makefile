@@ -43,6 +43,8 @@ app-config: install  ## what is generated from config.py: keys in pyproject.toml
 
 benchmarks: install
 	$(BIN)/python benchmarks/vote_round.py
+	$(BIN)/python benchmarks/secure_round.py
+	$(BIN)/python benchmarks/secure_sum.py
 
 vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it runs as a server
 

@@ -1,15 +1,19 @@
-"""`privsyn`: run, account, calibrate, data check. Heavy imports stay inside the commands."""
+"""`privsyn`: run, account, calibrate, audit, data check. Heavy imports stay inside the commands."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.cli_federation import federation_app
+from privsyn_flower.cli_node import node_app
+from privsyn_flower.privacy import accounting
+from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -19,6 +23,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
+app.add_typer(node_app, name="node")
+app.add_typer(federation_app, name="federation")
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
@@ -59,6 +65,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option("--resume", help="Run folder to continue or attach to.")
     ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a running federation (privsyn federation); else simulate."),
+    ] = None,
 ) -> None:
     """Run a configuration through `flwr run`; the last line on stdout is the run folder."""
     from privsyn_flower.cli_run import RunFailed, run_command
@@ -67,7 +77,7 @@ def run(
     from privsyn_flower.runs import RunLocked
 
     try:
-        folder = run_command(config, settings or [], resume)
+        folder = run_command(config, settings or [], resume, federation)
     except (ConfigError, RunFailed, RunLocked, FlowerError) as error:
         raise fail(str(error), 1) from None
     except KeyboardInterrupt:
@@ -75,54 +85,89 @@ def run(
     typer.echo(folder)
 
 
-Accountant = Annotated[
-    Literal["pld", "rdp"], typer.Option(help="pld (exact for Gaussians) or rdp (the papers').")
-]
+Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]
+Releases = Annotated[int, typer.Option("--rounds", help="Releases, spare rounds included.")]
 Rate = Annotated[float, typer.Option(help="Poisson rate; 1: every user in every round.")]
+Sampling = Annotated[
+    SamplerName | None,
+    typer.Option(help="Who takes part; default: poisson for a rate below 1, else full."),
+]
+By = Annotated[
+    accounting.Accountant | None,
+    typer.Option(help="pld (exact, Gaussian only) or rdp; default: the tightest for the noise."),
+]
+Noise = Annotated[accounting.Mechanism, typer.Option(help="skellam: integer noise, by rdp.")]
+Sensitivity = Annotated[
+    float, typer.Option(help="L2 norm of one user's integer vector (skellam only).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def account(
     noise_multiplier: Annotated[float, typer.Option(help="Noise std / L2 bound.")],
-    rounds: Annotated[int, typer.Option(help="Releases, spare rounds included.")],
-    delta: Annotated[float, typer.Option()],
+    rounds: Releases,
+    delta: Delta,
     sampling_rate: Rate = 1.0,
-    accountant: Accountant = "pld",
+    sampler: Sampling = None,
+    accountant: By = None,
+    mechanism: Noise = "gaussian",
+    sensitivity: Sensitivity = accounting.SENSITIVITY,
     as_json: AsJson = False,
 ) -> None:
     """Epsilon of a noise multiplier."""
-    from privsyn_flower.privacy.accounting import epsilon
-
     try:
-        value = epsilon(
-            noise_multiplier, rounds, delta, sampling_rate=sampling_rate, accountant=accountant
+        chosen = _sampler(sampler, sampling_rate)
+        value = accounting.epsilon(
+            noise_multiplier,
+            rounds,
+            delta,
+            sampling_rate=sampling_rate,
+            accountant=accountant,
+            mechanism=mechanism,
+            sensitivity=sensitivity,
         )
     except ValueError as error:
         raise fail(str(error)) from None
-    _print({"epsilon": value}, as_json, sampling_rate, delta)
+    _print({"epsilon": value}, as_json, chosen, delta)
 
 
 @app.command()
 def calibrate(
     epsilon: Annotated[float, typer.Option(help="Budget; never exceeded.")],
-    rounds: Annotated[int, typer.Option(help="Releases, spare rounds included.")],
-    delta: Annotated[float, typer.Option()],
+    rounds: Releases,
+    delta: Delta,
     sampling_rate: Rate = 1.0,
-    accountant: Accountant = "pld",
+    sampler: Sampling = None,
+    accountant: By = None,
+    mechanism: Noise = "gaussian",
+    sensitivity: Sensitivity = accounting.SENSITIVITY,
     as_json: AsJson = False,
 ) -> None:
     """Smallest noise multiplier that keeps epsilon."""
-    from privsyn_flower.privacy.accounting import calibrate as smallest
-
     try:
-        value = smallest(epsilon, rounds, delta, sampling_rate=sampling_rate, accountant=accountant)
+        chosen = _sampler(sampler, sampling_rate)
+        value = accounting.calibrate(
+            epsilon,
+            rounds,
+            delta,
+            sampling_rate=sampling_rate,
+            accountant=accountant,
+            mechanism=mechanism,
+            sensitivity=sensitivity,
+        )
     except ValueError as error:
         raise fail(str(error)) from None
-    _print({"noise_multiplier": value}, as_json, sampling_rate, delta)
+    _print({"noise_multiplier": value}, as_json, chosen, delta)
 
 
-def _print(result: dict[str, float], as_json: bool, rate: float, delta: float) -> None:
+def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
+    chosen = name or ("full" if rate == 1.0 else "poisson")
+    check_sampler(chosen, rate)
+    return chosen
+
+
+def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float) -> None:
     """The figure, and the sentence without which it means nothing."""
     if as_json:
         typer.echo(json.dumps(result))
@@ -134,8 +179,40 @@ def _print(result: dict[str, float], as_json: bool, rate: float, delta: float) -
             "for one user's vector clipped to the bound in every round; repetition and tuning on "
             "the same users are not covered"
         )
-    if rate < 1:
+    if sampler == "poisson":
         typer.echo(SAMPLING, err=as_json)
+    elif sampler == "fixed":
+        typer.echo(sampling_sentence("fixed"), err=as_json)
+
+
+@app.command()
+def audit(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
+    as_json: AsJson = False,
+) -> None:
+    """Measure one release in this process: does it leak more, or is it less noisy, than claimed?
+
+    Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
+    """
+    from privsyn_flower.audit import audit as measure
+    from privsyn_flower.audit import described
+    from privsyn_flower.cli_run import default_config
+    from privsyn_flower.config_file import load_config, parse_override
+
+    try:
+        overrides = dict(parse_override(text) for text in settings or [])
+        found = measure(load_config(config or default_config(), overrides), trials)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    typer.echo(json.dumps(found.to_dict()) if as_json else described(found))
+    if found.contradiction:
+        raise typer.Exit(1)
 
 
 @data_app.command()

@@ -12,9 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from privsyn_flower.config import ConfigError, RunConfig, load_config, parse_override, to_toml
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config_file import load_config, parse_override, to_toml
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
+from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.progress import read_events
 from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
 
@@ -26,12 +28,21 @@ class RunFailed(RuntimeError):
     """The ServerApp failed; the text is its own error."""
 
 
-def run_command(config: Path | None, settings: list[str], resume: Path | None) -> Path:
-    """Run (or resume, or attach to) one run; returns its folder."""
+def run_command(
+    config: Path | None,
+    settings: list[str],
+    resume: Path | None,
+    federation: Path | None = None,
+) -> Path:
+    """Run (or resume, or attach to) one run; returns its folder.
+
+    federation: the folder of a running federation; None simulates one for this run.
+    """
+    there = None if federation is None else LocalFederation(federation)
     if resume is not None:
         if config is not None or settings:
             raise ConfigError("--resume takes the run's own config.toml: drop CONFIG and --set")
-        return _resume(resume.expanduser().absolute())
+        return _resume(resume.expanduser().absolute(), there)
     overrides = dict(parse_override(text) for text in settings)
     loaded = load_config(config or default_config(), overrides)
     folder = Path(loaded.run_folder or _fresh_folder(loaded)).expanduser().absolute()
@@ -40,9 +51,26 @@ def run_command(config: Path | None, settings: list[str], resume: Path | None) -
             f"run folder {folder} already holds a run: continue it with "
             f"`privsyn run --resume {folder}` or choose another run-folder"
         )
+    _check_place(loaded, there)
     final = absolute_paths(loaded, folder)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
-    return _start(folder, final)
+    return _start(folder, final, there)
+
+
+def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
+    """A federation's users are on its nodes; a simulation's are named here."""
+    deployed = config.data.source == "files" and not config.data.path
+    if federation is not None and not deployed:
+        raise ConfigError(
+            f"data.source = {config.data.source!r}, data.path = {config.data.path!r}: the users of "
+            "a federation are on its nodes; set data.source = 'files', data.path = '' and "
+            "data.public-path"
+        )
+    if federation is None and deployed:
+        raise ConfigError(
+            "data.path is empty, so the users are on real nodes: name their --federation, or "
+            "a file of users in data.path to simulate"
+        )
 
 
 def default_config() -> Path | None:
@@ -87,12 +115,13 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     )
 
 
-def _resume(folder: Path) -> Path:
+def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
     config = load_config(path)
-    flower = LocalFlower.find(folder)
+    _check_place(config, federation)
+    flower = find_run(folder)
     if (folder / "summary.json").exists() and lock_holder(folder) is None:
         if flower is not None:  # the command that started it was killed
             flower.close()
@@ -109,12 +138,12 @@ def _resume(folder: Path) -> Path:
             return _watch(folder, flower)
     if flower is not None:
         flower.close()
-    return _start(folder, config)
+    return _start(folder, config, federation)
 
 
-def _start(folder: Path, config: RunConfig) -> Path:
+def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
     (folder / "error.txt").unlink(missing_ok=True)
-    flower = LocalFlower(folder)
+    flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
     with _stoppable():
         try:
             flower.start()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -153,17 +152,32 @@ class RunConfig(Section):
     noise_multiplier: float = Field(
         0.0, ge=0, description="noise std / bound; 0: the smallest that keeps epsilon"
     )
-    accountant: Literal["pld", "rdp"] = Field(
-        "pld", description="pld: exact for Gaussians; rdp: the papers', looser"
+    accountant: Literal["rdp"] = Field(
+        "rdp", description="of integer (Skellam) noise, which has no tighter one"
     )
     rounds: int = Field(8, ge=1, description="T")
     spare_rounds: int = Field(1, ge=0, description="failed attempts the calibration pays for")
-    aggregation: Literal["plain"] = Field("plain", description="plain: a trusted aggregator")
+    aggregation: Literal["secure", "plain"] = Field(
+        "secure", description="secure: only sums reach the server; plain: a trusted aggregator"
+    )
+    node_keys: Literal["first-use", "roster"] = Field(
+        "first-use", description="declared: what nodes check each other's keys against"
+    )
+    sampler: Literal["full", "poisson", "fixed"] = Field(
+        "full", description="who takes part in a round: all, by nodes' own coins, or a draw"
+    )
+    sampling_rate: float = Field(
+        1.0, gt=0, le=1, description="poisson: probability that a user takes part in a round"
+    )
+    cohort_nodes: int = Field(0, ge=0, description="fixed: nodes the server draws for a round")
     min_surviving_weight: float = Field(
         0.85, gt=0, le=1, description="W_min / W: below it a sum is not released"
     )
     colluding_weight: float = Field(0.0, ge=0, lt=1, description="share assumed colluding")
     round_timeout: float = Field(600.0, gt=0, description="seconds a round waits for nodes")
+    stage_timeout: float = Field(
+        60.0, gt=0, description="seconds each short stage of secure aggregation waits"
+    )
     node_timeout: float = Field(120.0, gt=0, description="seconds to wait for nodes at start")
     nodes: int = Field(8, ge=1, description="simulated SuperNodes, or nodes to wait for")
     population_name: str = Field("", description="declared population; empty: a ledger per run")
@@ -188,11 +202,36 @@ class RunConfig(Section):
                 f"min-surviving-weight = {self.min_surviving_weight} plus colluding-weight = "
                 f"{self.colluding_weight} exceeds 1: no sum could ever be released; lower one"
             )
+        if self.aggregation == "secure" and self.nodes < 3:
+            raise ValueError(
+                f"nodes = {self.nodes}: secure aggregation needs at least 3; raise nodes, or set "
+                "aggregation = 'plain' to trust the server with each node's vector"
+            )
+        self._check_sampler()
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"
             )
         return self
+
+    def _check_sampler(self) -> None:
+        """Each sampler has its own key, and the other one at its default."""
+        if (self.sampler == "poisson") != (self.sampling_rate < 1):
+            raise ValueError(
+                f"sampling-rate = {self.sampling_rate} with sampler = {self.sampler!r}: a rate "
+                "below 1 belongs to 'poisson' and to nothing else"
+            )
+        least = 3 if self.aggregation == "secure" else 1
+        if self.sampler == "fixed" and not least <= self.cohort_nodes <= self.nodes:
+            raise ValueError(
+                f"cohort-nodes = {self.cohort_nodes} with sampler = 'fixed' must be from {least} "
+                f"to nodes = {self.nodes}"
+            )
+        if self.sampler != "fixed" and self.cohort_nodes:
+            raise ValueError(
+                f"cohort-nodes = {self.cohort_nodes} belongs to sampler = 'fixed'; this one is "
+                f"{self.sampler!r}"
+            )
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Scalar]) -> RunConfig:
@@ -209,7 +248,7 @@ class RunConfig(Section):
         try:
             return cls.model_validate(nested)
         except ValidationError as error:
-            raise ConfigError(_explain(error)) from None
+            raise ConfigError(explain(error)) from None
 
     def flat(self) -> dict[str, Scalar]:
         """Every key with its value, dotted, as Flower's run config takes them."""
@@ -248,72 +287,13 @@ def flat_defaults() -> dict[str, Scalar]:
     return flatten(RunConfig().model_dump(by_alias=True))
 
 
-def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) -> RunConfig:
-    """A TOML file with `--set` overrides on top -> configuration; ConfigError if wrong."""
-    values: dict[str, Scalar] = {}
-    if path is not None:
-        try:
-            values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ConfigError(f"no configuration file at {path}") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return RunConfig.from_flat({**values, **overrides})
-
-
-def parse_override(text: str) -> tuple[str, Scalar]:
-    """`key=value` of the command line; the value is TOML, a bare word is a string."""
-    key, sign, raw = text.partition("=")
-    if not sign or not key:
-        raise ConfigError(f"--set {text!r}: expected key=value")
-    try:
-        value = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = raw
-    default = flat_defaults().get(key)
-    if isinstance(default, str):
-        value = raw.strip("'\"")
-    if not isinstance(value, bool | int | float | str):
-        raise ConfigError(f"--set {text!r}: only booleans, numbers and strings are allowed")
-    return key, value
-
-
-def to_toml(config: RunConfig, *, comments: bool = False, prefix: str = "") -> str:
-    """The configuration as TOML tables under `prefix` (for example "tool.flwr.app.config")."""
-
-    def line(section: BaseModel, name: str) -> str:
-        field = type(section).model_fields[name]
-        text = f"{name.replace('_', '-')} = {toml_value(getattr(section, name))}"
-        return f"{text}  # {field.description}" if comments and field.description else text
-
-    def names(section: BaseModel, nested: bool) -> list[str]:
-        fields = type(section).model_fields
-        return [n for n in fields if isinstance(getattr(section, n), BaseModel) is nested]
-
-    blocks = [([f"[{prefix}]"] if prefix else []) + [line(config, n) for n in names(config, False)]]
-    for name in names(config, True):
-        section = getattr(config, name)
-        header = f"[{prefix}.{name}]" if prefix else f"[{name}]"
-        blocks.append([header] + [line(section, n) for n in names(section, False)])
-    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
-
-
-def toml_value(value: Scalar) -> str:
-    """One TOML scalar."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)
-
-
 def split_list(text: str) -> list[str]:
     """A comma-separated value -> its non-empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _explain(error: ValidationError) -> str:
+def explain(error: ValidationError) -> str:
+    """Every wrong key with its value and bound, on one line."""
     lines = []
     for item in error.errors():
         key = ".".join(str(part).replace("_", "-") for part in item["loc"])

@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower import __version__
-from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
+from privsyn_flower.config import RunConfig, Scalar
+from privsyn_flower.config_file import to_toml, toml_value
+from privsyn_flower.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.runs import lock_holder, write_atomic, write_json
 
 # Usage reporting of the libraries a run starts; users of privsyn did not agree to it.
@@ -50,17 +50,16 @@ dependencies = ["privsyn-flower"]
 publisher = "privsyn"
 
 [tool.flwr.app.components]
-serverapp = "privsyn_run:server"
-clientapp = "privsyn_run:client"
+serverapp = "privsyn_server:app"
+clientapp = "privsyn_client:app"
 
 {config}"""
 
-MODULE = """\
-from privsyn_flower.client_apps.main import app as client
-from privsyn_flower.server_apps.main import app as server
-
-__all__ = ["client", "server"]
-"""
+# A device loads its own side only, and does so for every message.
+MODULES = {
+    name: f"from privsyn_flower.{name}_apps.main import app\n\n__all__ = ['app']\n"
+    for name in ("client", "server")
+}
 
 
 class FlowerError(RuntimeError):
@@ -72,15 +71,9 @@ def write_app(folder: Path) -> Path:
     config = to_toml(RunConfig(), prefix="tool.flwr.app.config")
     text = PYPROJECT.format(version=__version__, config=config)
     write_atomic(folder / "pyproject.toml", text.encode())
-    write_atomic(folder / "privsyn_run.py", MODULE.encode())
+    for name, code in MODULES.items():
+        write_atomic(folder / f"privsyn_{name}.py", code.encode())
     return folder
-
-
-def free_port() -> int:
-    """A TCP port on loopback that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class LocalFlower:
@@ -109,18 +102,7 @@ class LocalFlower:
 
     def environment(self) -> dict[str, str]:
         """The environment of every process started here."""
-        binaries = str(Path(sys.executable).parent)
-        return {
-            **os.environ,
-            **QUIET,
-            "FLWR_HOME": str(self.home),
-            "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(self.port),
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": os.environ.get(
-                "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"
-            ),
-            "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
-            "PYTHONUNBUFFERED": "1",
-        }
+        return flower_environment(self.home, self.port)
 
     def start(self) -> None:
         """Start the SuperLink and wait until it answers. Raises FlowerError with its log."""
@@ -128,15 +110,7 @@ class LocalFlower:
         log = self.home / "superlink.log"
         command = ["flower-superlink", "--insecure", "--simulation"]
         command += ["--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.port)]
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is ours to handle: Flower's run is stopped first
-            )
+        self._process = spawn(command, self.environment(), log)
         self.pid = self._process.pid
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
@@ -158,27 +132,26 @@ class LocalFlower:
     def submit(self, config: RunConfig) -> str:
         """Start the run; returns Flower's run id."""
         app = write_app(self.run_folder / ".flower" / "privsyn-run")
-        overrides = self.home / "run-config.toml"
+        overrides = app.with_name("run-config.toml")
         write_atomic(overrides, flat_toml(config.flat()).encode())
-        federation = f"num-supernodes={config.nodes} client-resources-num-cpus=1"
-        reply = self._flwr(
-            "run",
-            str(app),
-            "--run-config",
-            str(overrides),
-            "--federation-config",
-            federation,
-            "--format",
-            "json",
-        )
+        place = self.where(config)
+        reply = self._flwr("run", str(app), *place, "--run-config", str(overrides))
         self.run_id = str(reply["run-id"])
-        facts = {"port": self.port, "pid": self.pid, "run_id": self.run_id}
-        write_json(self.run_folder / "flower.json", facts)
+        write_json(self.run_folder / "flower.json", self.facts())
         return self.run_id
+
+    def where(self, config: RunConfig) -> list[str]:
+        """What tells `flwr run` where to run."""
+        nodes = f"num-supernodes={config.nodes} client-resources-num-cpus=1"
+        return ["--federation-config", nodes]
+
+    def facts(self) -> dict[str, Any]:
+        """What finds the run again."""
+        return {"port": self.port, "pid": self.pid, "run_id": self.run_id}
 
     def status(self) -> str:
         """Flower's word on the run, for example running or finished:completed."""
-        reply = self._flwr("list", "--run-id", self.run_id, "--format", "json")
+        reply = self._flwr("list", "--run-id", self.run_id)
         return str(reply["runs"][0]["status"])
 
     def log(self) -> str:
@@ -197,7 +170,7 @@ class LocalFlower:
     def stop(self) -> None:
         """Ask Flower to stop the run."""
         if self.run_id:
-            self._flwr("stop", self.run_id, "--format", "json")
+            self._flwr("stop", self.run_id)
 
     def close(self) -> None:
         """End the SuperLink and everything it started."""
@@ -211,79 +184,54 @@ class LocalFlower:
             time.sleep(0.1)
         if holder := lock_holder(self.run_folder):
             end_process(holder)
+        (self.run_folder / "flower.json").unlink(missing_ok=True)
+        self._clear()
+
+    def _clear(self) -> None:
         for left in started_under(self.home):
             end_process(left, wait=3.0)
-        (self.run_folder / "flower.json").unlink(missing_ok=True)
         shutil.rmtree(self.home / "apps", ignore_errors=True)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        result = subprocess.run(
-            ["flwr", *arguments],
-            env=self.environment(),
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=180,
-            check=False,
-        )
-        start = result.stdout.find("{")
-        try:
-            reply: dict[str, Any] = json.loads(result.stdout[start:])
-        except ValueError:
-            reply = {}
-        if result.returncode or not reply or reply.get("success") is False:
-            text = (result.stdout + result.stderr).strip()[-2000:]
-            raise FlowerError(f"flwr {arguments[0]} failed:\n{text}")
-        return reply
+        return flwr([*arguments, "--format", "json"], self.environment(), self.home)
 
 
-def end_group(pid: int, process: subprocess.Popen[bytes] | None = None, wait: float = 15.0) -> None:
-    """End a process group: politely, then for good."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(pid, sign)
-        except (ProcessLookupError, PermissionError):
-            return
-        deadline = time.monotonic() + wait
-        while time.monotonic() < deadline:
-            if process is not None:
-                process.poll()  # reaps a child, so that the group can vanish
-            try:
-                os.killpg(pid, 0)
-            except (ProcessLookupError, PermissionError):
-                return
-            time.sleep(0.1)
+def flower_environment(home: Path, port: int) -> dict[str, str]:
+    """The environment of Flower's commands and daemons: own home, own port, no reporting."""
+    binaries = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        **QUIET,
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": os.environ.get(
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"
+        ),
+        "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
-def started_under(home: Path) -> list[int]:
-    """Live processes of this run, by the FLWR_HOME in their environment (Linux; else none)."""
-    mark = f"FLWR_HOME={home}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            ended = (entry / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
-            own = mark in (entry / "environ").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if own and not ended and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
-    return found
-
-
-def end_process(pid: int, wait: float = 15.0) -> None:
-    """End one process that is not a child: politely, then for good."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.kill(pid, sign)
-        except (ProcessLookupError, PermissionError):
-            return
-        deadline = time.monotonic() + wait
-        while time.monotonic() < deadline:
-            try:
-                os.kill(pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.1)
+def flwr(arguments: list[str], environment: dict[str, str], folder: Path) -> dict[str, Any]:
+    """One `flwr` command that answers in JSON. Raises FlowerError with what it printed."""
+    result = subprocess.run(
+        ["flwr", *arguments],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    start = result.stdout.find("{")
+    try:
+        reply: dict[str, Any] = json.loads(result.stdout[start:])
+    except ValueError:
+        reply = {}
+    if result.returncode or not reply or reply.get("success") is False:
+        text = (result.stdout + result.stderr).strip()[-2000:]
+        raise FlowerError(f"flwr {arguments[0]} failed:\n{text}")
+    return reply
 
 
 def flat_toml(values: dict[str, Scalar]) -> str:

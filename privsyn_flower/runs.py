@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.wire import Query
+from privsyn_flower.question import Query
 
 Json = dict[str, Any]
 

@@ -1,25 +1,30 @@
-"""Query and answer <-> Flower's RecordDict. The only file that knows record keys.
+"""Query and answer <-> Flower's RecordDict. The only file that knows a query's record keys.
 
-A query is PUBLIC (candidates, bound, noise); an answer is one node's noisy vector and its
-public weight, or a refusal code. Nothing else may travel: no counts, metrics or error texts.
+A query is PUBLIC (candidates, bound, noise); an answer is one node's noisy integer vector, or a
+refusal code. Nothing else may travel: no counts, metrics or error texts. `greeting.py` has the
+nodes' public facts, `secagg/flower.py` what secure aggregation adds to these records.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-PROTOCOL = 1
-HELLO = "query.hello"
+from privsyn_flower.exchange import outgoing, record_bytes
+from privsyn_flower.privacy.quantize import pack, unpack
+from privsyn_flower.question import Noise, OptionValue, Query, Ticket
+from privsyn_flower.secagg.session import Session
 
-Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
-OptionValue = str | int | float
+PROTOCOL = 2
+
+Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Refusal(StrEnum):
@@ -44,104 +49,16 @@ class WireError(ValueError):
 
 
 @dataclass(frozen=True)
-class Ticket:
-    """What every message, charge and release is bound to."""
-
-    run: str
-    query: str
-    round: int
-    attempt: int
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What each node must add: N(0, weight * std^2 / min_weight) to every coordinate.
-
-    std is the guaranteed standard deviation of the sum, min_weight is W_min: with survivors of
-    at least that weight the sum carries at least std (ARCHITECTURE, rule 6).
-    """
-
-    std: float
-    min_weight: float
-
-
-@dataclass(frozen=True)
-class Query:
-    """One public question to every node; each user answers with a vector of L2 norm <= bound.
-
-    rows (m, d) int8 and scales (m,) float32: row i of the question is rows[i] * scales[i].
-    Quantising costs no privacy because the question is public, and the quantised question is
-    the one that is stored, sent and answered, so that all sides see the same numbers.
-    """
-
-    kind: str
-    rows: np.ndarray[Any, np.dtype[np.int8]]
-    scales: np.ndarray[Any, np.dtype[np.float32]]
-    length: int
-    bound: float
-    model: str
-    options: Mapping[str, OptionValue] = field(default_factory=dict)
-
-    @classmethod
-    def votes(
-        cls,
-        candidates: Floats,
-        *,
-        bound: float,
-        model: str,
-        clip: str = "normalised",
-        samples_cap: int = 8,
-        neighbors: int = 1,
-        metric: str = "l2",
-    ) -> Query:
-        """Candidates (m, d), public: which are nearest to your texts? Answer: votes (m,).
-
-        model is the embedder's fingerprint; a node with another embedder refuses.
-        Raises ValueError when candidates are not a finite matrix or fewer than neighbors.
-        """
-        matrix = np.asarray(candidates, dtype=np.float32)
-        if matrix.ndim != 2 or not np.isfinite(matrix).all() or len(matrix) < max(1, neighbors):
-            raise ValueError(
-                f"candidates of shape {matrix.shape} must be a finite (m, d) matrix with "
-                f"m >= neighbors = {neighbors}"
-            )
-        peak = np.abs(matrix).max(axis=1, initial=0.0)
-        # Rows too small for a float32 scale are zero to every use of them.
-        scales = np.where(peak > 1e-35, peak / 127.0, 1.0).astype(np.float32)
-        rows = np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8)
-        options: dict[str, OptionValue] = {
-            "clip": clip,
-            "samples-cap": samples_cap,
-            "neighbors": neighbors,
-            "metric": metric,
-        }
-        return cls("votes", rows, scales, len(rows), float(bound), model, options)
-
-    def question(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The decoded question (m, d) float32, public."""
-        return self.rows.astype(np.float32) * self.scales[:, None]
-
-
-@dataclass(frozen=True)
-class Hello:
-    """A node's public facts: the number of users it stands for, its place, its kind."""
-
-    weight: int
-    partition: int
-    deployed: bool
-    seeded: bool = False  # the node's noise comes from the run's seed (simulation only)
-
-
-@dataclass(frozen=True)
 class Answer:
-    """One node's answer: vector (length,) float64, noisy (PRIVATE under plain aggregation)."""
+    """One node's answer: noisy residues (length,) mod 2^bits (PRIVATE: plain aggregation)."""
 
     ticket: Ticket
-    vector: Floats
+    residues: Residues
     bytes_up: int
 
 
-def _config(record: RecordDict, key: str) -> ConfigRecord:
+def checked(record: RecordDict, key: str) -> ConfigRecord:
+    """A config record of this protocol version. Raises WireError."""
     try:
         config = record.config_records[key]
     except KeyError:
@@ -153,7 +70,8 @@ def _config(record: RecordDict, key: str) -> ConfigRecord:
     return config
 
 
-def _number(config: ConfigRecord, key: str, low: float = 0.0) -> float:
+def number(config: ConfigRecord, key: str, low: float = 0.0) -> float:
+    """A finite number of at least `low`. Raises WireError(MALFORMED)."""
     value = config.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise WireError(Refusal.MALFORMED, f"{key} = {value!r} is not a number")
@@ -166,8 +84,8 @@ def _ticket(config: ConfigRecord) -> Ticket:
     return Ticket(
         run=str(config.get("run", "")),
         query=str(config.get("query", "")),
-        round=int(_number(config, "round", 1)),
-        attempt=int(_number(config, "attempt", 1)),
+        round=int(number(config, "round", 1)),
+        attempt=int(number(config, "attempt", 1)),
     )
 
 
@@ -181,49 +99,78 @@ def _ticket_fields(ticket: Ticket) -> dict[str, OptionValue]:
     }
 
 
-def ask(
-    query: Query, ticket: Ticket, noise: Noise, node_id: int, weight: int, ttl: float
-) -> Message:
-    """The message that puts `query` to one node; it expires after `ttl` seconds.
-
-    weight: the number of users this node stands for in the run; it refuses another one, because
-    its share of the noise goes by it.
-    """
+def ask_records(query: Query, ticket: Ticket, noise: Noise, *, question: bool = True) -> RecordDict:
+    """What a node is asked: the head, and the question's arrays (only where it computes)."""
     head = ConfigRecord(
         {
             **_ticket_fields(ticket),
             "length": query.length,
             "bound": query.bound,
             "model": query.model,
-            "noise-std": noise.std,
+            "noise-multiplier": noise.multiplier,
+            "sensitivity": noise.sensitivity,
+            "bits": noise.bits,
             "min-weight": noise.min_weight,
-            "weight": weight,
+            "colluding": noise.colluding,
+            "sampling-rate": noise.sampling_rate,
             **{f"option.{key}": value for key, value in query.options.items()},
         }
     )
-    body = ArrayRecord([query.rows, query.scales])
-    content = RecordDict({"ask": head, "question": body})
-    return Message(content, node_id, f"query.{query.kind}", ttl=ttl, group_id=str(ticket.round))
+    records = RecordDict({"ask": head})
+    if question:
+        records["question"] = ArrayRecord([query.rows, query.scales])
+    return records
 
 
-def read_ask(message: Message, weight: int) -> tuple[Query, Ticket, Noise]:
-    """The node's side of `ask`, for a node of `weight` users. Raises WireError to refuse with."""
-    config = _config(message.content, "ask")
-    if _number(config, "weight") != weight:
-        raise WireError(Refusal.SETUP, f"this node has weight {weight}, the run counts on another")
-    rows, scales = _arrays(message.content, "question", 2)
-    if rows.dtype != np.int8 or rows.ndim != 2 or scales.shape != (len(rows),):
-        raise WireError(
-            Refusal.MALFORMED, f"question of {rows.dtype} {rows.shape} is not int8 rows"
-        )
-    if scales.dtype != np.float32 or not np.isfinite(scales).all():
-        raise WireError(Refusal.MALFORMED, "the question's scales are not finite float32")
+def ask(
+    query: Query, ticket: Ticket, noise: Noise, node_id: int, weight: int, ttl: float
+) -> Message:
+    """The message that puts `query` to one node under plain aggregation.
+
+    weight: the number of users this node stands for in the run; it refuses another one, because
+    its share of the noise goes by it.
+    """
+    content = ask_records(query, ticket, noise)
+    content.config_records["ask"]["weight"] = weight
+    return outgoing(content, node_id, f"query.{query.kind}", ttl=ttl, group_id=str(ticket.round))
+
+
+def question_digest(query: Query, ticket: Ticket, noise: Noise) -> str:
+    """What a secure sum is bound to: every number and array of the question, hex SHA-256."""
+    asked = ask_records(query, ticket, noise, question=False).config_records["ask"]
+    # 20 and 20.0 are the same number to both sides, so they are the same text here.
+    head = {k: float(v) if isinstance(v, int | float) else v for k, v in asked.items()}
+    state = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    for array in (query.rows, query.scales):
+        state.update(f"{array.dtype.str}{array.shape}".encode())
+        state.update(np.ascontiguousarray(array).tobytes())
+    return state.hexdigest()
+
+
+def session_for(query: Query, ticket: Ticket, noise: Noise) -> Session:
+    """The secure sum that answers a query, bound to all of its question."""
+    return Session(
+        run=ticket.run,
+        query=ticket.query,
+        round=ticket.round,
+        attempt=ticket.attempt,
+        length=query.length,
+        bits=noise.bits,
+        min_weight=float(noise.min_weight),
+        colluding=float(noise.colluding),
+        context=question_digest(query, ticket, noise),
+    )
+
+
+def read_head(message: Message) -> tuple[Query, Ticket, Noise]:
+    """The node's side of the head alone: a query whose rows are empty. Raises WireError."""
+    config = checked(message.content, "ask")
     query = Query(
         kind=message.metadata.message_type.removeprefix("query."),
-        rows=rows,
-        scales=scales,
-        length=int(_number(config, "length", 1)),
-        bound=_number(config, "bound"),
+        rows=np.zeros((0, 0), dtype=np.int8),
+        scales=np.zeros(0, dtype=np.float32),
+        length=int(number(config, "length", 1)),
+        bound=number(config, "bound"),
         model=str(config.get("model", "")),
         options={
             key.removeprefix("option."): value
@@ -231,21 +178,48 @@ def read_ask(message: Message, weight: int) -> tuple[Query, Ticket, Noise]:
             if key.startswith("option.") and isinstance(value, str | int | float)
         },
     )
-    noise = Noise(_number(config, "noise-std"), _number(config, "min-weight"))
-    if noise.std <= 0 or noise.min_weight <= 0 or query.bound <= 0:
-        raise WireError(Refusal.MALFORMED, "noise-std, min-weight and bound must be positive")
+    noise = Noise(
+        multiplier=number(config, "noise-multiplier"),
+        sensitivity=number(config, "sensitivity"),
+        bits=int(number(config, "bits", 8)),
+        min_weight=number(config, "min-weight"),
+        colluding=number(config, "colluding"),
+        sampling_rate=number(config, "sampling-rate"),
+    )
+    positive = (noise.multiplier, noise.sensitivity, noise.min_weight, query.bound)
+    if min(positive) <= 0 or not 0 < noise.sampling_rate <= 1:
+        raise WireError(
+            Refusal.MALFORMED,
+            "noise-multiplier, sensitivity, min-weight and bound must be positive, sampling-rate "
+            "above 0 and at most 1",
+        )
     return query, _ticket(config), noise
 
 
-def answer(message: Message, ticket: Ticket, vector: Floats) -> Message:
-    """A node's reply: its noisy vector (length,), sent as float32 (4 bytes a coordinate)."""
-    content = RecordDict(
-        {
-            "answer": ConfigRecord({**_ticket_fields(ticket), "code": "ok"}),
-            "vector": ArrayRecord([np.ascontiguousarray(vector, dtype=np.float32)]),
-        }
-    )
-    return Message(content, reply_to=message)
+def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket, Noise]:
+    """The node's side of `ask`. Raises WireError to refuse with.
+
+    weight: the node's own, which the message must repeat (None: secure aggregation has it in the
+    cohort that everybody checks).
+    """
+    if weight is not None and number(checked(message.content, "ask"), "weight") != weight:
+        raise WireError(Refusal.SETUP, f"this node has weight {weight}, the run counts on another")
+    query, ticket, noise = read_head(message)
+    rows, scales = _arrays(message.content, "question", 2)
+    if rows.dtype != np.int8 or rows.ndim != 2 or scales.shape != (len(rows),):
+        raise WireError(
+            Refusal.MALFORMED, f"question of {rows.dtype} {rows.shape} is not int8 rows"
+        )
+    if scales.dtype != np.float32 or not np.isfinite(scales).all():
+        raise WireError(Refusal.MALFORMED, "the question's scales are not finite float32")
+    return replace(query, rows=rows, scales=scales), ticket, noise
+
+
+def answer(message: Message, ticket: Ticket, residues: Residues, bits: int) -> Message:
+    """A node's reply: its noisy vector mod 2^bits, bits / 8 bytes a coordinate."""
+    vector = pack(residues, bits).tobytes()
+    head = ConfigRecord({**_ticket_fields(ticket), "code": "ok", "vector": vector})
+    return Message(RecordDict({"answer": head}), reply_to=message)
 
 
 def refuse(message: Message, code: Refusal) -> Message:
@@ -268,70 +242,25 @@ def _arrays(content: RecordDict, key: str, count: int) -> list[np.ndarray[Any, A
     return found
 
 
-def read_answer(message: Message, ticket: Ticket, length: int) -> Answer:
+def read_answer(message: Message, ticket: Ticket, length: int, bits: int) -> Answer:
     """The server's side of `answer`. Raises WireError for refusals, errors and odd shapes."""
+    config = accepted(message)
+    if _ticket(config) != ticket:
+        raise WireError(Refusal.MALFORMED, "the answer belongs to another round or attempt")
+    data = config.get("vector")
+    if not isinstance(data, bytes) or len(data) != length * (bits // 8):
+        raise WireError(Refusal.MALFORMED, f"the answer is not {length} residues of {bits} bits")
+    return Answer(ticket, unpack(data, bits, length), record_bytes(message.content))
+
+
+def accepted(message: Message) -> ConfigRecord:
+    """The head of a reply that is no refusal. Raises WireError for refusals and errors."""
     if not message.has_content():
         # Flower's error text may hold a user's data or a traceback: only its code is kept.
         raise WireError(Refusal.SETUP, f"the node failed (Flower error code {message.error.code})")
-    config = _config(message.content, "answer")
+    config = checked(message.content, "answer")
     code = str(config.get("code", ""))
     if code != "ok":
         known = code if code in {item.value for item in Refusal} else Refusal.MALFORMED.value
         raise WireError(Refusal(known), "the node refused")
-    if _ticket(config) != ticket:
-        raise WireError(Refusal.MALFORMED, "the answer belongs to another round or attempt")
-    declared = message.content.array_records.get("vector")
-    if declared is not None and declared.count_bytes() > 8 * length + 1024:
-        raise WireError(Refusal.MALFORMED, "the answer is larger than its vector can be")
-    (vector,) = _arrays(message.content, "vector", 1)
-    if vector.shape != (length,) or vector.dtype != np.float32 or not np.isfinite(vector).all():
-        raise WireError(Refusal.MALFORMED, "the answer is not a finite float32 vector")
-    return Answer(ticket, vector.astype(np.float64), record_bytes(message.content))
-
-
-def hello(node_id: int, ttl: float) -> Message:
-    """Ask a node for its public facts."""
-    head = ConfigRecord({"protocol": PROTOCOL})
-    return Message(RecordDict({"ask": head}), node_id, HELLO, ttl=ttl)
-
-
-def answer_hello(message: Message, facts: Hello) -> Message:
-    """A node's reply to `hello`; refuses another protocol version."""
-    try:
-        _config(message.content, "ask")
-    except WireError as error:
-        return refuse(message, error.code)
-    head = ConfigRecord(
-        {
-            "protocol": PROTOCOL,
-            "code": "ok",
-            "weight": facts.weight,
-            "partition": facts.partition,
-            "deployed": facts.deployed,
-            "seeded": facts.seeded,
-        }
-    )
-    return Message(RecordDict({"answer": head}), reply_to=message)
-
-
-def read_hello(message: Message) -> Hello:
-    """The server's side of `answer_hello`. Raises WireError for refusals and errors."""
-    if not message.has_content():
-        raise WireError(Refusal.SETUP, f"the node failed (Flower error code {message.error.code})")
-    config = _config(message.content, "answer")
-    code = str(config.get("code", ""))
-    if code != "ok":
-        known = code if code in {item.value for item in Refusal} else Refusal.MALFORMED.value
-        raise WireError(Refusal(known), "the node refused")
-    return Hello(
-        weight=int(_number(config, "weight", 1)),
-        partition=int(_number(config, "partition", 0)),
-        deployed=config.get("deployed") is not False,
-        seeded=config.get("seeded") is not False,
-    )
-
-
-def record_bytes(content: RecordDict) -> int:
-    """Bytes of a message's arrays and config values, as Flower counts them."""
-    arrays = sum(record.count_bytes() for record in content.array_records.values())
-    return arrays + sum(record.count_bytes() for record in content.config_records.values())
+    return config

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from privsyn_flower.config import load_config
+from privsyn_flower.config_file import load_config
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.text.assets import MANIFEST, write_manifest
 from privsyn_flower.text.recipes import RECIPES, content_key

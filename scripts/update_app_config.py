@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.config import RunConfig
+from privsyn_flower.config_file import to_toml
 
 START = "# Generated: python scripts/update_app_config.py\n"
 END = "# End of the generated part\n"

@@ -9,7 +9,8 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from privsyn_flower.config import RunConfig, toml_value
+from privsyn_flower.config import RunConfig
+from privsyn_flower.config_file import toml_value
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 START = "<!-- keys:start (python scripts/update_docs.py) -->\n"

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message, Metadata
+from flwr.app import Error, Message, Metadata, RecordDict
 
-from privsyn_flower import wire
+from privsyn_flower import exchange
 
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
@@ -87,7 +87,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
             return Message(content, **kwargs)
         return loopback_message(content, *args, **kwargs)
 
-    monkeypatch.setattr(wire, "Message", make)
+    monkeypatch.setattr(exchange, "Message", make)
     return LoopbackGrid
 
 
@@ -101,8 +101,14 @@ def sentences(count: int, seed: int, words: list[str] | None = None) -> list[str
     return list(out)
 
 
-def node_context(node_config: dict[str, Any], run_config: dict[str, Any] | None = None) -> Any:
+def node_context(
+    node_config: dict[str, Any], run_config: dict[str, Any] | None = None, node_id: int = 1
+) -> Any:
     """The part of Flower's Context that handlers read."""
     return SimpleNamespace(
-        node_config=node_config, run_config=run_config or {}, node_id=1, run_id=1, state=None
+        node_config=node_config,
+        run_config=run_config or {},
+        node_id=node_id,
+        run_id=1,
+        state=RecordDict(),
     )

@@ -94,14 +94,16 @@ import numpy as np
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import EmbeddingCache
-from privsyn_flower.wire import Hello, Query
+from privsyn_flower.greeting import Hello
+from privsyn_flower.question import Noise, Query, integer_plan
 users = {{"a": ["one", "two"], "b": ["three"]}}
 folder = Path({str(tmp_path)!r})
-node = Node(Hello(2, 0, False), folder, "minilm", "cpu", True, None, lambda: users)
+node = Node(Hello(2, 0, False), folder, "minilm", "cpu", None, None, lambda: users)
 query = Query.votes(np.eye(4, 384, dtype=np.float32), bound=1.0, model="fp")
 cache = EmbeddingCache(node.cache / "embeddings", "fp")
 cache.get(users, lambda texts: np.eye(len(texts), 384, dtype=np.float32))
-assert user_votes(query, users, node).sum() > 0
+plan = integer_plan(query, Noise(1.0, 4096.0, 24, 2.0))
+assert user_votes(query, users, np.ones(2, bool), plan, node).sum() > 0
 sys.exit("torch" in sys.modules)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.config import (
-    ConfigError,
-    RunConfig,
-    flat_defaults,
-    flatten,
-    load_config,
-    parse_override,
-    to_toml,
-)
+from privsyn_flower.config import ConfigError, RunConfig, flat_defaults, flatten
+from privsyn_flower.config_file import load_config, parse_override, to_toml
 
 ROOT = Path(__file__).parent.parent
 

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import shlex
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from privsyn_flower.cli import app
-from privsyn_flower.client_apps.node import NODE_KEYS
-from privsyn_flower.config import RunConfig, flatten, load_config
+from privsyn_flower.client_apps.answers import guarded, reply
+from privsyn_flower.client_apps.lifetime import cost, rdp
+from privsyn_flower.client_apps.node import NODE_KEYS, Node
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.config import RunConfig, flatten
+from privsyn_flower.config_file import load_config
+from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.launch import QUIET
+from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.privacy.renyi import filter_budget
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.text import load_embedder
 from scripts import update_docs
+from tests.conftest import node_context, sentences
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -73,6 +87,42 @@ def test_python_blocks_compile_and_import_what_exists(name: str, code: str) -> N
             exec(compile(ast.Module([node], []), name, "exec"), {})
 
 
+def test_the_query_of_your_own_runs_under_secure_aggregation(tmp_path: Path, loopback: Any) -> None:
+    page: dict[str, Any] = {}
+    for name, code in blocks("python"):
+        if name.startswith("extending.md") and "avourites" in code:
+            exec(compile(code, name, "exec"), page)
+
+    def node(number: int) -> Any:
+        context = node_context({}, node_id=number)
+        texts = {f"{number}-{user}": sentences(2, 10 * number + user) for user in range(5)}
+        facts = Hello(len(texts), number, deployed=False)
+        own = Node(facts, tmp_path / f"{number}", "ngram-64", "cpu", None, None, lambda: texts)
+
+        def handle(message: Any) -> Any:
+            if message.metadata.message_type == HELLO:
+                return answer_hello(message, facts)
+            return guarded(message, lambda: reply(message, context, own, page["FAVOURITES"]))
+
+        return handle
+
+    topics, embedder = sentences(6, 1), load_embedder("ngram-64", "cpu")
+    strategy = page["Favourites"](topics, embedder=embedder, threshold=0.0)
+    strategy.start(
+        loopback({number: node(number) for number in (1, 2, 3)}),
+        folder=tmp_path / "run",
+        users=15,
+        nodes=3,
+        epsilon=2000.0,  # hardly any noise: the sum must be that of 15 users with one vote each
+        delta=1e-5,
+        progress=lambda *_: None,
+    )
+    assert len(strategy.seeds) >= 1 and set(strategy.seeds) <= set(topics)
+    released = RunFolder(tmp_path / "run").load_release(1)
+    assert released is not None
+    assert released.sum() == pytest.approx(15, abs=1.0)
+
+
 @pytest.mark.parametrize(("name", "code"), blocks("toml"), ids=lambda value: str(value)[:20])
 def test_toml_blocks_are_configurations(name: str, code: str) -> None:
     RunConfig.from_flat(flatten(tomllib.loads(code)))
@@ -95,6 +145,21 @@ def test_printed_accounting_is_what_the_command_prints() -> None:
     for match in commands:
         result = CliRunner().invoke(app, match[1].split())
         assert f" = {match[2]}\n" in result.output, match[0]
+
+
+def test_commands_and_their_options_exist() -> None:
+    lines = [line for _, code in blocks("sh") for line in code.replace("\\\n", " ").splitlines()]
+    ours = [line for line in lines if line.startswith("privsyn ")]
+    commands = [shlex.split(line, comments=True)[1:] for line in ours]
+    assert len(commands) > 10
+    for words in commands:
+        command: Any = typer.main.get_command(app)
+        while words and getattr(command, "commands", None):
+            assert words[0] in command.commands, f"privsyn {words}"
+            command = command.commands[words.pop(0)]
+        known = {option for parameter in command.params for option in parameter.opts}
+        used = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert used <= known, f"{command.name}: {used - known}"
 
 
 def test_the_table_of_papers_is_that_of_the_configurations() -> None:
@@ -125,6 +190,35 @@ def test_keys_of_nodes_and_variables_of_reporting_are_all_named() -> None:
     for name in set(QUIET) - {"TOKENIZERS_PARALLELISM"}:
         assert f"{name}={QUIET[name]}" in readme
         assert f"| `{name}` | {QUIET[name]} |" in runs
+
+
+def test_the_page_of_deployment_has_every_key_of_node_and_policy() -> None:
+    page = text_of(ROOT / "docs" / "deployment.md")
+    node = page.partition("### Data and node config")[2].partition("\n### ")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", node, re.MULTILINE)) == NODE_KEYS
+    policy = page.partition("### Policy")[2].partition("\n### ")[0]
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| `?(.*?)`? \|", policy, re.MULTILINE))
+    defaults = Policy().model_dump(mode="json", by_alias=True)
+    assert {key: json.loads(value) for key, value in rows.items()} == defaults
+
+
+def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
+    page = text_of(ROOT / "docs" / "privacy.md")
+    words = re.search(r"default\s+lifetime\s+\(10\s+at\s+1e-6\)\s+is\s+(\d+)\s+answers", page)
+    policy = Policy()
+    assert (policy.lifetime_epsilon, policy.lifetime_delta) == (10.0, 1e-6) and words
+    order, budget = filter_budget(policy.lifetime_epsilon, policy.lifetime_delta)
+    one = rdp(*cost(noise_multiplier(RunConfig()), SENSITIVITY), order)
+    assert int(budget // one) == int(words[1])
+
+
+def test_the_layers_on_the_page_are_those_that_are_checked() -> None:
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    layers = next(c["layers"] for c in contracts if c["id"] == "layers")
+    page = text_of(ROOT / "CONTRIBUTING.md").partition("- Layers, top to bottom:")[2]
+    listed = re.findall(r"`(\w+)`", page.partition(". A file imports")[0])
+    assert listed == [module for layer in layers for module in layer.split(" | ")]
 
 
 def test_parts_that_others_fill_keep_their_markers() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.question import Query
 from privsyn_flower.runs import (
     RunFolder,
     RunLocked,
@@ -19,7 +20,6 @@ from privsyn_flower.runs import (
     write_atomic,
     write_jsonl,
 )
-from privsyn_flower.wire import Query
 
 
 def test_write_atomic_keeps_the_old_file_when_the_disk_fails(

@@ -6,8 +6,9 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import votes as votes_app
+from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.node import open_node
-from privsyn_flower.wire import answer_hello
+from privsyn_flower.greeting import answer_hello
 
 app = ClientApp()
 
@@ -15,7 +16,7 @@ app = ClientApp()
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """The node's public facts: its weight, its partition, and whether it is deployed."""
-    return votes_app.guarded(message, lambda: answer_hello(message, open_node(context).facts))
+    return guarded(message, lambda: answer_hello(message, open_node(context).facts))
 
 
 @app.query("votes")

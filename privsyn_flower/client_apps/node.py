@@ -2,7 +2,7 @@
 
 A simulated node takes its shard of the federation named in the run config. A deployed node
 takes everything from its own node config (`flower-supernode --node-config`) and nothing from
-the server: `data` (a file of its users), `weight`, `cache`, `embedder`, `allow-plain`.
+the server: `data` (a file of its users), `weight`, `cache`, `embedder`, `policy`.
 """
 
 from __future__ import annotations
@@ -16,24 +16,35 @@ from pathlib import Path
 
 from flwr.app import Context
 
-from privsyn_flower.config import RunConfig, cache_folder, flat_defaults
-from privsyn_flower.wire import Hello, Refusal, WireError
+from privsyn_flower.client_apps.policy import Policy, load_policy
+from privsyn_flower.client_apps.records import RECORDS_FILE, NodeRecords
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, flat_defaults
+from privsyn_flower.greeting import Hello
+from privsyn_flower.wire import Refusal, WireError
 
 UserTexts = Mapping[str, Sequence[str]]
-NODE_KEYS = {"data", "weight", "cache", "embedder", "device", "allow-plain", "samples-per-user"}
+NODE_KEYS = {"data", "weight", "cache", "embedder", "device", "policy", "samples-per-user"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node. load() opens its users' text (PRIVATE) and must stay on the node."""
+    """One node. load() opens its users' text (PRIVATE) and must stay on the node.
+
+    policy: what its owner allows; None in simulation, where one machine plays all parties.
+    """
 
     facts: Hello
     cache: Path
     embedder: str
     device: str
-    allow_plain: bool
+    policy: Policy | None
     noise_seed: int | None
     load: Callable[[], UserTexts]
+
+    @property
+    def records(self) -> NodeRecords:
+        """What the node must not forget between messages."""
+        return NodeRecords(self.cache / RECORDS_FILE)
 
     def log(self) -> logging.Logger:
         """The node's local log: a file readable by its owner only, sent nowhere.
@@ -100,9 +111,11 @@ def _deployed(context: Context) -> Node:
         raise WireError(Refusal.SETUP, f"node-config weight = {weight!r} must be at least 1")
     if not isinstance(cap, int) or isinstance(cap, bool) or cap < 0:
         raise WireError(Refusal.SETUP, f"node-config samples-per-user = {cap!r} must be >= 0")
-    allow_plain = config.get("allow-plain", False)
-    if not isinstance(allow_plain, bool):  # "no" and "false" as texts would count as true
-        raise WireError(Refusal.SETUP, f"node-config allow-plain = {allow_plain!r}: true or false")
+    try:
+        named = str(config.get("policy", ""))
+        policy = load_policy(Path(named).expanduser() if named else None)
+    except ConfigError as error:
+        raise WireError(Refusal.SETUP, str(error)) from None
     cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
 
     def load() -> UserTexts:
@@ -121,7 +134,7 @@ def _deployed(context: Context) -> Node:
         cache=cache,
         embedder=str(config.get("embedder", "minilm")),
         device=str(config.get("device", "auto")),
-        allow_plain=allow_plain,
+        policy=policy,
         noise_seed=None,
         load=load,
     )
@@ -151,7 +164,7 @@ def _simulated(context: Context) -> Node:
         cache=cache / "nodes" / f"{partition}-of-{partitions}",
         embedder=config.models.embedder,
         device=config.models.device,
-        allow_plain=True,
+        policy=None,
         noise_seed=config.seed if config.simulation_seeded_noise else None,
         load=load,
     )

@@ -1,26 +1,35 @@
-"""What a ledger's rows mean: the header, the charges, and their states."""
+"""The charges of a ledger: what one costs, and the states that its rows give it."""
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.journal import LedgerError, Row
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
-VERSION = 1
-UNIT = "user"
-ADJACENCY = "zero-out"
+from privsyn_flower.privacy.accounting import Mechanism
+from privsyn_flower.privacy.journal import LedgerError, Row
+from privsyn_flower.privacy.renyi import (
+    check_positive,
+    check_rate,
+    check_sensitivity,
+    sampled_skellam_rdp,
+)
+
+MU_SQUARED = "sum of mu^2 (Smith and Thakurta 2022)"
 
 State = Literal["reserved", "committed", "void"]
 
 
 @dataclass(frozen=True)
 class Charge:
-    """One Gaussian release, reserved or made. noise_multiplier: guaranteed std / bound."""
+    """One noisy release, reserved or made. Raises ValueError on values that no release has.
+
+    noise_multiplier: guaranteed noise std / L2 bound of one user's vector. sensitivity: that
+    bound in integer units, for skellam. total_variation: distance of the noise from exact noise.
+    """
 
     id: str
     run: str
@@ -30,70 +39,52 @@ class Charge:
     noise_multiplier: float
     state: State
     sent: bool = False  # the query may have left: the charge can no longer be void
+    mechanism: Mechanism = "gaussian"
+    sensitivity: float | None = None
+    total_variation: float = 0.0
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in ("gaussian", "skellam"):
+            raise ValueError(f"mechanism = {self.mechanism!r} must be 'gaussian' or 'skellam'")
+        check_positive("noise_multiplier", self.noise_multiplier)
+        if self.mechanism == "skellam" and self.sensitivity is None:
+            raise ValueError("sensitivity = None: skellam noise needs the integer L2 norm")
+        if self.mechanism == "gaussian" and self.sensitivity is not None:
+            raise ValueError(f"sensitivity = {self.sensitivity} belongs to mechanism = 'skellam'")
+        if self.sensitivity is not None:
+            check_sensitivity(self.sensitivity)
+        if not 0 <= self.total_variation < 1:
+            raise ValueError(f"total_variation = {self.total_variation} must be in [0, 1)")
+        check_rate("sampling_rate", self.sampling_rate)
+        if self.mechanism == "gaussian" and self.sampling_rate != 1.0:
+            raise ValueError(
+                f"sampling_rate = {self.sampling_rate} is charged for mechanism = 'skellam' only"
+            )
 
     @property
     def mu_squared(self) -> float:
-        """What the charge takes from the filter's budget."""
+        """What a Gaussian charge takes from a filter of mu^2."""
         return (1 / self.noise_multiplier) ** 2
 
-
-@dataclass(frozen=True)
-class Header:
-    """The ledger's first row; fixed for its life."""
-
-    population: str
-    total_epsilon: float | None
-    total_delta: float | None
-    mu_squared: float | None  # the filter: None without a total
-    simulation: bool
-    unit: str = UNIT
-    adjacency: str = ADJACENCY
-    filter: str = "sum of mu^2 (Smith and Thakurta 2022)"
-    version: int = VERSION
-
-
-def check_header(population: str, total_epsilon: float | None, total_delta: float | None) -> None:
-    """Raises ValueError on a nameless population or half a total."""
-    if not population:
-        raise ValueError("population = '': a ledger needs the declared population's name")
-    if (total_epsilon is None) != (total_delta is None):
-        raise ValueError(
-            f"total_epsilon = {total_epsilon} and total_delta = {total_delta}: give both or neither"
-        )
-
-
-def new_header(
-    population: str, total_epsilon: float | None, total_delta: float | None, simulation: bool
-) -> Header:
-    """The header of a new ledger; its filter is the mu^2 of one Gaussian with this total."""
-    budget = None
-    if total_epsilon is not None and total_delta is not None:
-        budget = calibrate(total_epsilon, 1, total_delta) ** -2
-    return Header(population, total_epsilon, total_delta, budget, simulation)
-
-
-def parse_header(row: Row, path: Path) -> Header:
-    """The header in a file's first row. Raises LedgerError when it is none of this version."""
-    values: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
-    if row.get("kind") != "ledger" or values.get("version") != VERSION:
-        raise LedgerError(
-            f"{path} does not begin with a version {VERSION} ledger header: {json.dumps(row)[:80]}"
-        )
-    try:
-        return Header(**values)
-    except TypeError as error:
-        raise LedgerError(f"{path} has an unreadable header: {error}") from None
+    def rdp(self, orders: ArrayLike) -> NDArray[np.float64]:
+        """What the charge takes from a filter of RDP at each integer order."""
+        if self.sensitivity is not None:
+            return sampled_skellam_rdp(
+                self.noise_multiplier, self.sensitivity, self.sampling_rate, orders
+            )
+        return np.asarray(orders, dtype=np.float64) * (self.mu_squared / 2)
 
 
 def replay(rows: list[Row], path: Path) -> list[Charge]:
     """Replay of the rows. Raises LedgerError on an order of rows that no writer makes."""
     found: dict[str, dict[str, Any]] = {}
-    fields = ("id", "run", "query", "round", "attempt", "noise_multiplier")
+    gaussian_only = rows[0].get("filter") == MU_SQUARED
     for number, row in enumerate(rows[1:], start=2):
         kind = row.get("kind")
         try:
             if kind == "reserve" and row["id"] not in found:
-                found[row["id"]] = {name: row[name] for name in fields} | {"state": "reserved"}
+                found[row["id"]] = _reserved(row, gaussian_only)
             elif kind == "sent" and found[row["id"]]["state"] == "reserved":
                 found[row["id"]]["sent"] = True
             elif kind == "void" and found[row["id"]].get("sent"):
@@ -102,9 +93,23 @@ def replay(rows: list[Row], path: Path) -> list[Charge]:
                 found[row["id"]]["state"] = "committed" if kind == "commit" else "void"
             else:
                 raise KeyError(kind)
-        except KeyError as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(f"{path}, line {number}: no valid ledger row ({error})") from None
     return [Charge(**values) for values in found.values()]
+
+
+def _reserved(row: Row, gaussian_only: bool) -> dict[str, Any]:
+    """The fields of a charge. Raises KeyError, TypeError or ValueError on a row that is none."""
+    names = ("id", "run", "query", "round", "attempt", "noise_multiplier")
+    values = {name: row[name] for name in names} | {"state": "reserved"}
+    values |= {
+        name: row[name]
+        for name in ("mechanism", "sensitivity", "total_variation", "sampling_rate")
+        if name in row
+    }
+    if Charge(**values).mechanism != "gaussian" and gaussian_only:
+        raise ValueError(f"{row['mechanism']} in a ledger of Gaussian charges")
+    return values
 
 
 def find(charges: list[Charge], charge_id: str, path: Path) -> Charge:
@@ -113,8 +118,3 @@ def find(charges: list[Charge], charge_id: str, path: Path) -> Charge:
         if charge.id == charge_id:
             return charge
     raise LedgerError(f"no charge {charge_id!r} in {path}")
-
-
-def mu_squared(charges: list[Charge]) -> float:
-    """What reserved and committed charges have taken from the filter's budget."""
-    return math.fsum(charge.mu_squared for charge in charges if charge.state != "void")

@@ -11,10 +11,13 @@ fsync. A last line without its newline was never acknowledged to anyone: readers
 the next writer cuts it off. Local file systems of POSIX systems only.
 
 With a total fixed at creation the ledger is a privacy filter: the noise of every round may
-depend on all earlier releases as long as sum mu^2 = sum 1/noise_multiplier^2 stays below that
-of one Gaussian with the total's (epsilon, delta) (Smith and Thakurta 2022, "Fully adaptive
-composition for Gaussian differential privacy"). Without a total the composed number holds
-only for plans fixed before the first release, and `is_guarantee` is False.
+depend on all earlier releases as long as a sum of costs stays below a budget. Made for Gaussian
+noise, the costs are mu^2 = 1/noise_multiplier^2 and the budget is that of one Gaussian with the
+total's (epsilon, delta) (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian
+differential privacy"). Made for Skellam noise, the costs are RDP at one order, fixed at
+creation, and the budget implies the total (Feldman and Zrnic 2021, "Individual privacy
+accounting via a Renyi filter"). Without a total the composed number holds only for plans fixed
+before the first release, and `is_guarantee` is False.
 """
 
 from __future__ import annotations
@@ -29,18 +32,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
-from privsyn_flower.privacy.accounting import compose_gaussians, gaussian_epsilon
-from privsyn_flower.privacy.charges import (
+from privsyn_flower.privacy.accounting import Mechanism
+from privsyn_flower.privacy.charges import Charge, find, replay
+from privsyn_flower.privacy.filters import (
     ADJACENCY,
+    SLACK,
     UNIT,
-    Charge,
     Header,
     check_header,
-    find,
-    mu_squared,
+    composed_epsilon,
     new_header,
     parse_header,
-    replay,
+    why_refused,
 )
 from privsyn_flower.privacy.journal import (
     LedgerError,
@@ -50,9 +53,6 @@ from privsyn_flower.privacy.journal import (
     read_rows,
     write_rows_atomically,
 )
-
-# Rounding of sums of mu^2. Calibrated noise has 2e-9 of headroom, so this never costs budget.
-_SLACK = 1e-10
 
 
 class BudgetExceeded(LedgerError):
@@ -83,35 +83,51 @@ class Ledger:
         total_epsilon: float | None = None,
         total_delta: float | None = None,
         simulation: bool = False,
+        mechanism: Mechanism = "gaussian",
+        total_variation: float = 0.0,
+        order: int | None = None,
     ) -> Self:
         """Create the ledger, or check that the one at `path` is about the same thing.
 
         population: declared name, public. total_epsilon and total_delta: both or neither; a
-        new ledger without them has no filter, an existing one keeps the total it has. Raises
-        LedgerError naming both values when the file says otherwise, ValueError on arguments.
+        new ledger without them has no filter, an existing one keeps the total it has.
+        mechanism: fixes the filter; "skellam" takes both kinds of noise. total_variation: the
+        most that all charges together may have, part of the total. order: of a new RDP filter
+        (`renyi.plan_order`); None for the best without sampling. Raises LedgerError naming both
+        values when the file says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)
         with locked(file, create=True) as handle:
             rows = read_rows(handle, file)
             if not rows:
-                header = new_header(population, total_epsilon, total_delta, simulation)
+                header = new_header(
+                    population,
+                    total_epsilon,
+                    total_delta,
+                    simulation,
+                    mechanism,
+                    total_variation,
+                    order,
+                )
                 append_row(handle, file, {"kind": "ledger", **asdict(header)})
                 return cls(file, header)
         found = parse_header(rows[0], file)
         _same(file, "population", found.population, population, "population-name or ledger")
         _same(file, "simulation", found.simulation, simulation, "ledger")
+        _same(file, "mechanism", found.mechanism, mechanism, "ledger")
         _same(file, "unit", found.unit, UNIT, "ledger")
         _same(file, "adjacency", found.adjacency, ADJACENCY, "ledger")
         if total_epsilon is not None:
             _same(file, "total epsilon", found.total_epsilon, total_epsilon, "ledger-epsilon")
             _same(file, "total delta", found.total_delta, total_delta, "delta")
+            _same(file, "total variation", found.total_variation, total_variation, "ledger")
         return cls(file, found)
 
     @property
     def is_guarantee(self) -> bool:
         """Whether `spent_epsilon` holds for adaptive plans: only under a fixed total."""
-        return self.header.mu_squared is not None
+        return self.header.budget is not None
 
     def reserve(
         self,
@@ -121,17 +137,22 @@ class Ledger:
         round: int,
         attempt: int,
         noise_multiplier: float,
-        mechanism: str = "gaussian",
+        mechanism: Mechanism = "gaussian",
+        sensitivity: float | None = None,
+        total_variation: float = 0.0,
+        sampling_rate: float = 1.0,
     ) -> str:
         """Write a charge before its query is sent; returns the charge's id.
 
-        Raises BudgetExceeded or DuplicateCharge before anything is written, ValueError on
-        an unknown mechanism or a noise multiplier that is not finite and positive.
+        sensitivity: L2 norm of one user's integer vector, for skellam only. total_variation:
+        distance of the noise from exact noise. sampling_rate: probability with which each user
+        takes part, by a coin hidden from the adversary (skellam). Raises BudgetExceeded or
+        DuplicateCharge before anything is written, ValueError on a mechanism that this ledger
+        does not take or on values that no release has (`Charge`).
         """
-        if mechanism != "gaussian":
-            raise ValueError(f"mechanism = {mechanism!r}: this ledger knows only 'gaussian'")
-        if not 0 < noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier = {noise_multiplier} must be finite and above 0")
+        wanted = self._new(
+            float(noise_multiplier), mechanism, sensitivity, total_variation, sampling_rate
+        )
         with locked(self.path) as handle:
             charges = self._replay(handle)
             key = (run, query, round, attempt)
@@ -141,11 +162,19 @@ class Ledger:
                         f"run {run!r}, query {query!r}, round {round}, attempt {attempt} is "
                         f"already charge {charge.id} ({charge.state}) in {self.path}"
                     )
-            self._check_budget(charges, noise_multiplier)
+            refused = why_refused(self.header, charges, wanted)
+            if refused:
+                raise BudgetExceeded(f"{refused}. Ledger: {self.path}")
             charge_id = str(len(charges) + 1)
             row: Row = {"kind": "reserve", "id": charge_id, "run": run, "query": query}
             row |= {"round": round, "attempt": attempt, "mechanism": mechanism}
             row |= {"noise_multiplier": float(noise_multiplier), "time": time.time()}
+            if sensitivity is not None:
+                row["sensitivity"] = float(sensitivity)
+            if total_variation:
+                row["total_variation"] = float(total_variation)
+            if sampling_rate != 1.0:
+                row["sampling_rate"] = float(sampling_rate)
             append_row(handle, self.path, row)
         return charge_id
 
@@ -178,22 +207,28 @@ class Ledger:
     def spent_epsilon(self, run: str | None = None, delta: float | None = None) -> float:
         """Epsilon of everything charged (reserved or committed), or of one run's charges.
 
-        delta: None for the ledger's total delta. Raises ValueError when there is neither.
+        delta: None for the ledger's total delta. In a ledger for skellam this is the best order
+        for what was charged, which holds for plans fixed in advance: what is guaranteed is the
+        total. Raises ValueError when there is no delta.
         """
         used = delta if delta is not None else self.header.total_delta
         if used is None:
             raise ValueError(f"delta = None: {self.path} has no total delta, so name one")
-        spent = [c.noise_multiplier for c in self.charges(run) if c.state != "void"]
-        return gaussian_epsilon(compose_gaussians(spent), used)
+        return composed_epsilon(self.header, self.charges(run), used)
 
-    def remaining_rounds(self, noise_multiplier: float) -> int | None:
+    def remaining_rounds(
+        self,
+        noise_multiplier: float,
+        *,
+        mechanism: Mechanism = "gaussian",
+        sensitivity: float | None = None,
+    ) -> int | None:
         """How many more rounds at this noise the total allows; None without a total."""
-        if self.header.mu_squared is None:
+        wanted = self._new(noise_multiplier, mechanism, sensitivity)
+        if self.header.budget is None:
             return None
-        if not 0 < noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier = {noise_multiplier} must be finite and above 0")
-        left = self.header.mu_squared * (1 + _SLACK) - mu_squared(self._read())
-        return max(0, math.floor(left * noise_multiplier**2))
+        left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
+        return max(0, math.floor(left / self.header.cost(wanted)))
 
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
         """Copy the header and one run's rows to `path`, atomically."""
@@ -247,21 +282,22 @@ class Ledger:
                 )
             append_row(handle, self.path, row)
 
-    def _check_budget(self, charges: list[Charge], noise_multiplier: float) -> None:
-        total, delta = self.header.total_epsilon, self.header.total_delta
-        if self.header.mu_squared is None or total is None or delta is None:
-            return
-        spent = [c.noise_multiplier for c in charges if c.state != "void"]
-        after = mu_squared(charges) + (1 / noise_multiplier) ** 2
-        if after > self.header.mu_squared * (1 + _SLACK):
-            now = gaussian_epsilon(compose_gaussians(spent), delta)
-            then = gaussian_epsilon(compose_gaussians([*spent, noise_multiplier]), delta)
-            raise BudgetExceeded(
-                f"population {self.header.population!r} has spent epsilon = {now:.6g} of "
-                f"{total:.6g} (delta = {delta:.3g}); a round at noise multiplier "
-                f"{noise_multiplier:.6g} would make it {then:.6g}: raise noise-multiplier, lower "
-                f"rounds or spare-rounds, or use another ledger (key ledger). Ledger: {self.path}"
+    def _new(
+        self,
+        noise_multiplier: float,
+        mechanism: Mechanism,
+        sensitivity: float | None,
+        total_variation: float = 0.0,
+        sampling_rate: float = 1.0,
+    ) -> Charge:
+        """A charge that is not written yet. Raises ValueError unless this ledger could take it."""
+        if self.header.mechanism == "gaussian" and mechanism != "gaussian":
+            raise ValueError(
+                f"mechanism = {mechanism!r}: {self.path} was created for 'gaussian' noise and "
+                "takes no other: use another ledger (key ledger)"
             )
+        noise = (mechanism, sensitivity, total_variation, sampling_rate)
+        return Charge("", "", "", 0, 0, noise_multiplier, "reserved", False, *noise)
 
 
 def _same(path: Path, what: str, found: object, wanted: object, key: str) -> None:

@@ -7,9 +7,20 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
+from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
+
 _ACCOUNTANTS = {
-    "pld": "the exact privacy curve of the composed Gaussian noise (PLD)",
-    "rdp": "Renyi differential privacy (RDP), looser than the exact curve",
+    ("gaussian", "pld"): "the exact privacy curve of the composed Gaussian noise (PLD)",
+    ("gaussian", "rdp"): "Renyi differential privacy (RDP), looser than the exact curve",
+    ("skellam", "rdp"): "Renyi differential privacy (RDP) of integer noise",
+}
+_NOISE = {"gaussian": "Gaussian", "skellam": "integer (Skellam)"}
+_KEYS = {
+    "roster": "Nodes check each other's keys against a roster",
+    "first-use": (
+        "Nodes trust each other's keys on first use, so a server that put its own keys in their "
+        "place at first contact would go unnoticed and is not covered"
+    ),
 }
 
 
@@ -20,8 +31,11 @@ class PrivacyStatement:
     epsilon, delta: of the run, for the guaranteed noise, never for the actual survivors.
     noise_multiplier: guaranteed noise std / bound of one user's vector. rounds, spare_rounds:
     releases paid for. min_surviving_weight, colluding_weight: shares of the declared
-    population's weight. ledger_scope: "run" for a ledger made for this run, "population" for
-    one that spans runs. benchmark: held-out text was opened to measure the result.
+    population's weight. sampling_rate: what epsilon was computed with, for poisson. keys and
+    consistency: how nodes check each other's keys and the server's lists under secure
+    aggregation. ledger_scope: "run" for a ledger made for this run, "population" for one that
+    spans runs. simulated: one machine played all parties. benchmark: held-out text was opened
+    to measure the result.
     """
 
     epsilon: float
@@ -31,9 +45,15 @@ class PrivacyStatement:
     spare_rounds: int
     min_surviving_weight: float
     colluding_weight: float = 0.0
-    accountant: Literal["pld", "rdp"] = "pld"
-    aggregation: Literal["plain"] = "plain"
+    accountant: Literal["pld", "rdp"] = "rdp"
+    mechanism: Literal["gaussian", "skellam"] = "skellam"
+    aggregation: Literal["plain", "secure"] = "plain"
+    sampler: SamplerName = "full"
+    sampling_rate: float = 1.0
+    keys: Literal["roster", "first-use"] = "first-use"
+    consistency: Literal["signed"] = "signed"
     ledger_scope: Literal["run", "population"] = "run"
+    simulated: bool = False
     simulation_seeded: bool = False
     benchmark: bool = False
     unit: Literal["user"] = "user"
@@ -41,9 +61,12 @@ class PrivacyStatement:
 
     def __post_init__(self) -> None:
         """Raises ValueError on a value that the sentence has no words for."""
-        allowed = {
-            "accountant": tuple(_ACCOUNTANTS),
-            "aggregation": ("plain",),
+        allowed: dict[str, tuple[str, ...]] = {
+            "mechanism": tuple(_NOISE),
+            "accountant": tuple(a for m, a in _ACCOUNTANTS if m == self.mechanism),
+            "aggregation": ("plain", "secure"),
+            "keys": tuple(_KEYS),
+            "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
             "unit": ("user",),
             "adjacency": ("zero-out",),
@@ -51,6 +74,7 @@ class PrivacyStatement:
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} = {getattr(self, name)!r} must be one of {values}")
+        check_sampler(self.sampler, self.sampling_rate)
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon = {self.epsilon} must be at least 0")
         if not 0 < self.delta < 1:
@@ -61,11 +85,23 @@ class PrivacyStatement:
         """One line for summary.json and tables."""
         if self.simulation_seeded:
             return "none: the noise came from the run's seed"
+        if self.aggregation == "secure":
+            return (
+                f"honest-but-curious server with at most {_percent(self.colluding_weight)} of the "
+                "weight colluding: holds against the server and readers of the released sums"
+            )
         return "trusted aggregator: holds against readers of the released sums, not the server"
 
     def sentence(self) -> str:
         """The whole statement in plain words, one paragraph."""
-        parts = [self._claim(), self._unit(), self._against(), self._not_covered()]
+        against = self._secure() if self.aggregation == "secure" else self._plain()
+        parts = [self._claim(), self._unit(), against, self._noise(), self._not_covered()]
+        if self.simulated:
+            parts.insert(
+                3,
+                "This was a simulation: one machine played the server and all nodes and saw "
+                "everything, so the claim is about these messages between separate machines.",
+            )
         if self.simulation_seeded:
             parts.insert(
                 0,
@@ -81,28 +117,47 @@ class PrivacyStatement:
             releases += f" and {self.spare_rounds} spare"
         return (
             f"Epsilon = {_at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
-            f"{_ACCOUNTANTS[self.accountant]}, over {releases}, each with Gaussian noise of at "
-            f"least {_at_least(self.noise_multiplier)} times the L2 bound of one user's answer; "
-            "no amplification by sampling is claimed."
+            f"{_ACCOUNTANTS[self.mechanism, self.accountant]}, over {releases}, each with "
+            f"{_NOISE[self.mechanism]} noise of at least {_at_least(self.noise_multiplier)} times "
+            "the L2 bound of one user's answer; "
+            f"{sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)}."
         )
 
     def _unit(self) -> str:
+        who = "who takes part" if self.sampling_rate == 1.0 else "who is enrolled"
         return (
             "The unit is the user: the record of one node's user with all its texts, so a person "
             "with two devices counts twice. Adjacency is zero-out: everything one user "
-            "contributes is replaced by zero, while who takes part, how many they are and the "
+            f"contributes is replaced by zero, while {who}, how many they are and the "
             "configuration are public."
         )
 
-    def _against(self) -> str:
+    def _plain(self) -> str:
         return (
             "Aggregation is plain, so the aggregator is trusted: the claim holds against everyone "
             "who sees the released sums or anything made from them, and claims nothing against "
-            "the server, which sees each node's own answer. The noise suffices as long as "
-            f"{_percent(self.min_surviving_weight)} of the declared users' weight answers "
-            "honestly, or the sum is not released; nodes assumed to collude (to know their own "
-            f"noise and take it off): {_percent(self.colluding_weight)} of the weight, on top of "
-            "that."
+            "the server, which sees each node's own answer."
+        )
+
+    def _secure(self) -> str:
+        return (
+            "Aggregation is secure: the server learns the sum of the answers and no single one. "
+            "The claim holds against the server and everyone who sees the released sums or "
+            "anything made from them, as long as the server follows the protocol, apart from what "
+            f"the nodes check themselves, and at most {_percent(self.colluding_weight)} of the "
+            "declared users' weight is on nodes that share what they know with it. Nodes that are "
+            "shown different lists of survivors cannot be played off against each other: they "
+            "unmask only the one list that nodes of more than half of the weight signed, and the "
+            "Shamir threshold exceeds half of neighbours plus colluders. "
+            f"{_KEYS[self.keys]}."
+        )
+
+    def _noise(self) -> str:
+        return (
+            f"The noise suffices as long as {_percent(self.min_surviving_weight)} of the declared "
+            "users' weight answers honestly, or the sum is not released; nodes assumed to collude "
+            f"(to know their own noise and take it off): {_percent(self.colluding_weight)} of the "
+            "weight, on top of that."
         )
 
     def _not_covered(self) -> str:
@@ -117,17 +172,20 @@ class PrivacyStatement:
                 "never exceed the total it was created with, which is what holds for all of them, "
                 "and runs on other ledgers add to it."
             )
-        text = (
-            f"{scope} Not covered: settings tuned by looking at these users' texts, the time nodes "
-            "take to answer, the preparation of a simulated split, and what the last bits of "
-            "floating-point noise may give away"
-        )
+        left_out = [
+            "settings tuned by looking at these users' texts",
+            "the time nodes take to answer",
+        ]
+        if self.simulated:
+            left_out.append("the preparation of a simulated split")
+        if self.mechanism == "gaussian":
+            left_out.append("what the last bits of floating-point noise may give away")
         if self.benchmark:
-            text += (
-                ", and the figures under `benchmark`, which were measured on private or held-out "
-                "text outside the nodes, without noise, for this evaluation only"
+            left_out.append(
+                "the figures under `benchmark`, which were measured on private or held-out text "
+                "outside the nodes, without noise, for this evaluation only"
             )
-        return text + "."
+        return f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
 
 
 def _at_most(value: float) -> str:

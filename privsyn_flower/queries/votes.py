@@ -8,7 +8,7 @@ bound a user by its number of samples; here each user's whole vote vector is cli
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +17,15 @@ from privsyn_flower.queries.nearest import nearest_candidates, prepare
 
 Clip = Literal["normalised", "worst-case", "sqrt-count"]  # strings off the wire are checked
 Votes = NDArray[np.float64]
+
+
+class UserEncoder(Protocol):
+    """What votes need of an integer plan (`privacy.IntegerPlan`): each user encoded by itself."""
+
+    def encode_users(
+        self, values: NDArray[np.float64], users: NDArray[np.intp]
+    ) -> NDArray[np.int64]:
+        """Integers of the entries of many users' clipped vectors: (n,), (n,) -> (n,)."""
 
 
 def vote_histogram(
@@ -45,7 +54,8 @@ def shard_votes(
     samples_cap: int,
     neighbors: int = 1,
     metric: str = "l2",
-) -> Votes:
+    plan: UserEncoder | None = None,
+) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped vote vector: (m,) float64, PRIVATE.
 
     embeddings: (n, d) float32, PRIVATE. users: (n,) integers, the user of each row, in any
@@ -57,6 +67,8 @@ def shard_votes(
     One user changes the sum by at most `vote_sensitivity(clip, bound)`, rounding included to
     one part in 1e15: which candidate a row votes for depends on that row alone, not on the
     rows computed beside it. Memory beyond the arguments: about 64 MB, never (users, m).
+    plan: each user's clipped vector is encoded as integers by itself, of L2 norm at most
+    `plan.sensitivity`, and only then summed: (m,) int64.
     Raises ValueError on shapes and parameters, which are all public.
     """
     vote_sensitivity(clip, bound)
@@ -73,7 +85,7 @@ def shard_votes(
     kept, user_of_row = _first_rows(owners, samples_cap)
     chosen, voted = nearest_candidates(rows, kept, question)
     voters = np.repeat(user_of_row[voted], neighbors)
-    return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound)
+    return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound, plan)
 
 
 def vote_sensitivity(clip: str, bound: float) -> float:
@@ -115,11 +127,16 @@ def _first_rows(
 
 
 def _clipped_sum(
-    voters: NDArray[np.intp], chosen: NDArray[np.intp], size: int, clip: str, bound: float
-) -> Votes:
+    voters: NDArray[np.intp],
+    chosen: NDArray[np.intp],
+    size: int,
+    clip: str,
+    bound: float,
+    plan: UserEncoder | None,
+) -> NDArray[Any]:
     """Sparse counts per (user, candidate), each user scaled by its own norm, then summed."""
     if not len(voters):
-        return np.zeros(size)
+        return np.zeros(size, dtype=np.float64 if plan is None else np.int64)
     cells, counts = np.unique(voters * size + chosen, return_counts=True)
     users, columns = cells // size, cells % size
     values = np.sqrt(counts) if clip == "sqrt-count" else counts.astype(np.float64)
@@ -128,5 +145,8 @@ def _clipped_sum(
     norms = np.sqrt(np.bincount(users, weights=squares))
     limit = np.full_like(norms, bound) if clip == "normalised" else np.minimum(norms, bound)
     scaled = values * limit[users] / norms[users]
-    total: Votes = np.bincount(columns, weights=scaled, minlength=size).astype(np.float64)
+    if plan is None:
+        return np.bincount(columns, weights=scaled, minlength=size).astype(np.float64)
+    total = np.zeros(size, dtype=np.int64)
+    np.add.at(total, columns, plan.encode_users(scaled, users))
     return total

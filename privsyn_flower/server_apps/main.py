@@ -10,7 +10,8 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import RunConfig, cache_folder, to_toml
+from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.config_file import to_toml
 from privsyn_flower.runs import RunFolder, write_atomic
 from privsyn_flower.server_apps.pipeline import Pipeline
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, ledger_folder
 from privsyn_flower.data import Federation, cached_embeddings, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
+from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.privacy.renyi import plan_order
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.aggregation import Aggregation, PlainSum, SecureAggregation
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.text.known import KnownRows
 from privsyn_flower.text import Embedder, Generator, Infiller, load_embedder
@@ -57,12 +61,17 @@ def candidates(pool: list[str], config: RunConfig) -> list[str]:
     return list(dict.fromkeys(" ".join(text.split()[:words]) for text in pool))
 
 
+def _mechanism(config: RunConfig) -> dict[str, Any]:
+    """What accounting needs to know beside noise and rounds."""
+    return {"mechanism": "skellam", "sampling_rate": config.sampling_rate}
+
+
 def noise_multiplier(config: RunConfig) -> float:
     """Calibrated, or the configured one when it keeps epsilon; spare rounds are paid for."""
     releases = config.rounds + config.spare_rounds
     if config.noise_multiplier == 0:
-        return calibrate(config.epsilon, releases, config.delta, accountant=config.accountant)
-    spent = epsilon(config.noise_multiplier, releases, config.delta, accountant=config.accountant)
+        return calibrate(config.epsilon, releases, config.delta, **_mechanism(config))
+    spent = epsilon(config.noise_multiplier, releases, config.delta, **_mechanism(config))
     if spent > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {config.noise_multiplier} costs epsilon {spent:.4f} for "
@@ -91,14 +100,31 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
         total_epsilon=config.ledger_epsilon or config.epsilon,
         total_delta=config.delta,
         simulation=config.simulation_seeded_noise,
+        mechanism="skellam",
+        order=_filter_order(config),
     )
+
+
+def _filter_order(config: RunConfig) -> int | None:
+    """The order at which a sampled plan is cheapest; without sampling the ledger knows it."""
+    if config.sampling_rate == 1.0:
+        return None
+    releases = config.rounds + config.spare_rounds
+    noise, rate = noise_multiplier(config), config.sampling_rate
+    return plan_order(noise, releases, config.delta, rate, SENSITIVITY)
+
+
+AGGREGATIONS: dict[str, type[Aggregation]] = {
+    "secure": SecureAggregation,
+    "plain": PlainSum,
+}
 
 
 def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
     """What the run claims, for the guaranteed noise and all releases that are paid for."""
     releases = config.rounds + config.spare_rounds
     return PrivacyStatement(
-        epsilon=epsilon(multiplier, releases, config.delta, accountant=config.accountant),
+        epsilon=epsilon(multiplier, releases, config.delta, **_mechanism(config)),
         delta=config.delta,
         noise_multiplier=multiplier,
         rounds=config.rounds,
@@ -107,6 +133,10 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         colluding_weight=config.colluding_weight,
         accountant=config.accountant,
         aggregation=config.aggregation,
+        sampler=config.sampler,
+        sampling_rate=config.sampling_rate,
+        keys=config.node_keys,
+        simulated=not is_deployment(config),
         ledger_scope="population" if config.population_name else "run",
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,

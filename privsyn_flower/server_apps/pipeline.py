@@ -16,6 +16,7 @@ from privsyn_flower.progress import ProgressLog
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, StageClock, read_jsonl, write_json, write_jsonl
 from privsyn_flower.server_apps.parts import (
+    AGGREGATIONS,
     Models,
     is_deployment,
     noise_multiplier,
@@ -75,16 +76,28 @@ class Pipeline:
             colluding_weight=config.colluding_weight,
             nodes=config.nodes,
             round_timeout=config.round_timeout,
+            stage_timeout=config.stage_timeout,
             node_timeout=config.node_timeout,
             kind="deployed" if is_deployment(config) else "simulated",
             seeded_noise=config.simulation_seeded_noise,
+            sampling_rate=config.sampling_rate,
+            cohort_nodes=config.cohort_nodes,
+            seed=config.seed,
         )
 
     def _rounds(self, strategy: PrEText) -> int:
         ledger = open_ledger(self.config, self.folder)
         plan = self.plan()
         with ledger.exclusive():
-            engine = Rounds(self.grid, strategy, plan, self.folder, ledger, progress=self.progress)
+            engine = Rounds(
+                self.grid,
+                strategy,
+                plan,
+                self.folder,
+                ledger,
+                AGGREGATIONS[self.config.aggregation](),
+                self.progress,
+            )
             try:
                 done = engine.run()
             finally:  # a failed run has charges too

@@ -1,37 +1,32 @@
-"""How the nodes' answers become one noisy sum: a narrow interface and the plain version.
+"""How the nodes' answers become one noisy sum: under secure aggregation, or at a trusted server.
 
-`PlainSum` is a TRUSTED aggregator: it sees every node's noisy vector, and the guarantee is
+`SecureAggregation` is the default: the server learns the sum of those who survived and nothing
+else. `PlainSum` is a TRUSTED aggregator: it sees every node's noisy vector, and the guarantee is
 against those who see the released sum, not against the server (the privacy sentence says so).
+Both add the same integer vectors with the same integer noise.
 """
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.privacy.release import NoisySum
-from privsyn_flower.wire import (
-    Answer,
-    Hello,
-    Noise,
-    Query,
-    Ticket,
-    WireError,
-    ask,
-    read_answer,
-    record_bytes,
-)
+from privsyn_flower.exchange import Arrived, exchange, record_bytes
+from privsyn_flower.greeting import Hello
+from privsyn_flower.privacy.quantize import decode
+from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors
+from privsyn_flower.privacy.sampling import AggregationName
+from privsyn_flower.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.secagg import SecaggError, Transport, run_session
+from privsyn_flower.wire import Answer, WireError, ask, ask_records, read_answer, session_for
 
 logger = logging.getLogger("privsyn_flower")
-
-Arrived = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -45,100 +40,127 @@ class Collected:
     bytes_up_per_node: int
 
 
-class Aggregation(Protocol):
-    """Puts one query to the cohort and returns the noisy sum of the answers."""
+@dataclass(frozen=True)
+class Exchange:
+    """One query on its way to a cohort (node id -> public facts).
 
-    name: str
-
-    def collect(
-        self,
-        grid: Grid,
-        cohort: Mapping[int, Hello],
-        query: Query,
-        ticket: Ticket,
-        noise: Noise,
-        *,
-        colluding: float,
-        timeout: float,
-        arrived: Arrived,
-    ) -> Collected: ...
-
-
-def exchange(
-    grid: Grid, messages: list[Message], timeout: float, arrived: Arrived, poll: float
-) -> dict[int, Message]:
-    """Send messages, wait for all replies or `timeout` seconds; destination node -> reply.
-
-    Replies are matched by message id, because an expired message is answered by Flower itself
-    under another node id.
+    Timeouts are in seconds: of the stage in which nodes compute, and of the short ones around
+    it. arrived(n, of): progress. revealing(): called before anything about the answers can be
+    known; from there on the charge stands.
     """
-    destination = dict(
-        zip(
-            grid.push_messages(messages),
-            (message.metadata.dst_node_id for message in messages),
-            strict=True,
+
+    grid: Grid
+    cohort: Mapping[int, Hello]
+    query: Query
+    ticket: Ticket
+    noise: Noise
+    timeout: float
+    stage_timeout: float
+    arrived: Arrived
+    revealing: Callable[[], None]
+
+    @property
+    def poll(self) -> float:
+        """Seconds between two looks for replies; Flower's own are 3 s apart in deployment."""
+        return 1.0 if any(facts.deployed for facts in self.cohort.values()) else 0.05
+
+
+class Aggregation(Protocol):
+    """Puts one query to the cohort and returns the noisy sum of the answers.
+
+    Raises TooFewSurvivors when there is none; if `revealing` was not called, nothing was spent.
+    """
+
+    name: AggregationName
+
+    def collect(self, exchange: Exchange) -> Collected: ...
+
+
+class SecureAggregation:
+    """The sum of those who survived, exactly, and nothing else (see `privsyn_flower.secagg`)."""
+
+    name: AggregationName = "secure"
+
+    def collect(self, exchange: Exchange) -> Collected:
+        """Four stages; nodes that fail, refuse or stay silent in any of them drop out."""
+        query, ticket, noise = exchange.query, exchange.ticket, exchange.noise
+        session = session_for(query, ticket, noise)
+        transport = Transport(
+            exchange.grid,
+            f"query.{query.kind}",
+            mask_timeout=exchange.timeout,
+            stage_timeout=exchange.stage_timeout,
+            poll=exchange.poll,
+            arrived=exchange.arrived,
         )
-    )
-    waiting = {key: node for key, node in destination.items() if key}
-    replies: dict[int, Message] = {}
-    deadline = time.monotonic() + timeout
-    while waiting and time.monotonic() < deadline:
-        for reply in grid.pull_messages(list(waiting)):
-            node = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
-                replies[node] = reply
-                arrived(len(replies), len(messages))
-        if waiting:
-            time.sleep(poll)
-    return replies
+
+        def along(stage: str) -> RecordDict:
+            if stage not in ("advertise", "mask"):
+                return RecordDict()
+            return ask_records(query, ticket, noise, question=stage == "mask")
+
+        weights = {node: facts.weight for node, facts in exchange.cohort.items()}
+        try:
+            summed = run_session(transport, session, weights, along, exchange.revealing)
+        except SecaggError as error:
+            raise TooFewSurvivors(str(error)) from None
+        return Collected(
+            total=_noisy_sum(summed.residues, exchange, summed.survivors),
+            nodes_asked=len(weights),
+            nodes_answered=len(summed.survivors),
+            bytes_down_per_node=summed.bytes_down_per_node,
+            bytes_up_per_node=summed.bytes_up_per_node,
+        )
 
 
 class PlainSum:
-    """The trusted aggregator: add up what the nodes send, in the cohort's fixed order."""
+    """The trusted aggregator: add up what the nodes send."""
 
-    name = "plain"
+    name: AggregationName = "plain"
 
-    def collect(
-        self,
-        grid: Grid,
-        cohort: Mapping[int, Hello],
-        query: Query,
-        ticket: Ticket,
-        noise: Noise,
-        *,
-        colluding: float,
-        timeout: float,
-        arrived: Arrived,
-    ) -> Collected:
+    def collect(self, exchange: Exchange) -> Collected:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
+        query, ticket, noise = exchange.query, exchange.ticket, exchange.noise
+        answers, down = self._answers(exchange)
+        residues = np.zeros(query.length, dtype=np.uint64)
+        for answer in answers.values():
+            residues += answer.residues  # 2^bits divides 2^64: reduced once below
+        residues &= np.uint64((1 << noise.bits) - 1)
+        return Collected(
+            total=_noisy_sum(residues, exchange, list(answers)),
+            nodes_asked=len(exchange.cohort),
+            nodes_answered=len(answers),
+            bytes_down_per_node=down,
+            bytes_up_per_node=max((answer.bytes_up for answer in answers.values()), default=0),
+        )
+
+    def _answers(self, sending: Exchange) -> tuple[dict[int, Answer], int]:
+        query, ticket, noise = sending.query, sending.ticket, sending.noise
         messages = [
-            ask(query, ticket, noise, node, facts.weight, timeout) for node, facts in cohort.items()
+            ask(query, ticket, noise, node, facts.weight, sending.timeout)
+            for node, facts in sending.cohort.items()
         ]
-        deployed = any(facts.deployed for facts in cohort.values())
-        replies = exchange(grid, messages, timeout, arrived, poll=1.0 if deployed else 0.05)
+        sending.revealing()
+        replies = exchange(sending.grid, messages, sending.timeout, sending.arrived, sending.poll)
         answers: dict[int, Answer] = {}
         for node, reply in replies.items():
             try:
-                answers[node] = read_answer(reply, ticket, query.length)
+                answers[node] = read_answer(reply, ticket, query.length, noise.bits)
             except WireError as error:
                 logger.warning("round %d: node %d left out: %s", ticket.round, node, error)
-        # A fixed order of addition, so that seeded simulations repeat to the last bit.
-        order = sorted(answers, key=lambda node: (cohort[node].partition, node))
-        vector = np.zeros(query.length, dtype=np.float64)
-        for node in order:
-            vector += answers[node].vector
-        total = NoisySum(
-            vector=vector,
-            bound=query.bound,
-            noise_std=noise.std,
-            weight=float(sum(cohort[node].weight for node in order)),
-            colluding=colluding,
-            min_weight=noise.min_weight,
-        )
-        return Collected(
-            total=total,
-            nodes_asked=len(messages),
-            nodes_answered=len(order),
-            bytes_down_per_node=record_bytes(messages[0].content) if messages else 0,
-            bytes_up_per_node=max((answers[node].bytes_up for node in order), default=0),
-        )
+        return answers, record_bytes(messages[0].content) if messages else 0
+
+
+def _noisy_sum(
+    residues: np.ndarray[Any, np.dtype[np.uint64]], exchange: Exchange, survivors: list[int]
+) -> NoisySum:
+    query, noise = exchange.query, exchange.noise
+    plan = integer_plan(query, noise)
+    return NoisySum(
+        vector=decode(residues, plan),
+        bound=query.bound,
+        noise_std=noise.multiplier * query.bound,
+        weight=float(sum(exchange.cohort[node].weight for node in survivors)),
+        colluding=noise.colluding,
+        min_weight=noise.min_weight,
+    )

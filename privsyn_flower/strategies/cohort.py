@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.exchange import exchange
+from privsyn_flower.greeting import Hello, hello, read_hello
 from privsyn_flower.progress import Progress, silent
+from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import exchange
-from privsyn_flower.wire import Hello, WireError, hello, read_hello
+from privsyn_flower.wire import WireError
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -36,6 +38,10 @@ class RoundPlan:
     users is the declared population W; the nodes' weights (users each stands for) sum to at
     most W. A sum is released only when the survivors' weight minus colluding_weight * W is at
     least min_surviving_weight * W, for which noise_multiplier * bound is the guaranteed std.
+
+    sampling_rate: each user takes part in a round with this probability, by its node's own coin.
+    cohort_nodes: the server draws this many nodes for a round (0: all); W is theirs then, and
+    no amplification is claimed.
     """
 
     run: str
@@ -46,9 +52,13 @@ class RoundPlan:
     colluding_weight: float = 0.0
     nodes: int = 1
     round_timeout: float = 600.0
+    stage_timeout: float = 60.0
     node_timeout: float = 120.0
     kind: Literal["any", "simulated", "deployed"] = "any"
     seeded_noise: bool = False
+    sampling_rate: float = 1.0
+    cohort_nodes: int = 0
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
@@ -69,6 +79,10 @@ class RoundPlan:
         """The weight assumed colluding in whole users, rounded up."""
         return math.ceil(self.colluding_weight * self.users - 1e-9)
 
+    def drawn(self, weight: int) -> RoundPlan:
+        """The numbers of a round whose cohort stands for `weight` users."""
+        return replace(self, users=weight) if self.cohort_nodes else self
+
     def released_std(self, bound: float, weight: float) -> float:
         """Std of the noise in a sum over survivors of `weight`: at least the guaranteed one."""
         return self.noise_multiplier * bound * float(np.sqrt(weight / self.min_weight))
@@ -76,7 +90,7 @@ class RoundPlan:
 
 @dataclass
 class Cohort:
-    """The nodes of a run: full participation of every node that is connected."""
+    """The nodes of a run: every one that is connected, or a draw of a fixed size a round."""
 
     grid: Grid
     plan: RoundPlan
@@ -84,7 +98,24 @@ class Cohort:
     progress: Progress = silent
     nodes: dict[int, Hello] = field(default_factory=dict)
 
-    def draw(self) -> dict[int, Hello]:
+    def draw(self, rnd: int, attempt: int) -> dict[int, Hello]:
+        """The nodes of this attempt with their facts: all who are there, or a draw of them."""
+        present = self.present()
+        size = self.plan.cohort_nodes
+        if not size:
+            return present
+        if len(present) < size:
+            raise TooFewNodes(
+                f"{len(present)} nodes are connected, cohort-nodes = {size} are drawn: start more "
+                "nodes or lower cohort-nodes"
+            )
+        order = list(present)
+        chosen = seeded(self.plan.seed, rnd, f"cohort {attempt}").choice(
+            len(order), size, replace=False
+        )
+        return {order[i]: present[order[i]] for i in sorted(chosen)}
+
+    def present(self) -> dict[int, Hello]:
         """Every connected node with its facts, once their weight reaches W_min.
 
         Raises TooFewNodes after node_timeout, or when the weights exceed the declared users.

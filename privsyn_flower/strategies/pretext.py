@@ -14,7 +14,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.strategies.rounds import NothingSurvived, Vector
 from privsyn_flower.strategies.synthesis import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller
-from privsyn_flower.wire import Query
+from privsyn_flower.question import Query
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -18,13 +18,22 @@ from flwr.serverapp import Grid
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.release import TooFewSurvivors, release
+from privsyn_flower.privacy.quantize import plan_histogram
 from privsyn_flower.progress import Progress, silent
+from privsyn_flower.question import Noise, Query, Ticket
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation, Collected, PlainSum
+from privsyn_flower.strategies.aggregation import (
+    Aggregation,
+    Collected,
+    Exchange,
+    SecureAggregation,
+)
 from privsyn_flower.strategies.cohort import Cohort, RoundPlan
-from privsyn_flower.wire import Noise, Query, Ticket
 
 logger = logging.getLogger("privsyn_flower")
+
+# Attempts that end before a node was asked to unmask cost no privacy, but they do cost time.
+MOST_ABORTS = 3
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -70,7 +79,7 @@ class Rounds:
     plan: RoundPlan
     folder: RunFolder
     ledger: Ledger
-    aggregation: Aggregation = field(default_factory=PlainSum)
+    aggregation: Aggregation = field(default_factory=SecureAggregation)
     progress: Progress = silent
 
     def __post_init__(self) -> None:
@@ -163,7 +172,12 @@ class Rounds:
 
     def _attempt_left(self) -> bool:
         """Whether the calibration pays for one more attempt of this run."""
-        charged = [c for c in self.ledger.charges(run=self.plan.run) if c.state != "void"]
+        charges = self.ledger.charges(run=self.plan.run)
+        aborted = sum(c.state == "void" for c in charges)
+        if aborted >= self.strategy.rounds + MOST_ABORTS:
+            logger.warning("%d attempts ended before anything was unmasked: giving up", aborted)
+            return False
+        charged = [c for c in charges if c.state != "void"]
         failed = sum(c.state == "reserved" for c in charged)
         spare = self.plan.spare_rounds
         if failed <= spare and len(charged) < self.strategy.rounds + spare:
@@ -194,53 +208,81 @@ class Rounds:
         if query is None:
             query = self.strategy.ask(rnd)
             self.folder.save_query(rnd, query)
-        cohort = self.cohort.draw()
         charges = [c for c in self.ledger.charges(run=self.plan.run) if c.round == rnd]
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
-        noise = Noise(self.plan.noise_multiplier * query.bound, self.plan.min_weight)
+        cohort = self.cohort.draw(rnd, ticket.attempt)
+        plan = self.plan.drawn(sum(facts.weight for facts in cohort.values()))
+        noise = integer_noise(plan, query)
         charge = self.ledger.reserve(
             run=ticket.run,
             query=ticket.query,
             round=ticket.round,
             attempt=ticket.attempt,
             noise_multiplier=self.plan.noise_multiplier,
+            mechanism="skellam",
+            sensitivity=noise.sensitivity,
+            sampling_rate=noise.sampling_rate,
         )
-        # From here on the charge stands: under plain aggregation it is never void once sent.
-        self.ledger.mark_sent(charge)
         start = time.monotonic()
-        collected = self.aggregation.collect(
+        sending = Exchange(
             self.grid,
             cohort,
             query,
             ticket,
             noise,
-            colluding=self.plan.colluding,
             timeout=self.plan.round_timeout,
+            stage_timeout=self.plan.stage_timeout,
             arrived=lambda n, total: self.progress(f"round {rnd}: nodes", n, total),
+            revealing=lambda: self.ledger.mark_sent(charge),
         )
-
+        try:
+            collected = self.aggregation.collect(sending)
+        except TooFewSurvivors as error:
+            if not self.ledger.charge(charge).sent:
+                self.ledger.void(charge, f"no node was asked to unmask: {error}")
+            raise
         seconds = round(time.monotonic() - start, 3)
 
         def store(released: Vector) -> None:
-            facts = self._facts(charge, ticket, query, collected)
+            facts = _facts(plan, charge, ticket, query, collected)
             self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
             self.folder.save_release(rnd, released)
 
         release(collected.total, ledger=self.ledger, charge_id=charge, store=store)
 
-    def _facts(
-        self, charge: str, ticket: Ticket, query: Query, collected: Collected
-    ) -> dict[str, Any]:
-        std = self.plan.released_std(query.bound, collected.total.weight)
-        return {
-            "charge": charge,
-            "attempt": ticket.attempt,
-            "candidates": query.length,
-            "noise_std": std,
-            "guaranteed_noise_std": collected.total.noise_std,
-            "nodes_asked": collected.nodes_asked,
-            "nodes_answered": collected.nodes_answered,
-            "surviving_weight": collected.total.weight,
-            "bytes_down_per_node": collected.bytes_down_per_node,
-            "bytes_up_per_node": collected.bytes_up_per_node,
-        }
+
+def integer_noise(plan: RoundPlan, query: Query) -> Noise:
+    """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
+    encoding = plan_histogram(
+        query.bound,
+        query.length,
+        noise_multiplier=plan.noise_multiplier,
+        weight=plan.users,
+        min_weight=plan.min_weight,
+    )
+    return Noise(
+        multiplier=plan.noise_multiplier,
+        sensitivity=encoding.sensitivity,
+        bits=encoding.bits,
+        min_weight=plan.min_weight,
+        colluding=plan.colluding,
+        sampling_rate=plan.sampling_rate,
+    )
+
+
+def _facts(
+    plan: RoundPlan, charge: str, ticket: Ticket, query: Query, collected: Collected
+) -> dict[str, Any]:
+    std = plan.released_std(query.bound, collected.total.weight)
+    return {
+        "charge": charge,
+        "attempt": ticket.attempt,
+        "candidates": query.length,
+        "noise_std": std,
+        "guaranteed_noise_std": collected.total.noise_std,
+        "nodes_asked": collected.nodes_asked,
+        "nodes_answered": collected.nodes_answered,
+        "surviving_weight": collected.total.weight,
+        "bytes_down_per_node": collected.bytes_down_per_node,
+        "bytes_up_per_node": collected.bytes_up_per_node,
+    }

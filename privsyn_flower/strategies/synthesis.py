@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
 from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.accounting import calibrate
@@ -12,7 +14,7 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
+from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.rounds import Rounds, Strategy
 
@@ -47,10 +49,13 @@ class SynthesisStrategy(Strategy):
         nodes: int = 1,
         spare_rounds: int = 1,
         min_surviving_weight: float = 0.85,
+        colluding_weight: float = 0.0,
+        node_keys: Literal["first-use", "roster"] = "first-use",
         ledger: str | Path = "",
         population_name: str = "",
         aggregation: Aggregation | None = None,
         round_timeout: float = 600.0,
+        stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
         progress: Progress = silent,
     ) -> SynthesisResult:
@@ -58,10 +63,12 @@ class SynthesisStrategy(Strategy):
 
         users is the declared population (public); the noise is the smallest that keeps
         (epsilon, delta) for rounds + spare_rounds releases. Without `ledger` the run has a
-        ledger of its own in `folder`, and epsilon then covers this run alone.
+        ledger of its own in `folder`, and epsilon then covers this run alone. node_keys: declared,
+        what the nodes check each other's keys against (it goes into the statement).
         """
         run = RunFolder(folder)
-        noise = calibrate(epsilon, self.rounds + spare_rounds, delta)
+        noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
+        how = aggregation or SecureAggregation()
         statement = PrivacyStatement(
             epsilon=epsilon,
             delta=delta,
@@ -69,6 +76,9 @@ class SynthesisStrategy(Strategy):
             rounds=self.rounds,
             spare_rounds=spare_rounds,
             min_surviving_weight=min_surviving_weight,
+            colluding_weight=colluding_weight,
+            aggregation=how.name,
+            keys=node_keys,
             ledger_scope="population" if population_name else "run",
         )
         with run.lock():
@@ -77,6 +87,7 @@ class SynthesisStrategy(Strategy):
                 population=population_name or f"run {run.path.name}",
                 total_epsilon=epsilon,
                 total_delta=delta,
+                mechanism="skellam",
             )
             plan = RoundPlan(
                 run=run_id(run),
@@ -84,12 +95,14 @@ class SynthesisStrategy(Strategy):
                 noise_multiplier=noise,
                 spare_rounds=spare_rounds,
                 min_surviving_weight=min_surviving_weight,
+                colluding_weight=colluding_weight,
                 nodes=nodes,
                 round_timeout=round_timeout,
+                stage_timeout=stage_timeout,
                 node_timeout=node_timeout,
             )
             with book.exclusive():
-                engine = Rounds(grid, self, plan, run, book, aggregation or PlainSum(), progress)
+                engine = Rounds(grid, self, plan, run, book, how, progress)
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
         return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)

@@ -125,6 +125,64 @@ def test_sampled_calibration_never_exceeds(accountant):
     assert epsilon(found, 50, DELTA, **plan) <= 1.0 < epsilon(found * 0.999, 50, DELTA, **plan)
 
 
+def skellam(z, rounds, **options):
+    return epsilon(z, rounds, DELTA, mechanism="skellam", **options)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "z", "sensitivity", "wanted"),
+    [
+        (20, 19.3, 4.0, 0.99738),
+        (20, 19.3, 4096.0, 0.99727),
+        (11, 11.3, 4096.0, 1.28759),
+        (11, 2.31, 4096.0, 7.61205),  # integer orders: 4 is best, a Gaussian's best is 4.4
+    ],
+)
+def test_integer_noise_at_the_papers_settings(rounds, z, sensitivity, wanted):
+    found = skellam(z, rounds, sensitivity=sensitivity)
+    assert found == pytest.approx(wanted, abs=1e-5)
+    assert found == skellam(z, rounds, sensitivity=sensitivity, accountant="rdp")
+    rdp = epsilon(z, rounds, DELTA, accountant="rdp")
+    assert rdp - 1e-9 <= found <= rdp + (1e-3 if z > 10 else 0.04)
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    target=st.floats(0.01, 20),
+    rounds=st.integers(1, 300),
+    sensitivity=st.floats(1, 1e5),
+    log_delta=st.floats(-12, -2),
+)
+def test_integer_noise_is_calibrated_on_the_safe_side(target, rounds, sensitivity, log_delta):
+    delta, options = 10.0**log_delta, {"mechanism": "skellam", "sensitivity": sensitivity}
+    found = calibrate(target, rounds, delta, **options)
+    assert epsilon(found, rounds, delta, **options) <= target
+    # The filter's order is best at large sensitivity, and costs at most a few percent at 1.
+    closeness = 1e-6 if sensitivity > 1000 else 0.05
+    assert epsilon(found * (1 - closeness), rounds, delta, **options) > target
+
+
+def test_integer_noise_amplified_by_sampling():
+    plan = {"mechanism": "skellam", "sampling_rate": 0.1}
+    found = epsilon(3.4, 50, DELTA, **plan)
+    assert epsilon(3.4, 50, DELTA, sampling_rate=0.1, accountant="rdp") < found < 2.3
+    assert found < skellam(3.4, 50) / 5
+    noise = calibrate(1.0, 50, DELTA, **plan)
+    assert epsilon(noise, 50, DELTA, **plan) <= 1.0 < epsilon(noise * 0.999, 50, DELTA, **plan)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "skellam"])
+def test_total_variation_is_paid_in_delta(mechanism):
+    plan = {"mechanism": mechanism, "total_variation": 1e-9}
+    found = epsilon(19.3, 20, DELTA, **plan)
+    cost = (1 + math.exp(found)) * 20e-9
+    assert found == pytest.approx(
+        epsilon(19.3, 20, DELTA - cost, mechanism=mechanism), rel=1e-6, abs=1e-12
+    )
+    noise = calibrate(1.0, 20, DELTA, **plan)
+    assert epsilon(noise, 20, DELTA, **plan) <= 1.0 < epsilon(noise * 0.999, 20, DELTA, **plan)
+
+
 def test_composition_is_closed_form():
     assert compose_gaussians([]) == math.inf
     assert compose_gaussians([3.0]) == pytest.approx(3.0)
@@ -164,6 +222,15 @@ def test_a_numerical_failure_is_refused(monkeypatch, value):
         (lambda: epsilon(1.0, -1, DELTA), "rounds = -1"),
         (lambda: epsilon(1.0, 1, DELTA, sampling_rate=0.0), "sampling_rate = 0.0"),
         (lambda: epsilon(1.0, 1, DELTA, accountant="prv"), "accountant = 'prv'"),
+        (lambda: epsilon(1.0, 1, DELTA, mechanism="laplace"), "mechanism = 'laplace'"),
+        (lambda: skellam(1.0, 1, accountant="pld"), "accountant = 'pld' must be 'rdp' for mech"),
+        (lambda: skellam(1.0, 1, sensitivity=0.1), "sensitivity = 0.1"),
+        (lambda: skellam(1.0, 1, total_variation=-1e-9), "total_variation = -1e-09"),
+        (lambda: skellam(3.35, 20, total_variation=1e-8), "20 rounds leaves nothing of delta"),
+        (
+            lambda: calibrate(9.0, 20, DELTA, mechanism="skellam", total_variation=1e-10),
+            "nothing of delta = 3e-06 at epsilon = 9.0",
+        ),
         (lambda: calibrate(0.0, 1, DELTA), "target_epsilon = 0.0"),
         (lambda: calibrate(1.0, 0, DELTA), "rounds = 0"),
         (lambda: calibrate(1e9, 1, DELTA), "target_epsilon = 1000000000.0 is above"),

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,7 @@ from privsyn_flower.privacy import (
     epsilon,
     gaussian_epsilon,
 )
+from privsyn_flower.privacy.renyi import plan_order
 
 DELTA = 3e-6
 numbers = count(1)
@@ -259,3 +261,33 @@ def test_exclusive_names_the_other_process_and_dies_with_it(path):
 def test_bad_values(path, call, words):
     with pytest.raises(ValueError, match=words):
         call(path)
+
+
+def test_a_sampled_plan_fits_a_ledger_at_its_own_order(tmp_path: Path) -> None:
+    """Sampled sums are cheapest at small orders, so the filter's order is the plan's."""
+    plan = {"mechanism": "skellam", "sampling_rate": 0.1}
+    noise = calibrate(2.0, 20, 1e-5, **plan)
+    assert noise < 0.7 * calibrate(2.0, 20, 1e-5, mechanism="skellam")
+    book = Ledger.open(
+        tmp_path / "sampled.jsonl",
+        population="p",
+        total_epsilon=2.0,
+        total_delta=1e-5,
+        mechanism="skellam",
+        order=plan_order(noise, 20, 1e-5, 0.1, 4096.0),
+    )
+    for rnd in range(1, 21):
+        book.reserve(
+            run="r", query="q", round=rnd, attempt=1, noise_multiplier=noise, sensitivity=4096.0,
+            **plan,
+        )  # fmt: skip
+    assert 1.9 < book.spent_epsilon() <= 2.0
+    with pytest.raises(BudgetExceeded):
+        book.reserve(
+            run="r", query="q", round=21, attempt=1, noise_multiplier=noise, sensitivity=4096.0,
+            **plan,
+        )  # fmt: skip
+    with pytest.raises(ValueError, match="sampling_rate"):
+        book.reserve(
+            run="r", query="q", round=22, attempt=1, noise_multiplier=noise, sampling_rate=0.5
+        )

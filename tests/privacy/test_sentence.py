@@ -16,6 +16,18 @@ PLAIN = PrivacyStatement(
     spare_rounds=1,
     min_surviving_weight=0.85,
     colluding_weight=0.1,
+    mechanism="gaussian",
+    accountant="pld",
+)
+SECURE = PrivacyStatement(
+    epsilon=7.58,
+    delta=3e-6,
+    noise_multiplier=2.31904,
+    rounds=10,
+    spare_rounds=1,
+    min_surviving_weight=0.85,
+    colluding_weight=0.1,
+    aggregation="secure",
 )
 
 
@@ -37,7 +49,55 @@ def test_all_parts_are_there():
     ):
         assert words in text, words
     assert "benchmark" not in text and "NO PRIVACY" not in text
+    assert "and what the last bits of floating-point noise may give away." in text
     assert "trusted aggregator" in PLAIN.threat_model
+
+
+def test_secure_aggregation_says_what_it_assumes():
+    text = SECURE.sentence()
+    for words in (
+        "by Renyi differential privacy (RDP) of integer noise",
+        "integer (Skellam) noise of at least 2.319 times",
+        "Aggregation is secure",
+        "holds against the server",
+        "the server follows the protocol, apart from what the nodes check",
+        "at most 10 % of the declared users' weight",
+        "Shamir threshold exceeds half of neighbours plus colluders",
+        "on first use",
+        "85 % of the declared",
+    ):
+        assert words in text, words
+    for words in ("trusted:", "floating-point", "Gaussian", "simulation:", "PLD", "  ", ".."):
+        assert words not in text, words
+    assert SECURE.threat_model == (
+        "honest-but-curious server with at most 10 % of the weight colluding: holds against the "
+        "server and readers of the released sums"
+    )
+    roster = replace(SECURE, keys="roster").sentence()
+    assert "against a roster" in roster and "first use" not in roster
+
+
+def test_integer_noise_under_a_trusted_aggregator():
+    text = replace(SECURE, aggregation="plain").sentence()
+    assert "Skellam" in text and "the aggregator is trusted" in text
+    assert "floating-point" not in text and "Shamir" not in text and "roster" not in text
+
+
+def test_a_simulation_says_that_one_machine_played_all_parties():
+    for statement in (PLAIN, SECURE):
+        assert "one machine played" not in statement.sentence()
+        assert "one machine played" in replace(statement, simulated=True).sentence()
+
+
+def test_samplers():
+    assert "no amplification" in SECURE.sentence()
+    fixed = replace(SECURE, sampler="fixed").sentence()
+    assert "fixed number of users" in fixed and "no amplification" in fixed
+    poisson = {"sampler": "poisson", "sampling_rate": 0.1}
+    assert "probability 0.1" in replace(SECURE, **poisson).sentence()
+    assert "who takes part," not in replace(SECURE, **poisson).sentence()  # the coins are secret
+    assert "against the server, which sees only sums" in replace(SECURE, **poisson).sentence()
+    assert "which sees only sums" not in replace(PLAIN, **poisson).sentence()
 
 
 def test_variants():
@@ -61,7 +121,13 @@ def test_printed_numbers_err_on_the_safe_side():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"aggregation": "secure"}, "aggregation = 'secure'"),
+        ({"aggregation": "open"}, "aggregation = 'open'"),
+        ({"mechanism": "laplace"}, "mechanism = 'laplace'"),
+        ({"mechanism": "skellam"}, "accountant = 'pld'"),  # an exact curve nobody knows
+        ({"keys": "none"}, "keys = 'none'"),
+        ({"consistency": "none"}, "consistency = 'none'"),
+        ({"sampler": "some"}, "sampler = 'some'"),
+        ({"sampling_rate": 0.1}, "sampling rate = 0.1"),
         ({"unit": "sample"}, "unit = 'sample'"),
         ({"epsilon": -29.87}, "epsilon = -29.87"),
         ({"delta": 0.0}, "delta = 0.0"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsyn_flower.privacy.quantize import IntegerPlan, encode_histogram
 from privsyn_flower.queries import nearest, shard_votes, vote_histogram, vote_sensitivity
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -118,6 +119,39 @@ def test_only_the_first_samples_count_and_normalised_is_exact():
     rows[0] = np.nan
     votes = shard_votes(rows, np.zeros(6, int), candidates, **options)
     assert votes.tolist() == [0.0, 3.0, 0.0]
+
+
+# --- integers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize(("bound", "sensitivity"), [(1.0, 4096.0), (0.3, 4096.0), (8.0, 37.0)])
+def test_integers_are_the_sum_of_each_user_encoded_alone(clip, bound, sensitivity):
+    rng = np.random.default_rng(8)
+    rows, candidates = rng.standard_normal((300, 6)), rng.standard_normal((21, 6))
+    users = rng.integers(0, 40, 300) * 10**9
+    plan = IntegerPlan(bound, sensitivity, sensitivity / bound, 32, 21)
+    options = {"clip": clip, "bound": bound, "samples_cap": 6, "neighbors": 2}
+    expected = np.zeros(21, dtype=np.int64)
+    for user in np.unique(users):
+        own = users == user
+        vector = shard_votes(rows[own], users[own], candidates, **options)
+        encoded = encode_histogram(vector, plan)
+        assert (encoded**2).sum() <= sensitivity**2
+        expected += encoded
+    votes = shard_votes(rows, users, candidates, plan=plan, **options)
+    assert votes.dtype == np.int64 and np.array_equal(votes, expected) and votes.any()
+    # Truncated user by user: not the sum truncated once.
+    summed = shard_votes(rows, users, candidates, **options)
+    assert not np.array_equal(votes, np.trunc(summed * plan.scale))
+
+
+def test_integers_of_nobody():
+    plan = IntegerPlan(1.0, 4096.0, 4096.0, 24, 3)
+    votes = shard_votes(
+        np.full((2, 3), np.nan), [0, 1], np.eye(3), bound=1.0, samples_cap=1, plan=plan
+    )
+    assert votes.dtype == np.int64 and votes.tolist() == [0, 0, 0]
 
 
 # --- sensitivity ----------------------------------------------------------------------------

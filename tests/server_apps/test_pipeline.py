@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config_file import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from privsyn_flower.server_apps.pipeline import Pipeline
@@ -38,7 +39,7 @@ def grid_for(loopback: Any, contexts: list[Any]) -> Any:
 
 def simulated(config: RunConfig) -> list[Any]:
     return [
-        node_context({"partition-id": i, "num-partitions": config.nodes}, config.flat())
+        node_context({"partition-id": i, "num-partitions": config.nodes}, config.flat(), i + 1)
         for i in range(config.nodes)
     ]
 
@@ -67,7 +68,7 @@ def test_paper_configs_start(
             "models.generator": str(causal_folder),
             "models.device": "cpu",
             "rounds": 2,
-            "nodes": 2,
+            "nodes": 3,
             "pretext.population": 16,
             # the noise of 1,250 users' votes is far above 20 users' votes: a round with
             # nothing alive would end the run, which is right but not what is tested here
@@ -105,8 +106,12 @@ def test_noise_multiplier_that_overspends_is_refused() -> None:
         noise_multiplier(config)
 
 
-def deployed(tmp_path: Path, allow: bool = True) -> tuple[RunConfig, list[Any]]:
+POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 500.0\n"
+
+
+def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]]:
     write_rows(tmp_path / "public.jsonl", 20, 4, seed=2)
+    (tmp_path / "policy.toml").write_text(policy)
     contexts = []
     for i in range(3):
         write_rows(tmp_path / f"node{i}.jsonl", 2, 3, seed=10 + i)
@@ -115,9 +120,9 @@ def deployed(tmp_path: Path, allow: bool = True) -> tuple[RunConfig, list[Any]]:
             "weight": 2,
             "cache": str(tmp_path / f"cache{i}"),
             "embedder": "ngram-32",
-            "allow-plain": allow,
+            "policy": str(tmp_path / "policy.toml"),
         }
-        contexts.append(node_context(node_config))
+        contexts.append(node_context(node_config, node_id=i + 1))
     values = {
         "data.source": "files",
         "data.public-path": str(tmp_path / "public.jsonl"),
@@ -157,7 +162,8 @@ def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) 
 def test_deployed_nodes_refuse_plain_aggregation_without_permission(
     tmp_path: Path, loopback: Any
 ) -> None:
-    config, contexts = deployed(tmp_path, allow=False)
+    config, contexts = deployed(tmp_path)
+    config = RunConfig.from_flat({**config.flat(), "aggregation": "plain"})
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(NoRelease, match="refusal codes"):
         Pipeline(config, grid_for(loopback, contexts), folder).run()
@@ -165,9 +171,7 @@ def test_deployed_nodes_refuse_plain_aggregation_without_permission(
 
 
 @pytest.mark.parametrize("key", ["benchmark", "simulation-seeded-noise"])
-def test_simulation_keys_are_refused_in_deployment(
-    tmp_path: Path, loopback: Any, key: str
-) -> None:
+def test_simulation_keys_are_refused_in_deployment(tmp_path: Path, loopback: Any, key: str) -> None:
     config, contexts = deployed(tmp_path)
     config = RunConfig.from_flat({**config.flat(), key: True})
     with pytest.raises(ConfigError, match="simulation only"):

@@ -10,13 +10,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from privsyn_flower import wire
+from privsyn_flower import greeting, wire
+from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.question import Noise, Query, Ticket
 from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.strategies.aggregation import PlainSum
 from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes, WrongNode
 from privsyn_flower.strategies.rounds import NoRelease, NothingSurvived, Rounds
-from privsyn_flower.wire import Hello, Noise, Query, Refusal, Ticket
+from privsyn_flower.wire import Refusal
 
 
 class Counting:
@@ -57,8 +61,8 @@ class VotingNode:
         self.before_answer: Any = None
 
     def __call__(self, message: Message) -> Message | None:
-        if message.metadata.message_type == wire.HELLO:
-            return wire.answer_hello(message, self.facts)
+        if message.metadata.message_type == greeting.HELLO:
+            return greeting.answer_hello(message, self.facts)
         query, ticket, noise = wire.read_ask(message, self.facts.weight)
         self.seen.append((ticket, noise))
         if self.before_answer:
@@ -69,14 +73,13 @@ class VotingNode:
             raise RuntimeError("my diary says")
         if self.mode == "refuse":
             return wire.refuse(message, Refusal.EMBEDDER)
-        vector = np.ones(query.length)
-        if self.mode == "nan":
-            vector[0] = np.nan
+        vector = np.full(query.length, round(noise.sensitivity / query.bound))
         if self.mode == "short":
             vector = vector[:-1]
         if self.mode == "old":
             ticket = Ticket(ticket.run, ticket.query, ticket.round, ticket.attempt + 1)
-        return wire.answer(message, ticket, vector)
+        bits = 16 if self.mode == "bits" else noise.bits
+        return wire.answer(message, ticket, to_modulus(vector, bits), bits)
 
 
 @pytest.fixture
@@ -90,7 +93,11 @@ def engine(
     folder = RunFolder(tmp_path / "run")
     # mu^2 = 1 / 25 per release; the total pays for rounds + spare releases and no more
     ledger = Ledger.open(
-        tmp_path / "ledger.jsonl", population="people", total_epsilon=2.0, total_delta=1e-5
+        tmp_path / "ledger.jsonl",
+        population="people",
+        total_epsilon=2.0,
+        total_delta=1e-5,
+        mechanism="skellam",
     )
     plan = RoundPlan(
         run="r",
@@ -102,7 +109,7 @@ def engine(
         round_timeout=0.3,
         node_timeout=1.0,
     )
-    return Rounds(grid, strategy, plan, folder, ledger)
+    return Rounds(grid, strategy, plan, folder, ledger, PlainSum())
 
 
 def test_all_rounds(tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]) -> None:
@@ -118,7 +125,7 @@ def test_all_rounds(tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode])
     assert strategy.stds == pytest.approx([5 * np.sqrt(100 / 75)] * 3)
     ticket, noise = nodes[100].seen[0]
     assert (ticket.round, ticket.attempt) == (1, 1)
-    assert (noise.std, noise.min_weight) == (5.0, 75.0)
+    assert (noise.multiplier, noise.min_weight) == (5.0, 75.0)
 
 
 def test_charge_is_on_disk_before_a_node_is_asked(
@@ -131,7 +138,11 @@ def test_charge_is_on_disk_before_a_node_is_asked(
         text = json.dumps(rows)
         assert '"r"' in text
         book = Ledger.open(
-            tmp_path / "ledger.jsonl", population="people", total_epsilon=2.0, total_delta=1e-5
+            tmp_path / "ledger.jsonl",
+            population="people",
+            total_epsilon=2.0,
+            total_delta=1e-5,
+            mechanism="skellam",
         )
         states.append([c.state for c in book.charges(run="r") if c.round == ticket.round])
         assert not (tmp_path / "run" / "releases" / f"round-{ticket.round:04d}.npz").exists()
@@ -141,7 +152,7 @@ def test_charge_is_on_disk_before_a_node_is_asked(
     assert states == [["reserved"]] * 3
 
 
-@pytest.mark.parametrize("mode", ["silent", "raise", "refuse", "nan", "short", "old"])
+@pytest.mark.parametrize("mode", ["silent", "raise", "refuse", "bits", "short", "old"])
 def test_one_node_failing_leaves_enough_weight(
     tmp_path: Path,
     loopback: Any,
@@ -265,7 +276,7 @@ def test_budget_refuses_before_asking(
     done = run.run()
     assert 0 < done < 50
     assert run.ledger.spent_epsilon() <= 2.0
-    assert run.ledger.remaining_rounds(5.0) == 0
+    assert run.ledger.remaining_rounds(5.0, mechanism="skellam", sensitivity=4096.0) == 0
     assert len(nodes[100].seen) == done
 
 

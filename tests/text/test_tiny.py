@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from privsyn_flower.config import RunConfig, load_config, split_list
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config_file import load_config
 from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
 from privsyn_flower.text.assets import PACKAGE_ASSETS, AssetError, find_asset, write_manifest

@@ -1,0 +1,224 @@
+"""`privsyn audit`: is one release as private, and as noisy, as is claimed? Measured, not assumed.
+
+Two tests of many trials through the real path (`audit_path`), with one canary user present or
+absent (zero-out) and everything else known to the adversary:
+
+threshold   the canary's shift is looked for with a matched filter. Its hits and false alarms
+            bound mu of Gaussian differential privacy from below, and so epsilon (Nasr et al.
+            2023, "Tight auditing of differentially private machine learning").
+variance    the noise in coordinates that nobody's vector touches, at survivors of honest weight
+            W_min, against the variance that is charged.
+
+What this does not know: the bound reads epsilon off mu, which is exact for Gaussian noise and as
+good as exact for Skellam noise at these sensitivities; one canary and one configuration are
+tried, so passing is evidence and no proof; randomness that an adversary could predict passes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.audit_path import (
+    EMBEDDER,
+    AuditError,
+    Case,
+    Trials,
+    run_trials,
+    smallest_population,
+)
+from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy import accounting
+from privsyn_flower.question import Query
+from privsyn_flower.server_apps.parts import AGGREGATIONS, noise_multiplier
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.text import load_embedder
+
+CONFIDENCE = 0.95
+VARIANCE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
+FEWEST_TRIALS, DEFAULT_TRIALS, MOST_TRIALS = 200, 10_000, 1_000_000
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Halves = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found about one release.
+
+    claimed_epsilon: of a user who takes part, at `delta`. lower_bound: epsilon is at least this
+    with probability `confidence`. noise_variance_ratio: measured / charged. variance_p_value:
+    two-sided. contradiction: lower_bound above claimed_epsilon, or noise below what is charged.
+    """
+
+    kind: str
+    claimed_epsilon: float
+    lower_bound: float
+    confidence: float
+    trials: int
+    noise_variance_ratio: float
+    variance_p_value: float
+    contradiction: bool
+    delta: float
+    noise_multiplier: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object that the command prints."""
+        return asdict(self)
+
+
+def audit(config: RunConfig, trials: int = DEFAULT_TRIALS) -> Audit:
+    """Audit one release of this configuration's kind of query, at its noise and weights.
+
+    trials: releases, half of them with the canary. Raises ConfigError or ValueError on numbers,
+    AuditError when nothing could be measured.
+    """
+    if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
+        raise ValueError(f"trials = {trials} must be from {FEWEST_TRIALS} to {MOST_TRIALS}")
+    kind, plan = METHODS[config.method], _plan(config)
+    case = KINDS[kind](config)
+    seen = run_trials(case, plan, AGGREGATIONS[config.aggregation](), trials)
+    multiplier, sensitivity = seen.noise.multiplier, seen.noise.sensitivity
+    claimed = accounting.epsilon(
+        multiplier, 1, config.delta, mechanism="skellam", sensitivity=sensitivity
+    )
+    mu = mu_lower_bound(*_statistics(seen), CONFIDENCE)
+    bound = accounting.gaussian_epsilon(1 / mu, config.delta) if mu > 0 else 0.0
+    ratio, p_value = variance_test(seen.released[:, seen.free], multiplier * case.query.bound)
+    return Audit(
+        kind=kind,
+        claimed_epsilon=claimed,
+        lower_bound=bound,
+        confidence=CONFIDENCE,
+        trials=trials,
+        noise_variance_ratio=ratio,
+        variance_p_value=p_value,
+        contradiction=bound > claimed or (ratio < 1 and p_value < VARIANCE_LEVEL),
+        delta=config.delta,
+        noise_multiplier=multiplier,
+    )
+
+
+def described(found: Audit) -> str:
+    """The result as a table of plain lines, and what it says."""
+    rows = {
+        "query": f"{found.kind}, one release, of a user who takes part",
+        "noise multiplier": f"{found.noise_multiplier:.4f}, at survivors of weight W_min",
+        "trials": f"{found.trials}, the canary in half of them",
+        "claimed epsilon": f"{found.claimed_epsilon:.4f} at delta = {found.delta:g}",
+        "lower bound": f"{found.lower_bound:.4f} with confidence {found.confidence:g}",
+        "noise variance": f"{found.noise_variance_ratio:.4f} of what is charged",
+        "its p-value": f"{found.variance_p_value:.3g} (two-sided)",
+    }
+    why = []
+    if found.lower_bound > found.claimed_epsilon:
+        why.append("the canary is told apart more often than the claimed epsilon allows")
+    if found.variance_p_value < VARIANCE_LEVEL:
+        side = "less" if found.noise_variance_ratio < 1 else "more"
+        why.append(f"the sums carry {side} noise than is charged")
+    verdict = "CONTRADICTION" if found.contradiction else "no contradiction found"
+    lines = [f"{name:<17} {text}" for name, text in rows.items()]
+    return "\n".join([*lines, ": ".join([verdict, "; ".join(why)] if why else [verdict])])
+
+
+def mu_lower_bound(present: Halves, absent: Halves, confidence: float) -> float:
+    """mu >= this with probability `confidence`: Phi^-1(hits) - Phi^-1(false alarms), 0 at least.
+
+    present, absent: the statistic with and without the canary, each in two independent parts.
+    The threshold is chosen on the first parts; Clopper-Pearson intervals of the second ones, at
+    the root of the confidence each because they are independent, certify it.
+    """
+    pooled = np.concatenate([present[0], absent[0]])
+    thresholds = np.quantile(pooled, np.linspace(0.005, 0.995, 199))
+    best = np.argmax(_mu_at(thresholds, present[0], absent[0], confidence))
+    certified = _mu_at(thresholds[best : best + 1], present[1], absent[1], confidence)
+    return max(0.0, float(certified[0]))
+
+
+def _mu_at(thresholds: Floats, present: Floats, absent: Floats, confidence: float) -> Floats:
+    """The bound on mu that each threshold (k,) gives: (k,), -inf where it gives none."""
+    from scipy.stats import beta, norm
+
+    level = math.sqrt(confidence)
+    hits = (present[None] > thresholds[:, None]).sum(axis=1)
+    alarms = (absent[None] > thresholds[:, None]).sum(axis=1)
+    # Clopper and Pearson 1934; beta.ppf has no value at the ends, where the limits are 0 and 1.
+    low = np.where(hits > 0, beta.ppf(1 - level, np.maximum(hits, 1), len(present) - hits + 1), 0.0)
+    rest = len(absent) - alarms
+    high = np.where(rest > 0, beta.ppf(level, alarms + 1, np.maximum(rest, 1)), 1.0)
+    # The limits 0 and 1 each give -inf by themselves, never inf - inf.
+    bound: Floats = norm.ppf(low) - norm.ppf(high)
+    return bound
+
+
+def variance_test(noise: Floats, std: float) -> tuple[float, float]:
+    """Measured variance of noise of mean 0 / std^2, and its two-sided chi-square p-value.
+
+    Skellam noise at these variances is Gaussian for this purpose (excess kurtosis 1 / variance).
+    """
+    from scipy.stats import chi2
+
+    freedom = noise.size
+    statistic = float(np.square(noise / std).sum())
+    p_value = 2 * min(chi2.cdf(statistic, freedom), chi2.sf(statistic, freedom))
+    return statistic / freedom, min(1.0, float(p_value))
+
+
+def _statistics(seen: Trials) -> tuple[Halves, Halves]:
+    """The matched filter on every release: with the canary, and without; two halves each.
+
+    The shift is known to the adversary, who knows all texts; where a user changes others'
+    vectors too (a clip of sums, not of users) it has their part in it.
+    """
+    found = seen.released @ (seen.shift / np.linalg.norm(seen.shift))
+    first = np.arange(len(found)) < len(found) // 2
+    there, away = seen.present, ~seen.present
+    return (
+        (found[there & first], found[there & ~first]),
+        (found[away & first], found[away & ~first]),
+    )
+
+
+def _plan(config: RunConfig) -> RoundPlan:
+    """The run's public numbers for one release in which the canary takes part."""
+    return RoundPlan(
+        run="audit",
+        users=max(config.data.users, smallest_population(config.min_surviving_weight)),
+        noise_multiplier=noise_multiplier(config),
+        spare_rounds=0,
+        min_surviving_weight=config.min_surviving_weight,
+        colluding_weight=config.colluding_weight,
+    )
+
+
+def votes_case(config: RunConfig) -> Case:
+    """All of the canary's samples vote for the same candidates: the longest vector there is.
+
+    Its node's other user has one sample, so that a clip of the node's sum would let the canary
+    push that user's vote aside; two candidates at least get no vote.
+    """
+    options, cap = config.pretext, config.data.samples_per_user
+    names = range(3 * options.neighbors + 2)
+    texts = [f"candidate {at} {'abcdefghijklmnopqrstuvwxyz'[at % 26] * 8} {at}" for at in names]
+    embedder = load_embedder(EMBEDDER)
+    query = Query.votes(
+        embedder.embed(texts),
+        bound=options.vote_bound,
+        model=embedder.fingerprint,
+        clip=options.clip,
+        samples_cap=cap,
+        neighbors=options.neighbors,
+        metric=options.metric,
+    )
+    return Case(query, VOTES, [texts[0]] * cap, [texts[1]], [texts[2]] * cap)
+
+
+KINDS: dict[str, Callable[[RunConfig], Case]] = {"votes": votes_case}
+METHODS = {"pretext": "votes"}  # the kind of query that a method asks
+
+__all__ = ["Audit", "AuditError", "audit", "described", "mu_lower_bound", "variance_test"]

@@ -1,0 +1,274 @@
+"""How any query is answered: policy first, then the users' bounded vectors, the node's noise,
+and either the plain reply or a stage of the secure sum.
+
+Causes that depend on a user's data never leave the node: whatever goes wrong there becomes a
+zero vector plus the node's noise, and is explained in the node's local log only (rule 7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from privsyn_flower.client_apps.node import Node, UserTexts
+from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
+from privsyn_flower.client_apps.records_file import RecordsError
+from privsyn_flower.privacy.quantize import (
+    IntegerPlan,
+    WrapAround,
+    check_plan,
+    node_noise_integers,
+    to_modulus,
+)
+from privsyn_flower.privacy.sampling import coins
+from privsyn_flower.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.randomness import seeded
+from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
+from privsyn_flower.secagg.flower import forget, refusal, session_of, stage_of
+from privsyn_flower.secagg.identity import IdentityError, identity
+from privsyn_flower.wire import (
+    Refusal,
+    WireError,
+    answer,
+    read_ask,
+    read_head,
+    refuse,
+    session_for,
+)
+
+logger = logging.getLogger("privsyn_flower")
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of query. check(query, node): refuses, by public causes only, what this node
+    cannot answer. vectors(query, users, taking, plan, node): the sum of the encoded vectors
+    (length,) int64 of those users (PRIVATE) whose entry in `taking` is true."""
+
+    check: Callable[[Query, Node], None]
+    vectors: Callable[[Query, UserTexts, Bools, IntegerPlan, Node], Integers]
+
+
+def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message:
+    """The reply to a query of this kind, plain or any stage of a secure sum."""
+    if stage_of(message) is None:
+        return _plain(message, node, kind)
+    return _secure(message, context, node, kind)
+
+
+def _plain(message: Message, node: Node, kind: Kind) -> Message:
+    query, ticket, noise = read_ask(message, node.facts.weight)
+    _check(query, ticket, noise, node, kind, "plain", 1.0)
+    vector = contribution(query, ticket, noise, node, kind)
+    return answer(message, ticket, to_modulus(vector, noise.bits), noise.bits)
+
+
+def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Message:
+    stage, session = stage_of(message), session_of(message, context.state)
+    try:
+        asked = _asked(message, str(stage), session, node, kind)
+    except BaseException:
+        forget(context.state)
+        raise
+
+    def vector(session: Session, weight: int) -> Integers:
+        if asked is None:
+            raise SecaggError(Code.SESSION, "a masked vector needs the question")
+        query, ticket, noise = asked
+        _check(query, ticket, noise, node, kind, "secure", noise.colluding / weight)
+        check_plan(integer_plan(query, noise), noise.multiplier, weight, noise.min_weight)
+        return contribution(query, ticket, noise, node, kind)
+
+    party = Party(
+        node_id=context.node_id,
+        weight=node.facts.weight,
+        identity=identity(node.cache),
+        trust=lambda cohort: trust(cohort, node),
+        vector=vector,
+        once=lambda stage, s: node.records.mark(f"{s.run}/{stage}", s.query, s.round, s.attempt),
+    )
+    return respond(message, context.state, party)
+
+
+def _asked(
+    message: Message, stage: str, session: Session, node: Node, kind: Kind
+) -> tuple[Query, Ticket, Noise] | None:
+    """The question, checked, of the two stages that carry its head; None of the others."""
+    if stage not in ("advertise", "mask"):
+        return None
+    asked = read_head(message) if stage == "advertise" else read_ask(message)
+    bound = session_for(*asked)
+    # Without its arrays the head has another digest; everything else must agree.
+    expected = replace(bound, context=session.context) if stage == "advertise" else bound
+    if session != expected:
+        raise SecaggError(Code.SESSION, "the session does not belong to the question")
+    _check(*asked, node, kind, "secure", 1.0)
+    return asked
+
+
+def _check(
+    query: Query,
+    ticket: Ticket,
+    noise: Noise,
+    node: Node,
+    kind: Kind,
+    aggregation: str,
+    colluding_share: float,
+) -> None:
+    """The owner's policy, then the kind's own conditions, before a private text is opened."""
+    if ticket.query != query.kind:
+        raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
+    if node.policy is not None:
+        check_query(
+            node.policy,
+            aggregation=aggregation,
+            kind=query.kind,
+            noise_multiplier=noise.multiplier,
+            min_weight=noise.min_weight,
+            colluding=colluding_share,
+            length=query.length,
+            neighbors=int(query.options.get("neighbors", 1)),
+            model=query.model,
+            round=ticket.round,
+        )
+    kind.check(query, node)
+
+
+def trust(cohort: Cohort, node: Node) -> None:
+    """Whether this node joins such a sum: its policy, and whose keys these are.
+
+    With a roster every member must be on it, with that key and weight. Without one, keys are
+    trusted on first use: a node id that shows another key than before is refused.
+    """
+    if node.policy is None:
+        return
+    session = cohort.session
+    check_cohort(
+        node.policy,
+        nodes=len(cohort.members),
+        weight=sum(member.weight for member in cohort.members),
+        min_weight=session.min_weight,
+        colluding=session.colluding,
+    )
+    if node.policy.roster:
+        roster = load_roster(node.policy.roster_path)
+        for member in cohort.members:
+            check_member(roster, member.identity, member.weight)
+    else:
+        new = node.records.pin_all({str(m.id): m.identity for m in cohort.members})
+        if new:
+            logger.info("trusted on first use: the keys of %d nodes", new)
+
+
+def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> Integers:
+    """The node's integers (length,), PRIVATE: its users' encoded vectors, and its noise.
+
+    The node's records say first that this ticket is answered, and by which users.
+    """
+    plan = integer_plan(query, noise)
+    users = _users_or_none(node)
+    taking = _taking(users, ticket, noise, node)
+    rng = None
+    if node.noise_seed is not None:  # simulation only; announced, and marked in the ledger
+        rng = seeded(node.noise_seed, ticket.round, "noise", node.facts.partition)
+    share = node_noise_integers(
+        query.length,
+        node.facts.weight,
+        noise.min_weight,
+        noise.multiplier,
+        noise.sensitivity,
+        rng,
+    )
+    return share + _vectors_or_zero(query, users, taking, plan, node, kind)
+
+
+def _users_or_none(node: Node) -> UserTexts:
+    """The node's users, without those who withdrew; none when their file cannot be read."""
+    with contextlib.suppress(Exception):  # a full disk must not change the answer
+        node.log()
+    users: UserTexts = {}
+    with _data_failures(node, "the users cannot be read; nobody takes part"):
+        users = node.load()
+    if node.policy is None or not users:
+        return users
+    names = list(users)
+    gone = node.records.withdrawn(names)
+    return {name: users[name] for name, out in zip(names, gone, strict=True) if not out}
+
+
+def _taking(users: UserTexts, ticket: Ticket, noise: Noise, node: Node) -> Bools:
+    """Who takes part (users,): sampled by the node's own coins, within the policy's limits.
+
+    Writes down that this ticket is answered; raises WireError when it was answered before.
+    """
+    sampled = coins(len(users), noise.sampling_rate)
+    if node.policy is None:
+        node.records.mark(ticket.run, ticket.query, ticket.round, ticket.attempt)
+        return sampled
+    allowed = node.records.take(
+        ticket.run,
+        ticket.query,
+        ticket.round,
+        ticket.attempt,
+        list(users),
+        noise.multiplier,
+        noise.sensitivity,
+        node.policy,
+    )
+    return allowed & sampled
+
+
+def _vectors_or_zero(
+    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node, kind: Kind
+) -> Integers:
+    vector = np.zeros(query.length, dtype=np.int64)
+    with _data_failures(node, "the users' answers failed; a zero vector is sent instead"):
+        vector = kind.vectors(query, users, taking, plan, node)
+    return vector  # noqa: RET504 - zeros when the line above was cut short
+
+
+@contextlib.contextmanager
+def _data_failures(node: Node, text: str):  # type: ignore[no-untyped-def]
+    """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
+    silence, would tell the server something about the data."""
+    try:
+        yield
+    except (WireError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:
+        with contextlib.suppress(Exception):
+            node.log().exception(text)
+
+
+def guarded(message: Message, handler: Callable[[], Message]) -> Message:
+    """Run a handler so that only refusal codes leave the node, never an error text."""
+
+    def refused(code: Refusal | Code) -> Message:
+        if stage_of(message) is not None:
+            return refusal(message, code.value)
+        return refuse(message, code if isinstance(code, Refusal) else Refusal.MALFORMED)
+
+    try:
+        return handler()
+    except (WireError, SecaggError) as error:
+        # Set-up and protocol only, never user data: the operator's own log may explain it.
+        logger.warning("refused: %s", error)
+        return refused(error.code)
+    except (RecordsError, IdentityError, WrapAround) as error:
+        logger.warning("refused: %s", error)
+        return refused(Refusal.SETUP)
+    except MemoryError:
+        return refused(Refusal.MEMORY)
+    except Exception as error:
+        # Users' data was dealt with before; still, only the error's type is worth the risk.
+        logger.warning("refused: %s", type(error).__name__)
+        return refused(Refusal.SETUP)

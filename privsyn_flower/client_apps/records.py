@@ -1,0 +1,257 @@
+"""What a node must never forget: an SQLite file, written before any answer leaves.
+
+On a device every message is handled by a fresh process, and the server chooses what it asks.
+So the file remembers the last ticket of every query (a ticket is answered once, by one
+process), what each user has spent, who withdrew, and the peers' keys. Each call is one
+transaction under the writer's lock (`BEGIN IMMEDIATE`), in a write-ahead log that is fsynced
+(`synchronous = FULL`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
+
+Users appear only as HMAC-SHA256 of their id, under a key beside the file: the file alone tells
+nobody who takes part. What it does not know: an older copy put back in its place forgets what
+came after, and a second file for the same users (another folder) counts apart.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.client_apps.lifetime import cost, rdp, spent_epsilon
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.records_file import RecordsFile
+from privsyn_flower.privacy.renyi import filter_budget
+from privsyn_flower.wire import Refusal, WireError
+
+RECORDS_FILE = "node.sqlite"
+LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
+LARGEST_NUMBER = 2**31 - 1  # of a round or attempt
+
+
+class _User(NamedTuple):
+    """A user's row, with the last round taken part in during one run (0: none)."""
+
+    participations: int = 0
+    gaussian: float = 0.0
+    correction: float = 0.0
+    withdrawn: int = 0
+    last_round: int = 0
+
+
+class NodeRecords:
+    """The records in the file at `path`; made at the first use, its folder 0700, files 0600.
+
+    Methods raise RecordsError for a file that is damaged, foreign, held for too long or without
+    its key, IdentityError for a key that others may have read, OSError when it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordsFile(path)
+
+    def mark(self, run: str, query: str, round: int, attempt: int) -> None:
+        """Record that this ticket is being answered; call it before anything masked leaves.
+
+        Raises WireError(POLICY) when (run, query) was asked at this (round, attempt) or a later
+        one: of any number of processes, one answers.
+        """
+        with self._file.transaction() as database:
+            _mark(database, run, query, round, attempt)
+
+    def take(
+        self,
+        run: str,
+        query: str,
+        round: int,
+        attempt: int,
+        users: Sequence[str],
+        noise_multiplier: float,
+        sensitivity: float,
+        policy: Policy,
+    ) -> NDArray[np.bool_]:
+        """`mark`, and which users may take part (len(users),), recorded as having done so.
+
+        users: distinct ids of those who would. noise_multiplier, sensitivity: as in
+        `lifetime.cost`. A user who withdrew, or whom a limit of the policy excludes, is False:
+        zero votes, while the node's noise stays. What was taken is spent even when this sum is
+        never unmasked: other nodes may have gone on without this one. All or nothing.
+
+        Raises WireError(POLICY) as `mark` does, and when the run had max-rounds-per-run answers
+        of this node; ValueError on a repeated user or noise that is not finite and positive.
+        """
+        repeated = len(users) - len(set(users))
+        if repeated:
+            raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
+        spent = cost(noise_multiplier, sensitivity)
+        filter_ = filter_budget(policy.lifetime_epsilon, policy.lifetime_delta)
+        with self._file.transaction() as database:
+            _mark(database, run, query, round, attempt)
+            _check_answers(database, run, policy)
+            ids = self._file.ids(users)
+            mask = [
+                _may_take(_user(database, run, id_), round, spent, filter_, policy) for id_ in ids
+            ]
+            taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+            _record(database, run, round, taking, spent)
+        return np.array(mask, dtype=np.bool_)
+
+    def pin(self, peer: str, key: bytes) -> bool:
+        """`pin_all` for one peer: True when its key is now kept, False when it was before."""
+        return self.pin_all({peer: key}) == 1
+
+    def pin_all(self, keys: Mapping[str, bytes]) -> int:
+        """Trust on first use: keep every new peer's key; how many are new. All or nothing.
+
+        Raises WireError(POLICY) when another key is kept: the owner decides, not the server.
+        """
+        new = 0
+        with self._file.transaction() as database:
+            for peer, key in keys.items():
+                _check_names(peer=peer)
+                row = database.execute("SELECT key FROM pins WHERE peer = ?", (peer,)).fetchone()
+                if row is None:
+                    database.execute("INSERT INTO pins VALUES (?, ?)", (peer, key))
+                    new += 1
+                elif row[0] != key:
+                    raise WireError(
+                        Refusal.POLICY, f"peer {peer!r} shows another key than the first time"
+                    )
+        return new
+
+    def forget(self, user: str) -> bool:
+        """Withdraw a user for good; whether the records knew this user.
+
+        What was spent stays: an id that comes back must not start from zero.
+        """
+        with self._file.transaction() as database:
+            (id_,) = self._file.ids([user])
+            found = database.execute("SELECT 1 FROM users WHERE id = ?", (id_,)).fetchone()
+            database.execute(
+                "INSERT INTO users VALUES (?, 0, 0.0, 0.0, 1) ON CONFLICT (id) DO UPDATE SET "
+                "withdrawn = 1",
+                (id_,),
+            )
+        return found is not None
+
+    def withdrawn(self, users: Sequence[str]) -> NDArray[np.bool_]:
+        """Which users withdrew (len(users),): nothing of theirs may be opened any more."""
+        with self._file.transaction() as database:
+            gone = {id_ for (id_,) in database.execute("SELECT id FROM users WHERE withdrawn = 1")}
+        return np.array([id_ in gone for id_ in self._file.ids(users)], dtype=np.bool_)
+
+    def status(self, delta: float) -> dict[str, Any]:
+        """Counts for the owner's eyes: tickets, users, the most any user has spent, pins.
+
+        max_spent_epsilon: at `delta`, see `lifetime.spent_epsilon`.
+        """
+        with self._file.transaction() as database:
+            marks = database.execute(
+                "SELECT run, query, round, attempt, asked FROM marks ORDER BY rowid"
+            ).fetchall()
+            sums = database.execute("SELECT DISTINCT gaussian, correction FROM users").fetchall()
+            users, withdrawn, most = database.execute(
+                "SELECT count(*), coalesce(sum(withdrawn), 0), coalesce(max(participations), 0) "
+                "FROM users"
+            ).fetchone()
+            (pins,) = database.execute("SELECT count(*) FROM pins").fetchone()
+        names = ("run", "query", "round", "attempt", "answers")
+        return {
+            "runs": [dict(zip(names, mark, strict=True)) for mark in marks],
+            "users": users,
+            "withdrawn": withdrawn,
+            "max_participations": most,
+            "max_spent_epsilon": max((spent_epsilon(a, b, delta) for a, b in sums), default=0.0),
+            "delta": delta,
+            "pins": pins,
+        }
+
+
+def _mark(database: sqlite3.Connection, run: str, query: str, round: int, attempt: int) -> None:
+    _check_names(run=run, query=query)
+    for name, value in (("round", round), ("attempt", attempt)):
+        if not 1 <= value <= LARGEST_NUMBER:
+            raise WireError(Refusal.POLICY, f"{name} = {value} must be in 1..{LARGEST_NUMBER}")
+    last = database.execute(
+        "SELECT round, attempt FROM marks WHERE run = ? AND query = ?", (run, query)
+    ).fetchone()
+    if last is not None and (round, attempt) <= last:
+        raise WireError(
+            Refusal.POLICY,
+            f"{query!r} of run {run!r} was asked at round {last[0]}, attempt {last[1]}: round "
+            f"{round}, attempt {attempt} is not answered again",
+        )
+    database.execute(
+        "INSERT INTO marks VALUES (?, ?, ?, ?, 1) ON CONFLICT (run, query) DO UPDATE SET "
+        "round = excluded.round, attempt = excluded.attempt, asked = asked + 1",
+        (run, query, round, attempt),
+    )
+
+
+def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> None:
+    """Counts this answer too: other queries' and attempts' sums cost as much as rounds'."""
+    (asked,) = database.execute("SELECT sum(asked) FROM marks WHERE run = ?", (run,)).fetchone()
+    if asked > policy.max_rounds_per_run:
+        raise WireError(
+            Refusal.POLICY,
+            f"run {run!r} had {asked - 1} answers, attempts included: policy key "
+            f"max-rounds-per-run = {policy.max_rounds_per_run}",
+        )
+
+
+def _user(database: sqlite3.Connection, run: str, id_: bytes) -> _User:
+    row = database.execute(
+        "SELECT participations, gaussian, correction, withdrawn, coalesce((SELECT round FROM "
+        "last_rounds WHERE run = ? AND last_rounds.id = users.id), 0) FROM users WHERE id = ?",
+        (run, id_),
+    ).fetchone()
+    return _User() if row is None else _User(*row)
+
+
+def _may_take(
+    user: _User,
+    round: int,
+    spent: tuple[float, float],
+    filter_: tuple[int, float],
+    policy: Policy,
+) -> bool:
+    if user.withdrawn:
+        return False
+    if policy.max_participations and user.participations >= policy.max_participations:
+        return False
+    # With a separation, a round before the latest one (of another query) is too close as well.
+    latest, separation = user.last_round, policy.min_separation
+    if separation and latest and round - latest < separation:
+        return False
+    order, budget = filter_
+    return rdp(user.gaussian + spent[0], user.correction + spent[1], order) <= budget
+
+
+def _record(
+    database: sqlite3.Connection,
+    run: str,
+    round: int,
+    taking: Sequence[bytes],
+    spent: tuple[float, float],
+) -> None:
+    database.executemany(
+        "INSERT INTO users VALUES (?, 1, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET "
+        "participations = participations + 1, gaussian = gaussian + excluded.gaussian, "
+        "correction = correction + excluded.correction",
+        [(id_, *spent) for id_ in taking],
+    )
+    database.executemany(
+        "INSERT INTO last_rounds VALUES (?, ?, ?) ON CONFLICT (run, id) DO UPDATE SET "
+        "round = max(round, excluded.round)",
+        [(run, id_, round) for id_ in taking],
+    )
+
+
+def _check_names(**names: str) -> None:
+    for name, value in names.items():
+        if not 0 < len(value) <= LONGEST_NAME:
+            raise WireError(
+                Refusal.POLICY, f"{name} of {len(value)} characters must have 1..{LONGEST_NAME}"
+            )

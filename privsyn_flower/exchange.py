@@ -1,0 +1,82 @@
+"""Messages out to nodes and replies back, over Flower's grid: the same for every protocol here."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from flwr.app import Message, Metadata, RecordDict
+from flwr.serverapp import Grid
+
+Arrived = Callable[[int, int], None]
+
+_IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Messages made inside belong to no Flower run: for a grid whose nodes are functions here."""
+    token = _IN_PROCESS.set(True)
+    try:
+        yield
+    finally:
+        _IN_PROCESS.reset(token)
+
+
+def outgoing(
+    content: RecordDict, node_id: int, message_type: str, *, ttl: float, group_id: str = ""
+) -> Message:
+    """A message to one node; it expires after `ttl` seconds."""
+    if _IN_PROCESS.get():  # Message(...) reads the run's number from Flower's process
+        metadata = Metadata(
+            run_id=0,
+            message_id=secrets.token_hex(8),
+            src_node_id=0,
+            dst_node_id=node_id,
+            reply_to_message_id="",
+            group_id=group_id,
+            created_at=time.time(),
+            ttl=ttl,
+            message_type=message_type,
+        )
+        make: Callable[..., Message] = Message  # its declared signatures leave out metadata
+        return make(content=content, metadata=metadata)
+    return Message(content, node_id, message_type, ttl=ttl, group_id=group_id)
+
+
+def exchange(
+    grid: Grid, messages: list[Message], timeout: float, arrived: Arrived, poll: float
+) -> dict[int, Message]:
+    """Send messages, wait for all replies or `timeout` seconds; destination node -> reply.
+
+    Replies are matched by message id, because an expired message is answered by Flower itself
+    under another node id. poll: seconds between two looks.
+    """
+    destination = dict(
+        zip(
+            grid.push_messages(messages),
+            (message.metadata.dst_node_id for message in messages),
+            strict=True,
+        )
+    )
+    waiting = {key: node for key, node in destination.items() if key}
+    replies: dict[int, Message] = {}
+    deadline = time.monotonic() + timeout
+    while waiting and time.monotonic() < deadline:
+        for reply in grid.pull_messages(list(waiting)):
+            node = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if node is not None:
+                replies[node] = reply
+                arrived(len(replies), len(messages))
+        if waiting:
+            time.sleep(poll)
+    return replies
+
+
+def record_bytes(content: RecordDict) -> int:
+    """Bytes of a message's arrays and config values, as Flower counts them."""
+    arrays = sum(record.count_bytes() for record in content.array_records.values())
+    return arrays + sum(record.count_bytes() for record in content.config_records.values())

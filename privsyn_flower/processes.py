@@ -1,0 +1,80 @@
+"""Processes of our own on this machine: started, found again and ended by their ids."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def spawn(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """A process in a session of its own (Ctrl-C is not its business), writing to `log`."""
+    log.touch(mode=0o600)
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def end_group(pid: int, process: subprocess.Popen[bytes] | None = None, wait: float = 15.0) -> None:
+    """End a process group: politely, then for good."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(pid, sign)
+        except (ProcessLookupError, PermissionError):
+            return
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            if process is not None:
+                process.poll()  # reaps a child, so that the group can vanish
+            try:
+                os.killpg(pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def started_under(home: Path) -> list[int]:
+    """Live processes of this run, by the FLWR_HOME in their environment (Linux; else none)."""
+    mark = f"FLWR_HOME={home}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            ended = (entry / "stat").read_bytes().rpartition(b") ")[2][:1] == b"Z"
+            own = mark in (entry / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if own and not ended and int(entry.name) != os.getpid():
+            found.append(int(entry.name))
+    return found
+
+
+def end_process(pid: int, wait: float = 15.0) -> None:
+    """End one process that is not a child: politely, then for good."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, sign)
+        except (ProcessLookupError, PermissionError):
+            return
+        deadline = time.monotonic() + wait
+        while time.monotonic() < deadline:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.1)

@@ -1,0 +1,24 @@
+"""Secure summation: the server learns the exact sum of integer vectors, and nothing else.
+
+`secure_vector` wraps a ClientApp's handler, `secure_sum` is the one call in the ServerApp.
+"""
+
+from privsyn_flower.secagg.cohort import Cohort, Member
+from privsyn_flower.secagg.flower import Party, Summed, Transport, respond, run_session
+from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.secagg.standalone import secure_sum, secure_vector
+
+__all__ = [
+    "Code",
+    "Cohort",
+    "Member",
+    "Party",
+    "SecaggError",
+    "Session",
+    "Summed",
+    "Transport",
+    "respond",
+    "run_session",
+    "secure_sum",
+    "secure_vector",
+]

@@ -1,0 +1,257 @@
+"""The secure sum over Flower messages: five exchanges under one message type.
+
+Each message carries the record "secagg" (stage, session, payload) beside whatever the
+application sends along; each reply carries it alone: a stage's bytes or a refusal code, and
+nothing else (no counts, metrics or error texts).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from privsyn_flower.exchange import Arrived, exchange, outgoing, record_bytes
+from privsyn_flower.secagg import node
+from privsyn_flower.secagg.cohort import Cohort, Member
+from privsyn_flower.secagg.server import Residues, SecureSum
+from privsyn_flower.secagg.session import Code, SecaggError, Session
+
+logger = logging.getLogger("privsyn_flower")
+
+RECORD = "secagg"
+Stage = str
+Along = Callable[[Stage], RecordDict]
+
+
+@dataclass(frozen=True)
+class Party:
+    """What one node brings to a session.
+
+    node_id, weight and identity: see `node.advertise`. trust(cohort) see `node.share`;
+    vector(session, cohort weight) see `node.mask`; once(stage, session) see `node.Once`.
+    """
+
+    node_id: int
+    weight: int
+    identity: Ed25519PrivateKey
+    trust: Callable[[Cohort], None]
+    vector: Callable[[Session, int], node.Integers]
+    once: node.Once
+
+
+def respond(message: Message, state: RecordDict, party: Party) -> Message:
+    """A node's reply to any stage; `state` is Flower's Context.state of this node.
+
+    Refusals become codes. Whatever `party` raises beyond SecaggError is not caught here. Either
+    way the session is over for this node and its secrets are erased, unless the message was of
+    another session or stage.
+    """
+    asked = message.content.config_records.get(RECORD, ConfigRecord())
+    if RECORD not in state:
+        state[RECORD] = ConfigRecord()
+    kept = state.config_records[RECORD]
+    try:
+        data = _answer(asked, kept, party)
+    except SecaggError as error:
+        if error.code is not Code.SESSION:
+            kept.clear()
+        logger.warning("refused: %s", error)  # public causes only: protocol, policy, peers
+        return refusal(message, error.code)
+    except BaseException:
+        kept.clear()
+        raise
+    return _reply(message, OK, data)
+
+
+OK = "ok"
+
+
+def refusal(message: Message, code: str) -> Message:
+    """A node's refusal to take further part."""
+    return _reply(message, code, b"")
+
+
+def forget(state: RecordDict) -> None:
+    """Leave whatever session this node is in: its secrets are erased."""
+    if RECORD in state:
+        state.config_records[RECORD].clear()
+
+
+def stage_of(message: Message) -> Stage | None:
+    """The stage a message asks for, None when it is no message of this protocol."""
+    record = message.content.config_records.get(RECORD)
+    return None if record is None else str(record.get("stage", ""))
+
+
+def session_of(message: Message, state: RecordDict) -> Session:
+    """The session that a message's stage belongs to. Raises SecaggError."""
+    asked = message.content.config_records[RECORD]
+    if asked.get("stage") == "advertise":
+        return Session.from_json(str(asked.get("session", "")))
+    kept = state.config_records.get(RECORD, ConfigRecord())
+    if "session" not in kept:
+        raise SecaggError(Code.SESSION, "this node is in no session (restarted?)")
+    return Session.from_json(str(kept["session"]))
+
+
+def _answer(asked: ConfigRecord, kept: ConfigRecord, party: Party) -> bytes:
+    stage = asked.get("stage")
+    if stage == "advertise":
+        session = Session.from_json(str(asked.get("session", "")))
+        return node.advertise(kept, session, party.node_id, party.weight, party.identity).encode()
+    digest = _bytes(asked, "session")
+    if stage == "share":
+        return node.share(kept, digest, _bytes(asked, "cohort"), party.trust, party.once)
+    if stage == "mask":
+        return node.mask(kept, digest, _bytes(asked, "list"), _bytes(asked, "sealed"), party.vector)
+    if stage == "confirm":
+        return node.confirm(kept, digest, _bytes(asked, "list"), party.identity, party.once)
+    if stage == "unmask":
+        signers, signatures = _bytes(asked, "signers"), _bytes(asked, "signatures")
+        return node.unmask(kept, digest, signers, signatures, party.once)
+    raise SecaggError(Code.MALFORMED, f"stage {stage!r} is not known here")
+
+
+def _bytes(record: ConfigRecord, key: str) -> bytes:
+    value = record.get(key)
+    if not isinstance(value, bytes):
+        raise SecaggError(Code.MALFORMED, f"{key!r} is missing")
+    return value
+
+
+def _reply(message: Message, code: str, data: bytes) -> Message:
+    head = ConfigRecord({"code": code, "data": data})
+    return Message(RecordDict({RECORD: head}), reply_to=message)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """residues: the exact sum mod 2^bits (length,), PRIVATE until released, of the survivors'
+    vectors. survivors: their node ids. Bytes are of the largest message sum per node."""
+
+    residues: Residues
+    survivors: list[int]
+    bytes_down_per_node: int
+    bytes_up_per_node: int
+
+
+@dataclass
+class Transport:
+    """How stages travel. mask_timeout bounds the stage in which nodes compute, stage_timeout the
+    others, in seconds. arrived(n, of): progress."""
+
+    grid: Grid
+    message_type: str
+    mask_timeout: float = 600.0
+    stage_timeout: float = 60.0
+    poll: float = 0.1
+    arrived: Arrived = lambda n, total: None
+
+    def __post_init__(self) -> None:
+        self.down: dict[int, int] = {}
+        self.up: dict[int, int] = {}
+
+    def stage(
+        self, name: Stage, payload: Mapping[int, dict[str, bytes | str]], along: RecordDict
+    ) -> dict[int, bytes]:
+        """Send one stage to each node; node -> its bytes. Who refuses or is silent is missing."""
+        timeout = self.mask_timeout if name == "mask" else self.stage_timeout
+        messages = []
+        for node_id, fields in payload.items():
+            content = RecordDict({**along, RECORD: ConfigRecord({"stage": name, **fields})})
+            self.down[node_id] = self.down.get(node_id, 0) + record_bytes(content)
+            messages.append(outgoing(content, node_id, self.message_type, ttl=timeout))
+        silent: Arrived = lambda n, total: None  # noqa: E731 - progress shows one bar a round
+        arrived = self.arrived if name == "mask" else silent
+        found: dict[int, bytes] = {}
+        for node_id, reply in exchange(self.grid, messages, timeout, arrived, self.poll).items():
+            data = _data(name, node_id, reply)
+            if data is not None:
+                found[node_id] = data
+                self.up[node_id] = self.up.get(node_id, 0) + record_bytes(reply.content)
+        for node_id in payload.keys() - found.keys():
+            logger.warning("node %d is left out from stage %s on", node_id, name)
+        return found
+
+
+def _data(stage: Stage, node_id: int, reply: Message) -> bytes | None:
+    if not reply.has_content():  # Flower's error text may hold a traceback: only its code is kept
+        logger.warning("node %d failed at stage %s (code %d)", node_id, stage, reply.error.code)
+        return None
+    record = reply.content.config_records.get(RECORD, ConfigRecord())
+    code, data = record.get("code"), record.get("data")
+    if code != OK or not isinstance(data, bytes):
+        known = isinstance(code, str) and len(code) < 40 and code.replace("-", "").isalnum()
+        logger.warning("node %d refused stage %s: %s", node_id, stage, code if known else "?")
+        return None
+    return data
+
+
+def run_session(
+    transport: Transport,
+    session: Session,
+    weights: Mapping[int, int],
+    along: Along = lambda stage: RecordDict(),
+    revealing: Callable[[], None] = lambda: None,
+) -> Summed:
+    """All five stages with the nodes of these public weights (node id -> users).
+
+    along(stage): the application's records for a stage. revealing() is called right before the
+    first node is asked to unmask: until then nothing about any vector can be known, after it
+    the sum must count as revealed. Raises SecaggError when the sum cannot be had.
+    """
+    secure, digest = SecureSum(session), session.digest
+
+    def ask(stage: Stage, payload: Mapping[int, dict[str, bytes | str]]) -> dict[int, bytes]:
+        return transport.stage(stage, payload, along(stage))
+
+    adverts = ask("advertise", {i: {"session": session.to_json()} for i in weights})
+    cohort = secure.gather(_members(adverts, weights))
+    members = [member.id for member in secure.cohort.members]
+    dealt = ask("share", {i: {"session": digest, "cohort": cohort} for i in members})
+    relayed = secure.relay(dealt)
+    masked = ask(
+        "mask",
+        {
+            i: {"session": digest, "list": listed, "sealed": sealed}
+            for i, (listed, sealed) in relayed.items()
+        },
+    )
+    survivors = secure.survive(masked)
+    alive = [m.id for m, here in zip(secure.cohort.members, secure.survivors, strict=True) if here]
+    confirmed = ask("confirm", {i: {"session": digest, "list": survivors} for i in alive})
+    signers, signatures = secure.confirm(confirmed)
+    proof: dict[str, bytes | str] = {
+        "session": digest,
+        "signers": signers,
+        "signatures": signatures,
+    }
+    revealing()
+    given = ask("unmask", dict.fromkeys(confirmed, proof))
+    return Summed(
+        secure.total(given),
+        alive,
+        max(transport.down.values(), default=0),
+        max(transport.up.values(), default=0),
+    )
+
+
+def _members(adverts: Mapping[int, bytes], weights: Mapping[int, int]) -> dict[int, Member]:
+    """Readable entries with the weight that the run counts on."""
+    members = {}
+    for node_id, data in adverts.items():
+        try:
+            member = Cohort.decode_member(data)
+        except SecaggError as error:
+            logger.warning("node %d is left out: %s", node_id, error)
+            continue
+        if member.weight != weights[node_id]:
+            logger.warning("node %d is left out: it claims another weight", node_id)
+            continue
+        members[node_id] = member
+    return members

@@ -1,0 +1,176 @@
+"""The server's side of the secure sum: a relay that learns the sum and nothing else.
+
+One `SecureSum` is one session. Its methods take what the nodes sent in a stage and give what
+they are sent in the next; transport is somebody else's concern (`flower.py`). Nodes that sent
+nothing are simply not in the mappings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from privsyn_flower.privacy.quantize import unpack
+from privsyn_flower.secagg import keys, node, shamir
+from privsyn_flower.secagg.cohort import Cohort, Member, pack_list
+from privsyn_flower.secagg.session import Code, SecaggError, Session
+
+Residues = np.ndarray[Any, np.dtype[np.uint64]]
+
+
+class SecureSum:
+    """One secure sum; all it holds is public until `total`."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+
+    def gather(self, adverts: Mapping[int, Member]) -> bytes:
+        """After stage 1: node id -> its keys. The cohort, which every member is sent.
+
+        Entries under another node's id and bad signatures are left out. Raises SecaggError when
+        the rest is too few or too light.
+        """
+        members = [
+            member
+            for node_id, member in adverts.items()
+            if member.id == node_id
+            and keys.signed(member.identity, member.signature, member.signed_text(self.session))
+        ]
+        self.cohort = Cohort.of(self.session, members)
+        return self.cohort.encode()
+
+    def relay(self, dealt: Mapping[int, bytes]) -> dict[int, tuple[bytes, bytes]]:
+        """After stage 2: node id -> its commitment and sealed shares. Returns for every node
+        that dealt: the list of those who did, and what was sealed to it."""
+        cohort = self.cohort
+        self.commitments: dict[int, bytes] = {}
+        sealed: dict[tuple[int, int], bytes] = {}
+        for at, member in enumerate(cohort.members):
+            data = dealt.get(member.id, b"")
+            neighbours = cohort.neighbours[at]
+            if len(data) != 32 + node.SEALED * len(neighbours):
+                continue
+            self.commitments[at] = data[:32]
+            for slot, j in enumerate(neighbours):
+                start = 32 + slot * node.SEALED
+                sealed[at, j] = data[start : start + node.SEALED]
+        self.sharers = [at in self.commitments for at in range(len(cohort.members))]
+        cohort.check_survivors(self.sharers)
+        listed = pack_list(self.sharers)
+        return {
+            cohort.members[at].id: (
+                listed,
+                b"".join(sealed[j, at] for j in cohort.neighbours[at] if self.sharers[j]),
+            )
+            for at in self.commitments
+        }
+
+    def survive(self, masked: Mapping[int, bytes]) -> bytes:
+        """After stage 3: node id -> its masked vector. The list of survivors, to be signed.
+
+        Raises SecaggError(SURVIVORS) when their weight, or the neighbours left to one of them
+        or to one of the lost, do not suffice; then no node must be asked to unmask.
+        """
+        cohort, session = self.cohort, self.session
+        self.masked = {
+            at: unpack(masked[member.id], session.bits, session.length)
+            for at, member in enumerate(cohort.members)
+            if self.sharers[at]
+            and len(masked.get(member.id, b"")) == session.length * session.words
+        }
+        self.survivors = [at in self.masked for at in range(len(cohort.members))]
+        cohort.check_survivors(self.survivors)
+        cohort.check_quorum(self.survivors)
+        for at, shared in enumerate(self.sharers):
+            if shared:
+                cohort.check_neighbours(at, self.survivors)
+        return pack_list(self.survivors)
+
+    def confirm(self, confirmed: Mapping[int, bytes]) -> tuple[bytes, bytes]:
+        """After stage 4: node id -> its signature under the list. The signers for stage 5, the
+        heaviest that make a quorum, and their signatures. Raises SecaggError(SURVIVORS) when
+        they do not, or cannot rebuild every secret; then no node must be asked to unmask."""
+        cohort = self.cohort
+        text = cohort.confirmed_text(self.sharers, self.survivors)
+        found = {
+            at: confirmed[m.id]
+            for at, m in enumerate(cohort.members)
+            if at in self.masked and keys.signed(m.identity, confirmed.get(m.id, b""), text)
+        }
+        self.signers = [at in found for at in range(len(cohort.members))]
+        cohort.check_quorum(self.signers)
+        for at, shared in enumerate(self.sharers):
+            if shared:
+                cohort.check_neighbours(at, self.signers)
+        enough = [False] * len(cohort.members)
+        for at in sorted(found, key=lambda at: -cohort.members[at].weight):
+            enough[at] = True
+            with contextlib.suppress(SecaggError):
+                cohort.check_quorum(enough)
+                break
+        return pack_list(enough), b"".join(found[at] for at in sorted(found) if enough[at])
+
+    def total(self, given: Mapping[int, bytes]) -> Residues:
+        """After stage 5: node id -> its shares. The exact sum mod 2^bits (length,) of the
+        survivors' vectors. Raises SecaggError(SURVIVORS) when too few answered, SEALED when
+        shares do not give the secrets that were dealt."""
+        seeds, secrets = self._collect(given)
+        cohort, session = self.cohort, self.session
+        transcript = cohort.transcript(self.sharers)
+        total = np.zeros(session.length, dtype=np.uint64)
+        for at, words in self.masked.items():
+            total += words
+            total -= node.self_mask(self._seed(at, seeds[at]), transcript, session)
+        for lost, shares in secrets.items():
+            secret = self._secret(lost, shares)
+            for at in cohort.neighbours[lost]:
+                if self.survivors[at]:
+                    pair = node.pair_mask(secret, cohort, transcript, lost, at)
+                    np.subtract(total, pair, total) if at < lost else np.add(total, pair, total)
+        return node.residues(total, session.bits)
+
+    def _collect(
+        self, given: Mapping[int, bytes]
+    ) -> tuple[dict[int, dict[int, int]], dict[int, dict[int, int]]]:
+        """Shares by whose secret they are: seeds of survivors, mask keys of the lost."""
+        cohort, threshold = self.cohort, self.cohort.graph.threshold
+        seeds: dict[int, dict[int, int]] = {at: {} for at in self.masked}
+        secrets: dict[int, dict[int, int]] = {
+            at: {} for at, shared in enumerate(self.sharers) if shared and not self.survivors[at]
+        }
+        for at in self.masked:
+            data = given.get(cohort.members[at].id, b"")
+            peers = [j for j in cohort.neighbours[at] if self.sharers[j]]
+            if len(data) != node.SHARE * len(peers):
+                continue
+            for slot, j in enumerate(peers):
+                shares = seeds[j] if self.survivors[j] else secrets[j]
+                if len(shares) < threshold:
+                    part = data[slot * node.SHARE : (slot + 1) * node.SHARE]
+                    shares[at + 1] = int.from_bytes(part, "big")
+        short = [len(s) for s in (*seeds.values(), *secrets.values()) if len(s) < threshold]
+        if short:
+            raise SecaggError(
+                Code.SURVIVORS,
+                f"{len(short)} secrets have as few as {min(short)} shares, the threshold is "
+                f"{threshold}: nothing can be unmasked",
+            )
+        return seeds, secrets
+
+    def _seed(self, at: int, shares: dict[int, int]) -> bytes:
+        seed = shamir.combine(shares)
+        data = seed.to_bytes(node.SHARE, "big")[-32:]
+        if keys.digest(b"seed", self.cohort.digest, data) != self.commitments[at]:
+            raise SecaggError(Code.SEALED, f"wrong shares of the seed of member {at}")
+        return data
+
+    def _secret(self, at: int, shares: dict[int, int]) -> X25519PrivateKey:
+        data = shamir.combine(shares).to_bytes(node.SHARE, "big")[-32:]
+        secret = keys.load(data)
+        if secret.public_key().public_bytes_raw() != self.cohort.members[at].mask:
+            raise SecaggError(Code.SEALED, f"wrong shares of the mask key of member {at}")
+        return secret

@@ -1,0 +1,249 @@
+"""The secure sum in anybody's Flower app: a decorator for the node, one call for the server.
+
+The sum is exact and carries NO noise: it hides each node among the others, and says what the sum
+itself says. For differential privacy the handler adds `node_noise_integers` (docs/secure-sum.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import secrets
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import ArrayLike, NDArray
+
+from privsyn_flower.privacy.quantize import from_modulus
+from privsyn_flower.secagg import keys, marks
+from privsyn_flower.secagg.cohort import Cohort
+from privsyn_flower.secagg.flower import RECORD, Party, Transport, refusal, respond, run_session
+from privsyn_flower.secagg.identity import identity
+from privsyn_flower.secagg.session import Code, SecaggError, Session
+
+logger = logging.getLogger("privsyn_flower")
+
+ENCODING = "secagg-encoding"
+LOG_FILE = "handler.log"
+Handler = Callable[[Message, Context], ArrayLike]
+Answer = Callable[[Message, Context], Message]
+
+
+@overload
+def secure_vector(handler: Handler) -> Answer: ...
+@overload
+def secure_vector(
+    handler: None = None,
+    *,
+    weight: int = 1,
+    folder: str | Path | None = None,
+    min_weight: float = 3.0,
+) -> Callable[[Handler], Answer]: ...
+def secure_vector(
+    handler: Handler | None = None,
+    *,
+    weight: int = 1,
+    folder: str | Path | None = None,
+    min_weight: float = 3.0,
+) -> Answer | Callable[[Handler], Answer]:
+    """Make a handler (message, context) -> vector (length,), PRIVATE, answer `secure_sum`.
+
+    The handler is called once a sum, with the server's content; integers, or floats in units of
+    the server's 1 / scale. If it raises, or a coordinate is outside the server's `largest`, or
+    the shape is another, zeros are sent and only `folder`/handler.log says so. weight: what the
+    server counts this node as (public). min_weight: the least W_min this node accepts. folder:
+    the node's identity key and records, default ~/.cache/privsyn-flower-node/secagg/NODE-ID.
+    """
+    if handler is None:
+        return functools.partial(
+            _secure_vector, weight=weight, folder=folder, min_weight=min_weight
+        )
+    return _secure_vector(handler, weight=weight, folder=folder, min_weight=min_weight)
+
+
+def _secure_vector(
+    handler: Handler, *, weight: int, folder: str | Path | None, min_weight: float
+) -> Answer:
+    if weight < 1:
+        raise ValueError(f"weight = {weight} must be at least 1")
+
+    @functools.wraps(handler)
+    def answer(message: Message, context: Context) -> Message:
+        home = Path(folder) if folder is not None else _default_folder(context)
+        home = home.expanduser()
+
+        def trust(cohort: Cohort) -> None:
+            if cohort.session.min_weight < min_weight:
+                raise SecaggError(
+                    Code.COHORT,
+                    f"W_min = {cohort.session.min_weight:g} is below this node's min_weight = "
+                    f"{min_weight:g}",
+                )
+            marks.pin(home, cohort)
+
+        def vector(session: Session, _: int) -> NDArray[np.int64]:
+            limit, scale = _read_encoding(message, session)
+            marks.mark(home, "mask", session)
+            return _integers(handler, message, context, session.length, limit, scale, home)
+
+        try:
+            return respond(
+                message,
+                context.state,
+                Party(
+                    node_id=context.node_id,
+                    weight=weight,
+                    identity=identity(home),
+                    trust=trust,
+                    vector=vector,
+                    once=lambda stage, session: marks.mark(home, stage, session),
+                ),
+            )
+        except Exception as error:  # of the set-up: what the handler raises ends before
+            logger.warning("refused: %s", error)
+            return refusal(message, Code.SETUP)
+
+    return answer
+
+
+def _default_folder(context: Context) -> Path:
+    return Path("~/.cache/privsyn-flower-node/secagg") / str(context.node_id)
+
+
+def _integers(
+    handler: Handler,
+    message: Message,
+    context: Context,
+    length: int,
+    limit: int,
+    scale: float,
+    home: Path,
+) -> NDArray[np.int64]:
+    """The handler's vector as integers of magnitude <= limit; zeros when it has none."""
+    try:
+        values = np.asarray(handler(message, context))
+        if values.shape != (length,) or values.dtype.kind not in "iuf":
+            raise ValueError(f"a vector of {values.dtype} {values.shape}, expected ({length},)")
+        if values.dtype.kind == "f" or scale != 1.0:
+            values = np.rint(values.astype(np.float64) * scale)
+        if not bool(((values >= -limit) & (values <= limit)).all()):  # NaN is outside too
+            raise ValueError(f"a coordinate is outside largest ({limit} after scaling)")
+        return values.astype(np.int64)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # its cause may be private: silence or a code would tell of it
+        with contextlib.suppress(Exception):
+            log = home / LOG_FILE
+            log.touch(mode=0o600)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(traceback.format_exc())
+        return np.zeros(length, dtype=np.int64)
+
+
+def secure_sum(
+    grid: Grid,
+    node_ids: Sequence[int],
+    content: RecordDict,
+    *,
+    message_type: str,
+    length: int,
+    largest: float,
+    scale: float = 1.0,
+    run: str | None = None,
+    round: int = 1,
+    attempt: int = 1,
+    min_nodes: int | None = None,
+    colluding: float = 0.0,
+    weights: Mapping[int, int] | None = None,
+    timeout: float = 600.0,
+    stage_timeout: float = 60.0,
+    poll: float = 0.1,
+) -> NDArray[Any]:
+    """The exact sum (length,) over the nodes whose vector arrived: int64, or float64 / scale.
+
+    content: goes to the handlers with stage "mask" (public). message_type: "query.NAME" for a
+    handler under `@app.query("NAME")`. largest: bound on every coordinate of every vector.
+    scale: integers per unit of a float vector. (run, round, attempt): nodes answer each once,
+    in ascending order within a run; default: a fresh run. min_nodes: W_min, below which nothing
+    is revealed; default 4/5 of the nodes, at least 3. colluding: weight assumed to collude.
+    weights: node id -> weight, when nodes have others than 1. timeout: of the stage in which
+    handlers run; stage_timeout: of the four others; poll: between two looks (all seconds).
+
+    Raises ValueError when a sum may exceed 56 bits, SecaggError (a ValueError) when too few
+    nodes are left.
+    """
+    counted = {node: (weights or {}).get(node, 1) for node in node_ids}
+    if {RECORD, ENCODING} & set(content):
+        raise ValueError(f"content uses a reserved name: {RECORD!r} or {ENCODING!r}")
+    bits, limit = _modulus(len(counted), largest, scale)
+    encoding = ConfigRecord({"limit": limit, "scale": float(scale)})
+    asked = RecordDict({**content, ENCODING: encoding})
+    wanted = max(3, math.ceil(0.8 * sum(counted.values()))) if min_nodes is None else min_nodes
+    session = Session(
+        run=secrets.token_hex(16) if run is None else run,
+        query=message_type,
+        round=round,
+        attempt=attempt,
+        length=length,
+        bits=bits,
+        min_weight=float(wanted),
+        colluding=float(colluding),
+        context=content_digest(asked),
+    )
+    transport = Transport(grid, message_type, timeout, stage_timeout, poll)
+    summed = run_session(
+        transport, session, counted, lambda stage: asked if stage == "mask" else RecordDict()
+    )
+    total = from_modulus(summed.residues, bits)
+    return total if scale == 1.0 else total / scale
+
+
+def _modulus(nodes: int, largest: float, scale: float) -> tuple[int, int]:
+    """(bits, largest integer of one coordinate) that hold every sum of this many nodes."""
+    if not 0 < largest * scale < math.inf or round(largest * scale) < 1:
+        raise ValueError(f"largest * scale = {largest} * {scale} must be at least 1 and finite")
+    limit = round(largest * scale)  # monotonic like the handlers' rounding
+    for bits in range(8, 57, 8):
+        if nodes * limit < 2 ** (bits - 1):
+            return bits, limit
+    raise ValueError(
+        f"{nodes} nodes * largest * scale = {nodes * limit} does not fit 56 bits (2^55): lower "
+        "largest or scale"
+    )
+
+
+def content_digest(content: RecordDict) -> str:
+    """SHA-256 (hexadecimal) of all records, the same on both sides of the wire."""
+    parts: list[bytes] = []
+    for name in sorted(content):
+        record = content[name]
+        parts += [type(record).__name__.encode(), name.encode()]
+        for key in sorted(record):
+            value: Any = record[key]
+            if isinstance(record, ArrayRecord):
+                text = repr((value.dtype, list(value.shape), value.stype)).encode()
+                parts += [key.encode(), text, value.data]
+            else:
+                parts += [key.encode(), repr(value).encode()]
+    return keys.digest(b"content", *parts).hex()
+
+
+def _read_encoding(message: Message, session: Session) -> tuple[int, float]:
+    """(limit, scale), once the content is the one that the session is about."""
+    content = RecordDict({n: r for n, r in message.content.items() if n != RECORD})
+    record = content.config_records.get(ENCODING, ConfigRecord())
+    limit, scale = record.get("limit"), record.get("scale")
+    if content_digest(content) != session.context:
+        raise SecaggError(Code.MALFORMED, "the content is not the one that the sum was made for")
+    if not isinstance(limit, int) or not isinstance(scale, float):
+        raise SecaggError(Code.MALFORMED, f"no {ENCODING!r} with the content")
+    if not (1 <= limit < 2 ** (session.bits - 1) and 0 < scale < math.inf):
+        raise SecaggError(Code.MALFORMED, f"limit = {limit}, scale = {scale}")
+    return limit, scale

@@ -1,0 +1,199 @@
+"""Every stage of a secure round through the real handlers, and what nodes refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from privsyn_flower.client_apps.answers import guarded
+from privsyn_flower.client_apps.answers import reply as answered
+from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.greeting import Hello
+from privsyn_flower.privacy.release import TooFewSurvivors
+from privsyn_flower.queries import vote_histogram
+from privsyn_flower.question import Noise, Query, Ticket
+from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.strategies.aggregation import Exchange, SecureAggregation
+from privsyn_flower.text import load_embedder
+from tests.conftest import node_context, sentences
+
+EMBEDDER = "ngram-64"
+USERS = {i: {f"u{i}-{j}": sentences(2, 10 * i + j) for j in range(5)} for i in range(4)}
+NOISE = Noise(1e-6, 4096.0, 32, 15.0)
+
+
+class Device:
+    """A node of five users behind the real handler; can fall silent from a stage on."""
+
+    def __init__(self, folder: Path, index: int, policy: Policy | None = None) -> None:
+        self.context = node_context({}, node_id=100 + index)
+        self.node = Node(
+            facts=Hello(5, index, deployed=policy is not None),
+            cache=folder / f"node-{index}",
+            embedder=EMBEDDER,
+            device="cpu",
+            policy=policy,
+            noise_seed=None,
+            load=lambda: USERS[index],
+        )
+        self.dies_at = ""
+        self.stages: list[str] = []
+        self.tamper: Callable[[Message], None] = lambda message: None
+
+    def __call__(self, message: Message) -> Message | None:
+        stage = str(stage_of(message))
+        self.stages.append(stage)
+        if stage == self.dies_at:
+            return None
+        self.tamper(message)
+        return guarded(message, lambda: answered(message, self.context, self.node, VOTES))
+
+
+def question() -> Query:
+    embedder = load_embedder(EMBEDDER)
+    return Query.votes(embedder.embed(sentences(10, 99)), bound=1.0, model=embedder.fingerprint)
+
+
+def collect(grid: Any, query: Query, noise: Noise = NOISE, **ticket: int) -> tuple[Any, list[str]]:
+    log: list[str] = []
+    cohort = {100 + i: Hello(5, i, deployed=False) for i in range(4)}
+    sending = Exchange(
+        grid,
+        cohort,
+        query,
+        Ticket("run", "votes", ticket.get("round", 1), ticket.get("attempt", 1)),
+        noise,
+        timeout=0.5,
+        stage_timeout=0.5,
+        arrived=lambda n, of: None,
+        revealing=lambda: log.append("revealing"),
+    )
+    return SecureAggregation().collect(sending), log
+
+
+def expected(query: Query, nodes: list[int]) -> Any:
+    want = np.zeros(10)
+    for i in nodes:
+        for texts in USERS[i].values():
+            counts = vote_histogram(load_embedder(EMBEDDER).embed(texts), query.question())
+            want += counts / np.linalg.norm(counts)
+    return want
+
+
+def test_the_sum_of_all(tmp_path: Path, loopback: Any) -> None:
+    query = question()
+    devices = {100 + i: Device(tmp_path, i) for i in range(4)}
+    got, log = collect(loopback(devices), query)
+    assert np.allclose(got.total.vector, expected(query, [0, 1, 2, 3]), atol=20 / 4096)
+    assert (got.total.weight, got.nodes_answered, log) == (20.0, 4, ["revealing"])
+    assert devices[100].stages == ["advertise", "share", "mask", "confirm", "unmask"]
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask", "confirm", "unmask"])
+def test_a_node_that_dies_in_any_stage(tmp_path: Path, loopback: Any, stage: str) -> None:
+    query = question()
+    devices = {100 + i: Device(tmp_path, i) for i in range(4)}
+    devices[102].dies_at = stage
+    got, _ = collect(loopback(devices), query)
+    arrived = stage in ("confirm", "unmask")  # its masked vector had
+    alive = [0, 1, 2, 3] if arrived else [0, 1, 3]
+    assert np.allclose(got.total.vector, expected(query, alive), atol=20 / 4096)
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask"])
+def test_too_few_are_never_unmasked(tmp_path: Path, loopback: Any, stage: str) -> None:
+    devices = {100 + i: Device(tmp_path, i) for i in range(4)}
+    devices[101].dies_at = devices[102].dies_at = stage
+    grid = loopback(devices)
+    with pytest.raises(TooFewSurvivors, match=r"W_min|at least 3"):
+        collect(grid, question())
+    assert "unmask" not in devices[100].stages + devices[103].stages
+
+
+def test_a_ticket_is_answered_once(tmp_path: Path, loopback: Any) -> None:
+    grid = loopback({100 + i: Device(tmp_path, i) for i in range(4)})
+    query = question()
+    collect(grid, query, round=2)
+    for again in ({"round": 2}, {"round": 1}):
+        with pytest.raises(TooFewSurvivors):
+            collect(grid, query, **again)
+    collect(grid, query, round=2, attempt=2)
+
+
+def test_another_question_than_the_session_is_refused(tmp_path: Path, loopback: Any) -> None:
+    devices = {100 + i: Device(tmp_path, i) for i in range(4)}
+
+    def weaker(message: Message) -> None:
+        head = message.content.config_records.get("ask")
+        if head is not None and stage_of(message) == "mask":
+            head["noise-multiplier"] = 1e-9
+
+    for device in devices.values():
+        device.tamper = weaker
+    with pytest.raises(TooFewSurvivors):
+        collect(loopback(devices), question())
+    for device in devices.values():
+        assert dict(device.context.state["secagg"]) == {}  # the secrets are gone
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"min_noise_multiplier": 2.0},
+        {"min_surviving_weight": 16.0},
+        {"min_cohort": 5},
+        {"max_candidates": 9},
+        {"aggregation": ("plain",)},
+        {"min_colluding_share": 0.1},
+        {"allowed_models": ("another",)},
+        {"queries": ()},
+    ],
+)
+def test_the_owners_policy_holds(
+    tmp_path: Path, loopback: Any, policy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = {"min_noise_multiplier": 1e-7, "min_surviving_weight": 15.0, "lifetime_epsilon": 1e3}
+    good = {"min_noise_multiplier": 1.0, "min_surviving_weight": 15.0}
+    noise = Noise(1.5, 4096.0, 32, 15.0)
+    devices = {100 + i: Device(tmp_path, i, Policy(**good)) for i in range(4)}
+    got, _ = collect(loopback(devices), question(), noise)
+    assert got.nodes_answered == 4
+    strict = {100 + i: Device(tmp_path, i, Policy(**{**allowed, **policy})) for i in range(4)}
+    with pytest.raises(TooFewSurvivors):
+        collect(loopback(strict), question(), noise, round=2)
+    assert "policy" in caplog.text
+
+
+def test_users_beyond_their_lifetime_epsilon_contribute_nothing(
+    tmp_path: Path, loopback: Any
+) -> None:
+    policy = Policy(min_noise_multiplier=1.0, lifetime_epsilon=3.0, lifetime_delta=1e-6)
+    noise = Noise(5.0, 4096.0, 32, 15.0)
+    devices = {100 + i: Device(tmp_path, i, policy) for i in range(4)}
+    grid = loopback(devices)
+    rounds = 10
+    for rnd in range(1, rounds + 1):
+        got, _ = collect(grid, question(), noise, round=rnd)
+        assert got.total.weight == 20.0  # the noise stays, whoever is over the limit
+    status = devices[100].node.records.status(1e-6)
+    assert 2.0 < status["max_spent_epsilon"] <= 3.0
+    assert 0 < status["max_participations"] < rounds
+
+
+def test_withdrawn_users_are_gone(tmp_path: Path, loopback: Any) -> None:
+    policy = Policy(min_noise_multiplier=1e-7, lifetime_epsilon=1e9)
+    query = question()
+    devices = {100 + i: Device(tmp_path, i) for i in range(4)}
+    for user in USERS[2]:
+        devices[102].node.records.forget(user)
+    object.__setattr__(devices[102].node, "policy", policy)
+    got, _ = collect(loopback(devices), query)
+    assert got.total.weight == 20.0  # the node's noise stays: who withdrew is nobody's business
+    assert np.allclose(got.total.vector, expected(query, [0, 1, 3]), atol=20 / 4096)

@@ -1,0 +1,272 @@
+"""A deployed federation on loopback: TLS, node keys, a process per message, and kill -9.
+
+Seven SuperNodes answer PrE-Text's questions under secure aggregation. A ClientApp made for this
+test leaves out the nodes' noise, so that a release must equal the survivors' sum to the last
+integer, and stops where a node is to be killed. Everything else is what a user runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower import launch
+from privsyn_flower.cli_run import RunFailed, run_command
+from privsyn_flower.client_apps.votes import user_votes
+from privsyn_flower.data import load_users
+from privsyn_flower.launch import FlowerError
+from privsyn_flower.local_federation import CONNECTION, FederationRun, LocalFederation
+from privsyn_flower.privacy.quantize import decode, plan_histogram, to_modulus
+from privsyn_flower.processes import started_under
+from privsyn_flower.runs import RunFolder
+from tests.end_to_end.conftest import privsyn, processes_mentioning
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+NODES, USERS = 7, 42
+# (round, stage, node): each stage once, in few rounds, because rounds take long here. With seven
+# nodes a round can lose this many and still have the shares that unmask it.
+KILLS = [
+    (1, "advertise", 0),
+    (1, "mask", 1),
+    (1, "confirm", 2),
+    (2, "share", 3),
+    (2, "unmask", 4),
+]
+BEFORE_ARRIVAL = ("advertise", "share", "mask")
+
+CONFIG = """
+epsilon = 50.0
+noise-multiplier = 2.0
+rounds = {rounds}
+nodes = 7
+min-surviving-weight = 0.7
+stage-timeout = 90.0
+round-timeout = 90.0
+node-timeout = 20.0
+cache = "{cache}"
+
+[data]
+source = "files"
+path = ""
+public-path = "{public}"
+users = 42
+public-pool = 200
+public-validation = 20
+
+[models]
+embedder = "ngram-64"
+
+[pretext]
+population = 24
+lookahead = 1
+threshold = 0.0
+variation = "retrieval"
+
+[expand]
+samples = 0
+"""
+
+POLICY = """
+min-noise-multiplier = 2.0
+min-surviving-weight = 30.0
+lifetime-epsilon = 50.0
+"""
+
+# Only a module that this test ships can leave out noise: no configuration and no message can.
+CLIENT = """
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.clientapp import ClientApp
+
+from privsyn_flower.client_apps import answers, main
+from privsyn_flower.secagg.flower import session_of, stage_of
+
+answers.node_noise_integers = lambda length, *rest: np.zeros(length, dtype=np.int64)
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message, context):
+    return main.hello(message, context)
+
+
+@app.query("votes")
+def votes(message, context):
+    folder = Path(str(context.node_config["cache"])).parent
+    session, stage = session_of(message, context.state), stage_of(message)
+    (folder / f"reached-{session.round}-{stage}").touch()
+    if (folder / f"hold-{session.round}-{stage}").exists():
+        time.sleep(600)
+    return main.votes(message, context)
+"""
+
+
+@pytest.fixture(scope="module")
+def federation(mini: Path) -> Iterator[LocalFederation]:
+    """Seven SuperNodes with six users each, started and stopped by the command."""
+    folder = mini / "federation"
+    rows = (mini / "users.jsonl").read_text().splitlines()
+    (mini / "users-here.jsonl").write_text("\n".join(rows[: USERS * 4]) + "\n")
+    (mini / "policy.toml").write_text(POLICY)
+    start = ["federation", "start", folder, "--data", "users-here.jsonl", "--nodes", str(NODES)]
+    start += ["--embedder", "ngram-64", "--policy", "policy.toml"]
+    try:
+        _finish(privsyn(*start, cwd=mini))
+        yield LocalFederation(folder)
+    finally:
+        _finish(privsyn("federation", "stop", folder, cwd=mini))
+        assert processes_mentioning(str(folder)) == []
+
+
+def _finish(process: Any, seconds: float = 180) -> str:
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == 0, err
+    return str(out)
+
+
+@pytest.fixture
+def config(mini: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Path]:
+    """rounds -> a configuration file; the runs' ClientApp becomes this test's."""
+    monkeypatch.setitem(launch.MODULES, "client", CLIENT)
+
+    def write(rounds: int) -> Path:
+        path = tmp_path / "run.toml"
+        text = CONFIG.format(rounds=rounds, cache=tmp_path, public=mini / "public.jsonl")
+        path.write_text(text)
+        return path
+
+    return write
+
+
+class Killer(threading.Thread):
+    """Kills nodes when they have been asked a stage of a round; restarts or unregisters them."""
+
+    def __init__(
+        self, federation: LocalFederation, kills: list[tuple[int, str, int]], *, restart: bool
+    ) -> None:
+        super().__init__(daemon=True)
+        self.federation, self.kills, self.restart = federation, kills, restart
+        self.killed: list[int] = []
+        for rnd, stage, node in kills:
+            (federation.node_folder(node) / f"hold-{rnd}-{stage}").touch()
+
+    def run(self) -> None:
+        for rnd, stage, node in self.kills:
+            folder = self.federation.node_folder(node)
+            while not (folder / f"reached-{rnd}-{stage}").exists():
+                time.sleep(0.1)
+            # Once a node is unregistered the server need not wait for its stage-timeout.
+            os.killpg(self.federation.facts["nodes"][node]["pid"], signal.SIGKILL)
+            self.killed.append(node)
+            if self.restart:
+                self.federation.start()
+            else:  # what an operator does about nodes that are gone for good
+                node_id = self.federation.facts["nodes"][node]["node_id"]
+                self.federation._flwr("supernode", "unregister", node_id, CONNECTION)
+
+
+@pytest.fixture(autouse=True)
+def no_traces(federation: LocalFederation) -> Iterator[None]:
+    yield
+    for number in range(NODES):
+        for mark in federation.node_folder(number).glob("[hr][oe]*-*-*"):
+            mark.unlink()
+
+
+def survivors_sum(
+    federation: LocalFederation, folder: Path, rnd: int, alive: list[int]
+) -> np.ndarray[Any, Any]:
+    """What the release of a round must be when exactly the nodes `alive` are in it."""
+    query = RunFolder(folder).load_query(rnd)
+    assert query is not None
+    plan = plan_histogram(
+        query.bound, query.length, noise_multiplier=2.0, weight=USERS, min_weight=30
+    )
+    total = np.zeros(query.length, dtype=np.int64)
+    for number in alive:
+        users = load_users(federation.node_folder(number) / "users.jsonl")
+        assert len(users) == USERS // NODES
+        cache = folder / "expected" / str(number)
+        node: Any = SimpleNamespace(cache=cache, embedder="ngram-64", device="cpu")
+        total += user_votes(query, users, np.ones(len(users), dtype=bool), plan, node)
+    assert total.any()
+    return decode(to_modulus(total, plan.bits), plan)
+
+
+def ledger(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
+
+
+def test_a_node_killed_at_each_stage_leaves_the_survivors_exact_sum(
+    federation: LocalFederation, config: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Who dies before its masked vector arrived is out; who dies later is in, and unmasked."""
+    path, folder = config(2), tmp_path / "run"
+    killer = Killer(federation, KILLS, restart=True)
+    killer.start()
+    assert run_command(path, [f"run-folder={folder}"], None, federation.folder) == folder
+    assert killer.killed == [node for _, _, node in KILLS]
+    for rnd in (1, 2):
+        out = {node for at, stage, node in KILLS if at == rnd and stage in BEFORE_ARRIVAL}
+        alive = [node for node in range(NODES) if node not in out]
+        released = RunFolder(folder).load_release(rnd)
+        assert np.array_equal(released, survivors_sum(federation, folder, rnd, alive)), rnd
+        assert not np.array_equal(released, survivors_sum(federation, folder, rnd, alive[1:]))
+    states = [row["kind"] for row in ledger(folder)]
+    assert states.count("commit") == 2
+    assert "void" not in states
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == 2
+    assert summary["synthetic_samples"] > 0
+    assert "claim holds against the server" in summary["privacy"]
+
+
+def test_too_many_killed_unmasks_nothing(
+    federation: LocalFederation, config: Callable[[int], Path], tmp_path: Path
+) -> None:
+    """Four of seven masked vectors arrive, too light: nobody is asked more, nothing is charged."""
+    federation.start()
+    path, folder = config(1), tmp_path / "run"
+    gone, left = (1, 2, 3), (0, 4, 5, 6)
+    killer = Killer(federation, [(1, "mask", node) for node in gone], restart=False)
+    killer.start()
+    with pytest.raises(RunFailed, match="TooFewNodes"):
+        run_command(path, [f"run-folder={folder}"], None, federation.folder)
+    assert killer.killed == list(gone)
+    assert not list((folder / "releases").glob("*"))
+    assert not (folder / "summary.json").exists()
+    rows = ledger(folder)
+    assert {row["kind"] for row in rows} == {"reserve", "void"}
+    assert "no node was asked to unmask" in rows[1]["reason"]
+    for node in left:
+        assert (federation.node_folder(node) / "reached-1-mask").exists()
+        for stage in ("confirm", "unmask"):
+            assert not (federation.node_folder(node) / f"reached-1-{stage}").exists()
+    for node in gone:
+        assert started_under(federation.node_folder(node) / "flower") == []
+
+
+def test_a_stopped_federation_is_named_with_its_remedy(federation: LocalFederation) -> None:
+    """Runs last: stops what the others used."""
+    federation.stop()
+    assert federation.status() == {
+        "superlink": "",
+        "nodes": [
+            {"name": f"node-{n}", "pid": 0, "node_id": "", "online": False} for n in range(NODES)
+        ],
+    }
+    with pytest.raises(FlowerError, match="privsyn federation start"):
+        FederationRun(federation.folder / "none", federation).start()

@@ -1,0 +1,93 @@
+"""The example of docs/secure-sum.md as an app of its own under a real `flwr run`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from privsyn_flower.launch import QUIET
+from tests.end_to_end.conftest import processes_mentioning
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+ROOT = Path(__file__).parents[2]
+PROJECT = """
+[project]
+name = "secure-sum-example"
+version = "1.0.0"
+description = "the page's example"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "example"
+fab-include = ["*.py"]
+
+[tool.flwr.app.components]
+serverapp = "server_app:app"
+clientapp = "client_app:app"
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Flower of its own; the daemon that `flwr run` starts ends with the test."""
+    home = tmp_path / "flower-home"
+    home.mkdir()
+    binaries = Path(sys.executable).parent
+    yield {
+        **os.environ,
+        **QUIET,
+        "HOME": str(tmp_path),
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PYTHONPATH": str(ROOT),
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+    }
+    deadline = time.monotonic() + 20
+    while (left := processes_mentioning(str(home))) and time.monotonic() < deadline:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.5)
+
+
+def test_the_example_runs(tmp_path: Path, environment: dict[str, str]) -> None:
+    page = (ROOT / "docs" / "secure-sum.md").read_text(encoding="utf-8")
+    client, server, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    app = tmp_path / "app"
+    app.mkdir()
+    (app / "pyproject.toml").write_text(PROJECT)
+    (app / "client_app.py").write_text(client)
+    (app / "server_app.py").write_text(server)
+    command = ["flwr", "run", str(app), "--stream"]
+    command += ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110
+    )
+    log = result.stdout + result.stderr
+    assert result.returncode == 0, log
+    total = re.search(r"the sum is \[(\d+), (\d+), (\d+)\]", log)
+    assert total, log
+    twice, none, once = map(int, total.groups())
+    assert (none, twice) == (0, 2 * once)  # of the nodes that were there when the server looked
+    assert 3 <= once <= 4
+    kept = tmp_path / ".cache/privsyn-flower-node/secagg"
+    assert len(list(kept.glob("*/identity.key"))) == once

@@ -1,0 +1,238 @@
+"""Integer encoding: norms in exact integers, ranges, residues and bytes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import special, stats
+
+from privsyn_flower.privacy import clip_l2
+from privsyn_flower.privacy.quantize import (
+    IntegerPlan,
+    WrapAround,
+    check_plan,
+    decode,
+    encode_histogram,
+    from_modulus,
+    node_noise_integers,
+    noise_tail,
+    pack,
+    plan_histogram,
+    to_modulus,
+    unpack,
+)
+
+BITS = st.sampled_from(range(8, 57, 8))
+bounds = st.floats(1e-3, 1e3)
+any_floats = st.floats(width=64)
+NOISE = {"noise_multiplier": 2.0, "weight": 1000.0, "min_weight": 850.0}
+
+
+def exact_norm_squared(integers):
+    return sum(int(value) ** 2 for value in integers)
+
+
+# --- encoding -------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    vector=arrays.arrays(np.float64, st.integers(1, 40), elements=any_floats),
+    bound=bounds,
+    sensitivity=st.floats(1, 2**30),
+    clipped=st.booleans(),
+)
+def test_the_integer_norm_never_exceeds_the_sensitivity(vector, bound, sensitivity, clipped):
+    """Clipped to the very bound or not clipped at all, NaN and infinity included."""
+    plan = IntegerPlan(bound, sensitivity, sensitivity / bound, 56, len(vector))
+    if clipped:
+        vector = clip_l2(vector, bound)
+    integers = encode_histogram(vector, plan)
+    assert integers.dtype == np.int64
+    assert exact_norm_squared(integers) * 1.0 <= sensitivity * sensitivity * (1 + 1e-15)
+    if sensitivity.is_integer():
+        assert exact_norm_squared(integers) <= int(sensitivity) ** 2
+    if clipped:
+        assert (np.abs(integers - vector * plan.scale) < 1 + 5e-6 * plan.scale * bound).all()
+        assert (np.abs(integers) <= np.abs(vector) * plan.scale).all()  # towards zero
+
+
+def test_votes_on_one_candidate_and_rounding():
+    plan = IntegerPlan(1.0, 4096.0, 4096.0, 32, 4)
+    assert encode_histogram([1.0, 0.0, 0.0, 0.0], plan).tolist() == [4096, 0, 0, 0]
+    assert encode_histogram([0.6, -0.8, 0.0, 0.0], plan).tolist() == [2457, -3276, 0, 0]
+    # An ulp too long: 4096^2 + 1 would pass any floating-point comparison of norms.
+    plan = IntegerPlan(1.0, 2.0**30, 2.0**30, 56, 2)
+    integers = encode_histogram([1.0, 1.5 * 2.0**-30], plan)
+    assert 2**60 * (1 - 2e-5) < exact_norm_squared(integers) <= 2**60
+
+
+def test_not_clipped_not_finite():
+    plan = IntegerPlan(1.0, 100.0, 100.0, 16, 2)
+    assert encode_histogram([30.0, 40.0], plan).tolist() in ([60, 80], [59, 79], [59, 80])
+    for bad in (math.nan, math.inf, 1e300):
+        assert encode_histogram([bad, 0.5], plan).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="length"):
+        encode_histogram([1.0], plan)
+
+
+def test_users_are_encoded_alone():
+    plan = IntegerPlan(1.0, 100.0, 100.0, 16, 2)
+    values = np.array([0.6, 5.0, 0.8, math.nan, 0.1, 0.0])
+    users = np.array([0, 1, 0, 2, 2, 4])
+    assert plan.encode_users(values, users).tolist() == [60, 100, 80, 0, 0, 0]
+    assert plan.encode_users(values[:0], users[:0]).shape == (0,)
+
+
+# --- the range ------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    noise_multiplier=st.floats(0.1, 50),
+    weight=st.integers(1, 10**6),
+    share=st.floats(0.1, 1),
+    length=st.integers(1, 10**6),
+    sensitivity=st.sampled_from([4.0, 4096.0, 2.0**20]),
+)
+def test_the_least_bits_that_hold_the_sum(noise_multiplier, weight, share, length, sensitivity):
+    noise = {"noise_multiplier": noise_multiplier, "weight": weight, "min_weight": weight * share}
+    plan = plan_histogram(2.0, length, sensitivity=sensitivity, **noise)
+    assert plan.scale == sensitivity / 2 and plan.length == length
+    std = noise_multiplier * sensitivity / share**0.5
+    reach = weight * sensitivity + noise_tail(std * std, length)
+    assert reach < 2 ** (plan.bits - 1)
+    assert plan.bits == 8 or reach >= 2 ** (plan.bits - 9) - 1
+    check_plan(plan, **noise)
+    if plan.bits > 8:
+        small = IntegerPlan(plan.bound, sensitivity, plan.scale, plan.bits - 8, length)
+        with pytest.raises(WrapAround, match=rf"bits = {small.bits}.*weight = {weight}"):
+            check_plan(small, **noise)
+
+
+@pytest.mark.parametrize("variance", [0.01, 1.0, 30.0, 3000.0])
+@pytest.mark.parametrize("length", [1, 1024])
+def test_the_tail_of_the_noise_is_below_2_to_the_minus_60(variance, length):
+    """Against the exact probabilities, and no looser than 40 % (at small variance 3 steps)."""
+    k = np.arange(0, 4000)
+    mass = special.ive(k, variance)
+
+    def beyond(edge):
+        return 2 * length * mass[math.ceil(edge) :].sum()
+
+    tail = noise_tail(variance, length)
+    assert beyond(tail) <= 2.0**-60
+    if variance >= 3000:
+        assert beyond(tail / 1.2) > 2.0**-60
+    gaussian = stats.norm.isf(2.0**-61 / length, scale=variance**0.5)
+    assert tail > gaussian
+
+
+def test_known_plan():
+    plan = plan_histogram(1.0, 512, **NOISE)
+    assert (plan.bits, plan.scale, plan.sensitivity) == (24, 4096.0, 4096.0)
+    assert plan_histogram(1.0, 512, **NOISE | {"weight": 3000.0}).bits == 32
+    with pytest.raises(WrapAround, match="bits = 56"):
+        plan_histogram(1.0, 512, sensitivity=2.0**30, **NOISE | {"weight": 2.0**27})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"bits": 12}, "bits = 12"),
+        ({"bits": 64}, "bits = 64"),
+        ({"length": 0}, "length = 0"),
+        ({"scale": 5000.0}, "scale . bound"),
+        ({"bound": math.inf}, "bound = inf"),
+        ({"sensitivity": 2.0**31}, "sensitivity = 2147483648"),
+        ({"sensitivity": math.nan}, "sensitivity = nan"),
+    ],
+)
+def test_bad_plans(change, words):
+    numbers = {"bound": 1.0, "sensitivity": 4096.0, "scale": 4096.0, "bits": 32, "length": 4}
+    with pytest.raises(ValueError, match=words):
+        IntegerPlan(**numbers | change)
+
+
+@pytest.mark.parametrize(("bound", "length"), [(0.0, 4), (math.nan, 4), (1.0, 0)])
+def test_bad_queries(bound, length):
+    with pytest.raises(ValueError, match=f"bound = {bound}" if length else "length = 0"):
+        plan_histogram(bound, length, **NOISE)
+
+
+@pytest.mark.parametrize("name", ["noise_multiplier", "weight", "min_weight"])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_bad_noise(name, value):
+    with pytest.raises(ValueError, match=f"{name} = {value}"):
+        plan_histogram(1.0, 4, **NOISE | {name: value})
+    with pytest.raises(ValueError, match=f"{name} = {value}"):
+        node_noise_integers(4, sensitivity=4.0, **NOISE | {name: value})
+
+
+# --- noise ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_surviving_nodes_carry_the_guaranteed_noise(seeded):
+    """Nodes of unequal weight; the sum of those of weight W_min has variance (z S)^2."""
+    z, sensitivity, weights, min_weight = 1.5, 40.0, [100, 30, 5, 15], 150
+    rng = np.random.default_rng(1) if seeded else None
+    shares = [node_noise_integers(50_000, w, min_weight, z, sensitivity, rng) for w in weights]
+    for draws, variance in ((np.sum(shares, axis=0), 3600.0), (shares[1], 720.0)):
+        low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], 50_000)
+        assert low <= (draws.astype(float) ** 2).sum() / variance <= high
+
+
+# --- residues and bytes ---------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(bits=BITS, data=st.data())
+def test_round_trip(bits, data):
+    in_range = st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+    values = np.array(data.draw(st.lists(in_range, max_size=9)), dtype=np.int64)
+    residues = to_modulus(values, bits)
+    assert residues.dtype == np.uint64
+    assert residues.tolist() == [int(value) % 2**bits for value in values]
+    packed = pack(residues, bits)
+    assert packed.dtype == np.uint8 and packed.size == len(values) * bits // 8
+    little = b"".join(int(r).to_bytes(bits // 8, "little") for r in residues)
+    assert packed.tobytes() == little
+    for form in (packed, packed.tobytes()):
+        assert np.array_equal(unpack(form, bits, len(values)), residues)
+    assert np.array_equal(from_modulus(residues, bits), values)
+
+
+@settings(deadline=None)
+@given(bits=BITS, data=st.data())
+def test_sums_modulo_are_sums_of_integers(bits, data):
+    """Whatever wraps on the way: masks that cancel, and sums that come back into range."""
+    whole = st.integers(-(2**62), 2**62)
+    values = data.draw(st.lists(whole, min_size=1, max_size=20))
+    total = sum(values)
+    target = data.draw(st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1))
+    rows = [to_modulus(np.array([value]), bits) for value in values]
+    rows.append(np.array([(target - total) % 2**bits], dtype=np.uint64))
+    summed = np.add.reduce(rows)  # modulo 2^64
+    assert from_modulus(summed, bits).tolist() == [target]
+
+
+def test_decode():
+    plan = IntegerPlan(0.5, 1024.0, 2048.0, 16, 2)
+    assert decode(to_modulus(np.array([1024, -512]), 16), plan).tolist() == [0.5, -0.25]
+
+
+def test_bad_bytes():
+    residues = np.array([1, 2**16], dtype=np.uint64)
+    with pytest.raises(ValueError, match="65536 does not fit bits = 16"):
+        pack(residues, 16)
+    with pytest.raises(ValueError, match=r"5 bytes .* length = 2"):
+        unpack(bytes(5), 16, 2)
+    for call in (to_modulus, from_modulus, pack):
+        with pytest.raises(ValueError, match="bits = 9"):
+            call(residues, 9)
