@@ -26,14 +26,13 @@ import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, contribution, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.exchange import in_process
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.quantize import IntegerPlan, node_noise_integers
-from privsyn_flower.question import Noise, Query, integer_plan
-from privsyn_flower.randomness import seeded
+from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg.flower import stage_of
 from privsyn_flower.strategies.aggregation import Aggregation
@@ -98,15 +97,44 @@ def run_trials(case: Case, plan: RoundPlan, aggregation: Aggregation, trials: in
     off. Raises AuditError when nothing is released or the canary had no part in it.
     """
     query = replace(case.query, length=case.query.length * trials)
-    noise, known, roles = integer_noise(plan, query), cast(Known, {}), _roles(plan)
+    known: Known = {}
     failures: list[Exception] = []
-    kind = _repeated(case.kind, trials, known, failures)
-    strategy = _Once(query)
-    nodes = {}
+    roles = _roles(plan)
+    repeated = replace(case, kind=_repeated(case.kind, trials, known, failures))
+    released = _released(repeated, query, plan, aggregation, roles)
+    if failures:
+        raise AuditError(f"a node's answer failed: {failures[0]}") from failures[0]
+    sums = [known[at] for at, (role, _) in enumerate(roles) if role != "lost"]
+    with_canary, without = (np.sum([both[i] for both in sums], axis=0) for i in (0, 1))
+    if not (with_canary != without).any():
+        raise AuditError("the canary's vector is zero: there is nothing to distinguish")
+    noise = integer_noise(plan, query)
+    return Trials(
+        released=released.reshape(trials, -1),
+        present=np.arange(trials) % 2 == 0,
+        shift=(with_canary - without) / integer_plan(query, noise).scale,
+        free=(with_canary == 0) & (without == 0),
+        noise=noise,
+    )
+
+
+def _released(
+    case: Case,
+    query: Query,
+    plan: RoundPlan,
+    aggregation: Aggregation,
+    roles: Sequence[tuple[Role, int]],
+) -> Floats:
+    """One round of the real engine: the release (length,) without the colluders' noise."""
+    strategy, noise = _Once(query), integer_noise(plan, query)
+    handlers, known_noise = {}, np.zeros(query.length, dtype=np.int64)
     with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as name, in_process():
         folder = RunFolder(Path(name) / "run")
         for at, (role, weight) in enumerate(roles):
-            nodes[at + 1] = _handler(case, kind, role, weight, at, Path(name))
+            node = _node(case, role, weight, at, Path(name))
+            handlers[at + 1] = _handler(case, role, node)
+            if role == "colluding":
+                known_noise += _noise_of(node, query, noise)
         ledger = Ledger.open(
             Path(name) / "ledger.jsonl",
             population="audit",
@@ -114,27 +142,15 @@ def run_trials(case: Case, plan: RoundPlan, aggregation: Aggregation, trials: in
             total_delta=1e-9,
             mechanism="skellam",
         )
-        engine = Rounds(cast(Grid, _Loopback(nodes)), strategy, plan, folder, ledger, aggregation)
+        engine = Rounds(
+            cast(Grid, _Loopback(handlers)), strategy, plan, folder, ledger, aggregation
+        )
         with _warnings() as warnings:
             try:
                 engine.run()
             except NoRelease:
                 raise AuditError(f"nothing was released: {'; '.join(warnings())}") from None
-    if failures:
-        raise AuditError(f"a node's answer failed: {failures[0]}") from failures[0]
-    sums = [known[at] for at, (role, _) in enumerate(roles) if role != "lost"]
-    with_canary, without = (np.sum([both[i] for both in sums], axis=0) for i in (0, 1))
-    scale = integer_plan(query, noise).scale
-    total = strategy.released - _colluders_noise(roles, query.length, noise) / scale
-    if not (with_canary != without).any():
-        raise AuditError("the canary's vector is zero: there is nothing to distinguish")
-    return Trials(
-        released=total.reshape(trials, -1),
-        present=np.arange(trials) % 2 == 0,
-        shift=(with_canary - without) / scale,
-        free=(with_canary == 0) & (without == 0),
-        noise=noise,
-    )
+    return strategy.released - known_noise / integer_plan(query, noise).scale
 
 
 def smallest_population(min_surviving_weight: float) -> int:
@@ -186,14 +202,11 @@ def _repeated(kind: Kind, trials: int, known: Known, failures: list[Exception]) 
     return Kind(check, vectors)
 
 
-def _handler(
-    case: Case, kind: Kind, role: Role, weight: int, at: int, folder: Path
-) -> Callable[[Message], Message]:
-    """One node: what its ClientApp does with a message."""
+def _node(case: Case, role: Role, weight: int, at: int, folder: Path) -> Node:
     names = (CANARY, "neighbour") if role == "canary" else ("first", "second")
     texts = (case.canary, case.neighbour) if role == "canary" else (case.crowd, case.crowd)
     users: UserTexts = dict(zip(names[:weight], texts, strict=False))
-    node = Node(
+    return Node(
         facts=Hello(weight, at, deployed=False),
         cache=folder / f"node-{at}",
         embedder=EMBEDDER,
@@ -202,17 +215,29 @@ def _handler(
         noise_seed=COLLUDERS_SEED if role == "colluding" else None,
         load=lambda: users,
     )
-    context = Context(run_id=0, node_id=at + 1, node_config={}, state=RecordDict(), run_config={})
+
+
+def _handler(case: Case, role: Role, node: Node) -> Callable[[Message], Message]:
+    """What a node's ClientApp does with a message."""
+    name = node.facts.partition + 1
+    context = Context(run_id=0, node_id=name, node_config={}, state=RecordDict(), run_config={})
 
     def handle(message: Message) -> Message:
         if message.metadata.message_type == HELLO:
             return answer_hello(message, node.facts)
-        answered = guarded(message, lambda: reply(message, context, node, kind))
+        answered = guarded(message, lambda: reply(message, context, node, case.kind))
         if role == "lost" and stage_of(message) in (None, "mask"):
             return Message(Error(0, "the answer is lost"), reply_to=message)
         return answered
 
     return handle
+
+
+def _noise_of(node: Node, query: Query, noise: Noise) -> Integers:
+    """The noise that a colluder adds in round 1: its own code's, from the seed it knows."""
+    nothing = Kind(lambda *_: None, lambda query, *_: np.zeros(query.length, dtype=np.int64))
+    twin = replace(node, cache=node.cache / "twin")  # the node's own records allow one answer
+    return contribution(query, Ticket("audit", query.kind, 1, 1), noise, twin, nothing)
 
 
 @contextmanager
@@ -227,17 +252,6 @@ def _warnings() -> Iterator[Callable[[], list[str]]]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = passed_on
-
-
-def _colluders_noise(roles: Sequence[tuple[Role, int]], length: int, noise: Noise) -> Integers:
-    total = np.zeros(length, dtype=np.int64)
-    for at, (role, weight) in enumerate(roles):
-        if role == "colluding":
-            rng = seeded(COLLUDERS_SEED, 1, "noise", at)  # as in their nodes (round 1)
-            total += node_noise_integers(
-                length, weight, noise.min_weight, noise.multiplier, noise.sensitivity, rng
-            )
-    return total
 
 
 class _Once:

@@ -1,0 +1,270 @@
+"""The audit: honest releases pass, each broken part of the path is caught, bad input is named.
+
+Faults are put in by replacing a function of the devices: no configuration and no message can.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from privsyn_flower import audit as audit_module
+from privsyn_flower import exchange
+from privsyn_flower.audit import Audit, audit, described, mu_lower_bound, variance_test
+from privsyn_flower.audit_path import AuditError, _roles, smallest_population
+from privsyn_flower.cli import app
+from privsyn_flower.client_apps import answers
+from privsyn_flower.client_apps import votes as votes_app
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.accounting import epsilon, gaussian_epsilon
+from privsyn_flower.privacy.quantize import WrapAround
+from privsyn_flower.strategies.cohort import RoundPlan
+
+TRIALS = 10_000
+# One release at noise multiplier 1; epsilon is a budget that it stays below.
+SETTINGS: dict[str, Any] = {
+    "noise-multiplier": 1.0,
+    "rounds": 1,
+    "spare-rounds": 0,
+    "epsilon": 50.0,
+}
+
+
+def measured(trials: int = TRIALS, **changed: Any) -> Audit:
+    keys = {key.replace("__", ".").replace("_", "-"): value for key, value in changed.items()}
+    return audit(RunConfig.from_flat({**SETTINGS, **keys}), trials)
+
+
+def command(*arguments: str) -> Any:
+    sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    return CliRunner().invoke(app, ["audit", *sets, *arguments])
+
+
+def noise_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """change(draw, length, weight, min_weight, multiplier, ...) is every node's noise."""
+    draw = answers.node_noise_integers
+    monkeypatch.setattr(answers, "node_noise_integers", lambda *a: change(draw, *a))
+
+
+def votes_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """change(shard_votes, rows, users, candidates, options) is a node's sum of vectors."""
+    real = votes_app.shard_votes
+    monkeypatch.setattr(votes_app, "shard_votes", lambda *a, **options: change(real, *a, options))
+
+
+# --- honest ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A false alarm of the variance test once in 2000 audits is too often for a test suite."""
+    monkeypatch.setattr(audit_module, "VARIANCE_LEVEL", 1e-9)
+
+
+@pytest.mark.usefixtures("calm")
+def test_an_honest_release_passes_and_the_bound_is_tight() -> None:
+    result = command("--trials", str(TRIALS), "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert set(found) >= {
+        "kind",
+        "claimed_epsilon",
+        "lower_bound",
+        "confidence",
+        "trials",
+        "noise_variance_ratio",
+        "variance_p_value",
+        "contradiction",
+    }
+    delta = RunConfig().delta
+    assert found["claimed_epsilon"] == epsilon(1.0, 1, delta, mechanism="skellam")
+    assert 0.7 * gaussian_epsilon(1.0, delta) < found["lower_bound"] < found["claimed_epsilon"]
+    assert found["noise_variance_ratio"] == pytest.approx(1.0, abs=0.06)
+    assert (found["kind"], found["trials"], found["contradiction"]) == ("votes", TRIALS, False)
+
+
+@pytest.mark.usefixtures("calm")
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"aggregation": "plain"},
+        {"pretext__clip": "worst-case", "pretext__vote_bound": 8.0},
+        {"pretext__clip": "sqrt-count", "pretext__neighbors": 3, "pretext__metric": "cosine"},
+        {"min_surviving_weight": 1.0},  # nobody may be lost
+        {"data__users": 8, "min_surviving_weight": 0.5, "colluding_weight": 0.4},
+        {"sampler": "poisson", "sampling_rate": 0.5},
+    ],
+    ids=lambda changed: next(iter(changed)),
+)
+def test_every_setting_of_the_path_passes(changed: dict[str, Any]) -> None:
+    found = measured(**changed)
+    assert not found.contradiction, found
+    assert found.lower_bound > 0.7 * gaussian_epsilon(1.0, found.delta)
+
+
+@pytest.mark.usefixtures("calm")
+def test_the_noise_of_colluders_is_not_counted() -> None:
+    found = measured(colluding_weight=0.15)
+    assert not found.contradiction
+    assert found.noise_variance_ratio < 1.08  # with theirs it would be 1 / 0.85
+
+
+# --- broken ---------------------------------------------------------------------------------
+
+
+def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_with(monkeypatch, lambda draw, n, w, least, z, *rest: draw(n, w, least, 0.9 * z, *rest))
+    result = command("--trials", str(TRIALS))
+    assert result.exit_code == 1
+    assert "less noise than is charged" in result.stdout
+
+
+def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    votes_with(monkeypatch, lambda real, *a: 2 * real(*a[:3], **a[3]))
+    result = command("--trials", str(TRIALS))
+    assert result.exit_code == 1
+    assert "told apart" in result.stdout
+
+
+def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
+        return real(rows, np.zeros_like(users), candidates, **{**options, "samples_cap": 10**6})
+
+    votes_with(monkeypatch, clip_of_sums)
+    found = measured()
+    assert found.contradiction and found.lower_bound > found.claimed_epsilon
+
+
+@pytest.mark.parametrize("counted", [1000, 950], ids=["all users", "colluders too"])
+def test_noise_shared_among_more_than_w_min_is_caught(
+    monkeypatch: pytest.MonkeyPatch, counted: int
+) -> None:
+    noise_with(monkeypatch, lambda draw, n, w, least, *rest: draw(n, w, counted, *rest))
+    found = measured(colluding_weight=0.1)  # W_min is 850 of 1000
+    assert found.contradiction and found.noise_variance_ratio < 0.97
+
+
+def test_a_node_without_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[int] = []
+
+    def all_but_the_first(draw: Any, length: int, *rest: Any) -> Any:
+        drawn.append(length)
+        return draw(length, *rest) * (len(drawn) > 1)
+
+    noise_with(monkeypatch, all_but_the_first)
+    assert measured().contradiction
+
+
+def test_too_much_noise_is_said_and_is_no_contradiction(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_with(monkeypatch, lambda draw, n, w, least, z, *rest: draw(n, w, least, 1.2 * z, *rest))
+    found = measured()
+    assert not found.contradiction
+    assert "more noise than is charged" in described(found)
+
+
+# --- nothing measured is never a pass -------------------------------------------------------
+
+
+def test_a_failing_or_absent_canary_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        votes_with(patch, lambda real, *a: 0 * real(*a[:3], **a[3]))
+        with pytest.raises(AuditError, match="canary's vector is zero"):
+            measured(200)
+
+    def fails(*arguments: Any) -> Any:
+        raise OverflowError("out of bins")
+
+    votes_with(monkeypatch, fails)
+    with pytest.raises(AuditError, match="out of bins"):
+        measured(200)
+    assert not exchange._IN_PROCESS.get()
+
+
+def test_a_sum_that_is_not_released_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: Any) -> None:
+        raise WrapAround("no")
+
+    monkeypatch.setattr(answers, "check_plan", refuses)
+    result = command("--trials", "200")
+    assert result.exit_code == 2
+    assert "nothing was released" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (["--trials", "199"], "trials = 199"),
+        (["--trials", "1000001"], "trials = 1000001"),
+        (["--set", "epsilom=1"], "epsilom"),
+        (["--set", "epsilon=0.1"], "epsilon"),  # which noise-multiplier = 1 does not keep
+        (["absent.toml"], "absent.toml"),
+    ],
+)
+def test_wrong_input_is_named(arguments: list[str], word: str) -> None:
+    result = command(*arguments)
+    assert result.exit_code == 2
+    assert word in result.output
+
+
+# --- the statistics -------------------------------------------------------------------------
+
+
+def halves(rng: np.random.Generator, mu: float, size: int) -> tuple[Any, Any]:
+    return rng.normal(mu, 1.0, size), rng.normal(mu, 1.0, size)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 3.0])
+def test_the_bound_holds_at_its_confidence(mu: float) -> None:
+    rng = np.random.default_rng(7)
+    bounds = [mu_lower_bound(halves(rng, mu, 300), halves(rng, 0, 300), 0.95) for _ in range(300)]
+    # Zero is no mistake at mu = 0; 300 audits at 5 % are wrong 27 times or more in 1 of 1000.
+    assert sum(bound > mu for bound in bounds) < 27
+    assert np.mean(bounds) > mu - 0.9
+
+
+def test_the_bound_is_zero_where_nothing_is_learned() -> None:
+    same = np.zeros(100)
+    assert mu_lower_bound((same, same), (same, same), 0.95) == 0.0
+    assert mu_lower_bound((same, same), (same + 1, same + 1), 0.95) == 0.0
+
+
+def test_the_bound_is_that_of_clopper_and_pearson() -> None:
+    # All hits, no alarm: limits (1 - level)^(1 / n) and 1 - (1 - level)^(1 / n), n = 50.
+    far = (np.full(50, 9.0), np.full(50, 9.0)), (np.zeros(50), np.zeros(50))
+    limit = (1 - 0.95**0.5) ** (1 / 50)
+    assert mu_lower_bound(*far, 0.95) == pytest.approx(2 * NormalDist().inv_cdf(limit))
+
+
+def test_the_variance_test_has_its_level() -> None:
+    rng = np.random.default_rng(3)
+    p_values = [variance_test(rng.normal(0, 2, (50, 4)), 2.0)[1] for _ in range(2000)]
+    assert np.mean(np.array(p_values) < 0.1) == pytest.approx(0.1, abs=0.03)
+    ratio, p_value = variance_test(np.full(400, 1.8), 2.0)
+    assert ratio == pytest.approx(0.81) and p_value < 0.01
+
+
+@settings(max_examples=200, deadline=None)
+@given(users=st.integers(1, 5000), least=st.floats(0.05, 1.0), share=st.floats(0.0, 1.0))
+def test_the_honest_survivors_weigh_exactly_w_min(users: int, least: float, share: float) -> None:
+    users = max(users, smallest_population(least))
+    plan = RoundPlan("audit", users, 1.0, min_surviving_weight=least)
+    room = (users - plan.min_weight) / users
+    plan = dataclasses.replace(plan, colluding_weight=share * room)
+    weight = {
+        role: sum(w for r, w in _roles(plan) if r == role)
+        for role in ("canary", "honest", "colluding", "lost")
+    }
+    assert weight["canary"] + weight["honest"] == plan.min_weight
+    assert weight["colluding"] == plan.colluding
+    assert sum(weight.values()) == users
+    assert all(w >= 2 for role, w in _roles(plan) if role in ("canary", "honest"))
+    assert all(w >= 1 for _, w in _roles(plan))
