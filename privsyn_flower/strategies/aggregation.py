@@ -82,7 +82,7 @@ class SecureAggregation:
     name: AggregationName = "secure"
 
     def collect(self, exchange: Exchange) -> Collected:
-        """Four stages; nodes that fail, refuse or stay silent in any of them drop out."""
+        """Five stages; nodes that fail, refuse or stay silent in any of them drop out."""
         query, ticket, noise = exchange.query, exchange.ticket, exchange.noise
         session = session_for(query, ticket, noise)
         transport = Transport(

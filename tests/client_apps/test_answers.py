@@ -15,7 +15,7 @@ from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.greeting import Hello
+from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.queries import vote_histogram
 from privsyn_flower.question import Noise, Query, Ticket
@@ -48,6 +48,8 @@ class Device:
         self.tamper: Callable[[Message], None] = lambda message: None
 
     def __call__(self, message: Message) -> Message | None:
+        if message.metadata.message_type == HELLO:
+            return answer_hello(message, self.node.facts)
         stage = str(stage_of(message))
         self.stages.append(stage)
         if stage == self.dies_at:

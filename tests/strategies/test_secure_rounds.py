@@ -1,0 +1,149 @@
+"""The engine under secure aggregation: what an abort costs, and what a kill leaves behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.question import Query
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.secagg import flower as secagg_flower
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.rounds import MOST_ABORTS, NoRelease, Rounds
+from tests.client_apps.test_answers import Device, expected, question
+from tests.strategies.test_rounds import Counting
+
+
+class Asking(Counting):
+    """One fixed vote question a round."""
+
+    def ask(self, rnd: int) -> Query:
+        self.asked.append(rnd)
+        return question()
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> dict[int, Device]:
+    return {100 + i: Device(tmp_path, i) for i in range(4)}
+
+
+def engine(
+    tmp_path: Path, grid: Any, strategy: Asking, *, multiplier: float = 5.0, spare: int = 1
+) -> Rounds:
+    ledger = Ledger.open(
+        tmp_path / "ledger.jsonl",
+        population="people",
+        total_epsilon=1e9 if multiplier < 1 else 2.0,
+        total_delta=1e-5,
+        mechanism="skellam",
+    )
+    plan = RoundPlan(
+        run="r",
+        users=20,
+        noise_multiplier=multiplier,
+        spare_rounds=spare,
+        min_surviving_weight=0.75,
+        nodes=4,
+        round_timeout=0.5,
+        stage_timeout=0.5,
+        node_timeout=1.0,
+    )
+    return Rounds(grid, strategy, plan, RunFolder(tmp_path / "run"), ledger)
+
+
+def states(run: Rounds) -> list[tuple[int, int, str, bool]]:
+    return [(c.round, c.attempt, c.state, c.sent) for c in run.ledger.charges(run="r")]
+
+
+def test_rounds_release_the_exact_sum(
+    tmp_path: Path, loopback: Any, devices: dict[int, Device]
+) -> None:
+    strategy = Asking(rounds=2)
+    run = engine(tmp_path, loopback(devices), strategy, multiplier=1e-3)
+    assert run.run() == 2
+    assert states(run) == [(1, 1, "committed", True), (2, 1, "committed", True)]
+    want = expected(question(), [0, 1, 2, 3])
+    for released in strategy.learned.values():
+        assert released == pytest.approx(want, abs=0.02)  # truncation and a thousandth of noise
+    row = run.folder.metrics()[0]
+    assert row["surviving_weight"] == 20
+    assert row["bytes_up_per_node"] > 10 * 3  # masked vector, shares and keys
+
+
+@pytest.mark.parametrize("stage", ["advertise", "share", "mask"])
+def test_an_abort_before_unmasking_is_free_and_releases_nothing(
+    tmp_path: Path, loopback: Any, devices: dict[int, Device], stage: str
+) -> None:
+    devices[101].dies_at = devices[102].dies_at = stage
+    run = engine(tmp_path, loopback(devices), Asking(rounds=1))
+    with pytest.raises(NoRelease):
+        run.run()
+    aborts = 1 + MOST_ABORTS
+    assert states(run) == [(1, n, "void", False) for n in range(1, aborts + 1)]
+    assert run.ledger.spent_epsilon() == 0.0
+    assert not list((tmp_path / "run" / "releases").glob("*"))
+    assert "unmask" not in devices[100].stages
+
+
+def test_an_abort_uses_no_spare_round(
+    tmp_path: Path, loopback: Any, devices: dict[int, Device]
+) -> None:
+    devices[101].dies_at = devices[102].dies_at = "mask"
+
+    class Recovering(Asking):
+        def ask(self, rnd: int) -> Query:
+            devices[100].tamper = lambda message: self.recover()
+            return super().ask(rnd)
+
+        def recover(self) -> None:
+            if devices[100].stages.count("mask") == 2:
+                devices[101].dies_at = devices[102].dies_at = ""
+
+    run = engine(tmp_path, loopback(devices), Recovering(rounds=1), spare=0)
+    assert run.run() == 1
+    assert [row[2] for row in states(run)] == ["void", "committed"]
+
+
+def test_once_nodes_were_asked_to_unmask_the_charge_stands(
+    tmp_path: Path, loopback: Any, devices: dict[int, Device]
+) -> None:
+    """Too few shares come back: nothing is known, but it might be, so it counts."""
+    for device in list(devices.values())[1:]:
+        device.dies_at = "unmask"
+    run = engine(tmp_path, loopback(devices), Asking(rounds=1), spare=1)
+    with pytest.raises(NoRelease):
+        run.run()
+    assert states(run) == [(1, 1, "reserved", True), (1, 2, "reserved", True)]
+    assert run.ledger.spent_epsilon() > 0
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_kill_around_unmasking(
+    tmp_path: Path,
+    loopback: Any,
+    devices: dict[int, Device],
+    when: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between reserve and commit: free before a node was asked to unmask, charged after."""
+    stage = "mask" if when == "before" else "unmask"
+    send = secagg_flower.Transport.stage
+
+    def power_cut(self: Any, name: str, *args: Any) -> Any:
+        if name == stage:
+            raise KeyboardInterrupt
+        return send(self, name, *args)
+
+    grid = loopback(devices)
+    with monkeypatch.context() as patch:
+        patch.setattr(secagg_flower.Transport, "stage", power_cut)
+        with pytest.raises(KeyboardInterrupt):
+            engine(tmp_path, grid, Asking(rounds=1)).run()
+    again = engine(tmp_path, grid, Asking(rounds=1))
+    assert again.run() == 1
+    first = "void" if when == "before" else "reserved"
+    assert [row[2] for row in states(again)] == [first, "committed"]
+    assert len(list((tmp_path / "run" / "releases").glob("*"))) == 1
