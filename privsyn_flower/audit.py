@@ -40,6 +40,8 @@ from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.text import load_embedder
 
 CONFIDENCE = 0.95
+# Thresholds far out have few hits or alarms; at a lower confidence chance would prefer them.
+CHOOSING = 1 - 1e-8
 VARIANCE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
 FEWEST_TRIALS, DEFAULT_TRIALS, MOST_TRIALS = 200, 10_000, 1_000_000
 
@@ -130,12 +132,12 @@ def mu_lower_bound(present: Halves, absent: Halves, confidence: float) -> float:
     """mu >= this with probability `confidence`: Phi^-1(hits) - Phi^-1(false alarms), 0 at least.
 
     present, absent: the statistic with and without the canary, each in two independent parts.
-    The threshold is chosen on the first parts; Clopper-Pearson intervals of the second ones, at
-    the root of the confidence each because they are independent, certify it.
+    One threshold of 199 is chosen on the first parts; Clopper-Pearson intervals of the second
+    ones, at the root of the confidence each because they are independent, certify it.
     """
     pooled = np.concatenate([present[0], absent[0]])
     thresholds = np.quantile(pooled, np.linspace(0.005, 0.995, 199))
-    best = np.argmax(_mu_at(thresholds, present[0], absent[0], confidence))
+    best = np.argmax(_mu_at(thresholds, present[0], absent[0], CHOOSING))
     certified = _mu_at(thresholds[best : best + 1], present[1], absent[1], confidence)
     return max(0.0, float(certified[0]))
 
