@@ -184,7 +184,8 @@ def _watch(folder: Path, flower: LocalFlower) -> Path:
                 gone = 0.0 if alive or not seen_alive else gone or time.monotonic()
                 if ended or (gone and time.monotonic() - gone > GRACE):
                     break
-                if time.monotonic() - checked > STATUS_EVERY:
+                # Asking costs two seconds of a core; a ServerApp that holds the folder is alive.
+                if not alive and time.monotonic() - checked > STATUS_EVERY:
                     checked = time.monotonic()
                     if flower.status().startswith("finished"):
                         break
