@@ -72,18 +72,22 @@ def forget(
 
     from privsyn_flower.client_apps.records import RECORDS_FILE, NodeRecords
     from privsyn_flower.data import EmbeddingCache
+    from privsyn_flower.data.users import to_name
 
-    folder = folder.expanduser()
+    folder, user = folder.expanduser(), to_name(user)
     try:
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         known = NodeRecords(folder / RECORDS_FILE).forget(user)
         erased = EmbeddingCache(folder / "embeddings", "").forget(user)
     except (OSError, ValueError, RuntimeError, sqlite3.Error) as error:
         raise _fail(error) from None
-    typer.echo("withdrawn: takes part in nothing from now on")
+    typer.echo(f"withdrawn: {user!r} takes part in nothing from now on")
     typer.echo("embeddings erased" if erased else "no embeddings were kept")
     if not (known or erased):
-        typer.echo("this node had nothing of this id: check its spelling")
+        typer.echo(
+            "this node has had nothing of this id so far: unless it is new, check its spelling "
+            "against the data file, or the user goes on taking part"
+        )
     typer.echo("the text itself is in the node's data file: delete it there")
 
 

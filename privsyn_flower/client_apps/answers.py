@@ -68,6 +68,7 @@ def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message
 def _plain(message: Message, node: Node, kind: Kind) -> Message:
     query, ticket, noise = read_ask(message, node.facts.weight)
     _check(query, ticket, noise, node, kind, "plain", 1.0)
+    check_plan(integer_plan(query, noise), noise.multiplier, noise.min_weight, noise.min_weight)
     vector = contribution(query, ticket, noise, node, kind)
     return answer(message, ticket, to_modulus(vector, noise.bits), noise.bits)
 
@@ -93,6 +94,7 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         weight=node.facts.weight,
         identity=identity(node.cache),
         trust=lambda cohort: trust(cohort, node),
+        accept=lambda cohort, listed: enough(cohort, listed, node),
         vector=vector,
         once=lambda stage, s: node.records.mark(f"{s.run}/{stage}", s.query, s.round, s.attempt),
     )
@@ -151,14 +153,7 @@ def trust(cohort: Cohort, node: Node) -> None:
     """
     if node.policy is None:
         return
-    session = cohort.session
-    check_cohort(
-        node.policy,
-        nodes=len(cohort.members),
-        weight=sum(member.weight for member in cohort.members),
-        min_weight=session.min_weight,
-        colluding=session.colluding,
-    )
+    enough(cohort, [True] * len(cohort.members), node)
     if node.policy.roster:
         roster = load_roster(node.policy.roster_path)
         for member in cohort.members:
@@ -167,6 +162,19 @@ def trust(cohort: Cohort, node: Node) -> None:
         new = node.records.pin_all({str(m.id): m.identity for m in cohort.members})
         if new:
             logger.info("trusted on first use: the keys of %d nodes", new)
+
+
+def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
+    """Whether those of the cohort who are left are enough for this node's policy."""
+    if node.policy is None:
+        return
+    check_cohort(
+        node.policy,
+        nodes=sum(listed),
+        weight=cohort.weight(listed),
+        min_weight=cohort.session.min_weight,
+        colluding=cohort.session.colluding,
+    )
 
 
 def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> Integers:

@@ -165,7 +165,7 @@ def sampling_sentence(
     check_sampler(name, rate)
     if name == "fixed":
         return (
-            "the server draws a fixed number of users for each round and knows whom; no "
+            "the server draws a fixed number of nodes for each round and knows which; no "
             "amplification by sampling is claimed"
         )
     if name == "full" or rate == 1.0:

@@ -153,10 +153,12 @@ class PrivacyStatement:
         )
 
     def _noise(self) -> str:
+        fixed = self.sampler == "fixed"
+        whose = "weight of the nodes drawn for a round" if fixed else "declared users' weight"
         return (
-            f"The noise suffices as long as {_percent(self.min_surviving_weight)} of the declared "
-            "users' weight answers honestly, or the sum is not released; nodes assumed to collude "
-            f"(to know their own noise and take it off): {_percent(self.colluding_weight)} of the "
+            f"The noise suffices as long as {_percent(self.min_surviving_weight)} of the {whose} "
+            "answers honestly, or the sum is not released; nodes assumed to collude (to know their "
+            f"own noise and take it off): {_percent(self.colluding_weight)} of the declared users' "
             "weight, on top of that."
         )
 

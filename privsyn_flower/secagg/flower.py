@@ -33,7 +33,8 @@ class Party:
     """What one node brings to a session.
 
     node_id, weight and identity: see `node.advertise`. trust(cohort) see `node.share`;
-    vector(session, cohort weight) see `node.mask`; once(stage, session) see `node.Once`.
+    vector(session, cohort weight) see `node.mask`; once(stage, session) see `node.Once`;
+    accept(cohort, listed) is asked before the node masks and before it signs the survivors.
     """
 
     node_id: int
@@ -42,6 +43,7 @@ class Party:
     trust: Callable[[Cohort], None]
     vector: Callable[[Session, int], node.Integers]
     once: node.Once
+    accept: node.Accept = node.anybody
 
 
 def respond(message: Message, state: RecordDict, party: Party) -> Message:
@@ -108,9 +110,11 @@ def _answer(asked: ConfigRecord, kept: ConfigRecord, party: Party) -> bytes:
     if stage == "share":
         return node.share(kept, digest, _bytes(asked, "cohort"), party.trust, party.once)
     if stage == "mask":
-        return node.mask(kept, digest, _bytes(asked, "list"), _bytes(asked, "sealed"), party.vector)
+        listed, sealed = _bytes(asked, "list"), _bytes(asked, "sealed")
+        return node.mask(kept, digest, listed, sealed, party.vector, party.accept)
     if stage == "confirm":
-        return node.confirm(kept, digest, _bytes(asked, "list"), party.identity, party.once)
+        listed = _bytes(asked, "list")
+        return node.confirm(kept, digest, listed, party.identity, party.once, party.accept)
     if stage == "unmask":
         signers, signatures = _bytes(asked, "signers"), _bytes(asked, "signatures")
         return node.unmask(kept, digest, signers, signatures, party.once)

@@ -34,6 +34,15 @@ SEALED = PAIR + keys.SEAL_BYTES
 KEY = 32
 SIGNATURE = 64
 
+# accept(cohort, listed): the node's own conditions on those left; raises SecaggError or another
+# refusal.
+Accept = Callable[[Cohort, list[bool]], None]
+
+
+def anybody(cohort: Cohort, listed: list[bool]) -> None:
+    """No conditions beyond the protocol's."""
+
+
 # once(stage, session) writes down, for good, that this node answers a stage of a session, and
 # raises SecaggError(REPEATED) or another refusal when it did before. The state alone cannot
 # know: two messages may be in flight, each with a copy of it.
@@ -118,6 +127,7 @@ def mask(
     sharers_data: bytes,
     sealed_data: bytes,
     vector: Callable[[Session, int], Integers],
+    accept: Accept = anybody,
 ) -> bytes:
     """Stage 3: the node's integer vector under its masks, packed to bits / 8 bytes a coordinate.
 
@@ -132,6 +142,7 @@ def mask(
         raise SecaggError(Code.LIST, "this node dealt shares and is not on the list")
     cohort.check_survivors(sharers)
     cohort.check_neighbours(at, sharers)
+    accept(cohort, sharers)
     shares = _open(bytes(state["openers"]), cohort, at, sharers, sealed_data)
     values = np.asarray(vector(session, sum(m.weight for m in cohort.members)))
     if values.shape != (session.length,) or values.dtype.kind not in "iu":
@@ -159,6 +170,7 @@ def confirm(
     survivors_data: bytes,
     identity: Ed25519PrivateKey,
     once: Once,
+    accept: Accept = anybody,
 ) -> bytes:
     """Stage 4: check the list of those whose masked vectors arrived, and sign it: 64 bytes.
 
@@ -174,6 +186,7 @@ def confirm(
         raise SecaggError(Code.LIST, "a survivor is listed that dealt no shares")
     cohort.check_survivors(survivors)
     cohort.check_neighbours(at, survivors)
+    accept(cohort, survivors)
     once("confirm", session)
     state.update(stage="confirmed", survivors=survivors_data)
     return keys.sign(identity, cohort.confirmed_text(sharers, survivors))

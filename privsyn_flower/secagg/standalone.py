@@ -165,6 +165,7 @@ def secure_sum(
     timeout: float = 600.0,
     stage_timeout: float = 60.0,
     poll: float = 0.1,
+    revealing: Callable[[], None] = lambda: None,
 ) -> NDArray[Any]:
     """The exact sum (length,) over the nodes whose vector arrived: int64, or float64 / scale.
 
@@ -175,6 +176,8 @@ def secure_sum(
     is revealed; default 4/5 of the nodes, at least 3. colluding: weight assumed to collude.
     weights: node id -> weight, when nodes have others than 1. timeout: of the stage in which
     handlers run; stage_timeout: of the four others; poll: between two looks (all seconds).
+    revealing: called right before the first node is asked to unmask; from there on the sum counts
+    as known, whatever is raised after it.
 
     Raises ValueError when a sum may exceed 56 bits, SecaggError (a ValueError) when too few
     nodes are left.
@@ -199,7 +202,11 @@ def secure_sum(
     )
     transport = Transport(grid, message_type, timeout, stage_timeout, poll)
     summed = run_session(
-        transport, session, counted, lambda stage: asked if stage == "mask" else RecordDict()
+        transport,
+        session,
+        counted,
+        lambda stage: asked if stage == "mask" else RecordDict(),
+        revealing,
     )
     total = from_modulus(summed.residues, bits)
     return total if scale == 1.0 else total / scale

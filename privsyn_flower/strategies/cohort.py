@@ -40,8 +40,9 @@ class RoundPlan:
     least min_surviving_weight * W, for which noise_multiplier * bound is the guaranteed std.
 
     sampling_rate: each user takes part in a round with this probability, by its node's own coin.
-    cohort_nodes: the server draws this many nodes for a round (0: all); W is theirs then, and
-    no amplification is claimed.
+    cohort_nodes: the server draws this many nodes for a round (0: all). W is theirs then, but
+    the colluders of the whole population (colluding_users) may all be among them, and no
+    amplification is claimed.
     """
 
     run: str
@@ -59,6 +60,7 @@ class RoundPlan:
     sampling_rate: float = 1.0
     cohort_nodes: int = 0
     seed: int = 0
+    colluding_users: int | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
@@ -77,11 +79,15 @@ class RoundPlan:
     @property
     def colluding(self) -> int:
         """The weight assumed colluding in whole users, rounded up."""
+        if self.colluding_users is not None:
+            return self.colluding_users
         return math.ceil(self.colluding_weight * self.users - 1e-9)
 
     def drawn(self, weight: int) -> RoundPlan:
         """The numbers of a round whose cohort stands for `weight` users."""
-        return replace(self, users=weight) if self.cohort_nodes else self
+        if not self.cohort_nodes:
+            return self
+        return replace(self, users=weight, colluding_users=self.colluding)
 
     def released_std(self, bound: float, weight: float) -> float:
         """Std of the noise in a sum over survivors of `weight`: at least the guaranteed one."""
@@ -109,18 +115,33 @@ class Cohort:
                 f"{len(present)} nodes are connected, cohort-nodes = {size} are drawn: start more "
                 "nodes or lower cohort-nodes"
             )
+        self._check_lightest(present, size)
         order = list(present)
         chosen = seeded(self.plan.seed, rnd, f"cohort {attempt}").choice(
             len(order), size, replace=False
         )
         return {order[i]: present[order[i]] for i in sorted(chosen)}
 
+    def _check_lightest(self, present: dict[int, Hello], size: int) -> None:
+        """No draw is too light for its own conditions. Raises TooFewNodes before any is made."""
+        lightest = sum(sorted(facts.weight for facts in present.values())[:size])
+        try:
+            self.plan.drawn(lightest)
+        except ValueError as error:
+            raise TooFewNodes(
+                f"a draw of cohort-nodes = {size} may stand for {lightest} users only, and all "
+                f"{self.plan.colluding} users assumed colluding may be among them: raise "
+                f"cohort-nodes, or lower colluding-weight or min-surviving-weight ({error})"
+            ) from None
+
     def present(self) -> dict[int, Hello]:
         """Every connected node with its facts, once their weight reaches W_min.
 
         Raises TooFewNodes after node_timeout, or when the weights exceed the declared users.
         """
-        needed = self.plan.min_weight + self.plan.colluding
+        # A draw brings its own W_min: here it needs its nodes, not the population's weight.
+        size = self.plan.cohort_nodes
+        needed = 1 if size else self.plan.min_weight + self.plan.colluding
         deadline = time.monotonic() + self.plan.node_timeout
         while True:
             present = set(self.grid.get_node_ids())
@@ -137,7 +158,7 @@ class Cohort:
                 )
             complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
             late = time.monotonic() > deadline
-            if weight >= needed and (complete or late):
+            if weight >= needed and len(cohort) >= size and (complete or late):
                 order = sorted(cohort, key=lambda node: (cohort[node].partition, node))
                 return {node: cohort[node] for node in order}
             if late:

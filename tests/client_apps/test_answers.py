@@ -199,3 +199,14 @@ def test_withdrawn_users_are_gone(tmp_path: Path, loopback: Any) -> None:
     got, _ = collect(loopback(devices), query)
     assert got.total.weight == 20.0  # the node's noise stays: who withdrew is nobody's business
     assert np.allclose(got.total.vector, expected(query, [0, 1, 3]), atol=20 / 4096)
+
+
+def test_min_cohort_counts_those_who_are_left(tmp_path: Path, loopback: Any) -> None:
+    """Four nodes join, three are left: not enough for an owner who wants four."""
+    policy = Policy(min_noise_multiplier=1.0, min_cohort=4)
+    devices = {100 + i: Device(tmp_path, i, policy) for i in range(4)}
+    devices[102].dies_at = "mask"
+    grid = loopback(devices)
+    with pytest.raises(TooFewSurvivors):
+        collect(grid, question(), Noise(1.5, 4096.0, 32, 15.0))
+    assert "confirm" in devices[100].stages and "unmask" not in devices[100].stages

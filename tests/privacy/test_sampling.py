@@ -86,7 +86,7 @@ def test_sentences_say_against_whom():
     assert "server" not in plain and "against the server" in secure
     for sampler in (Full(), FixedSize(3), NodePoisson(1.0)):
         assert "no amplification" in sampler.sentence("secure")
-    assert "knows whom" in FixedSize(3).sentence()
+    assert "knows which" in FixedSize(3).sentence()
 
 
 @pytest.mark.parametrize(

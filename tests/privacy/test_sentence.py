@@ -43,7 +43,7 @@ def test_all_parts_are_there():
         "the aggregator is trusted",
         "claims nothing against the server",
         "85 % of the declared",
-        "10 % of the weight",
+        "10 % of the declared users' weight",
         "fresh ledger",
         "tuned",
     ):
@@ -92,7 +92,7 @@ def test_a_simulation_says_that_one_machine_played_all_parties():
 def test_samplers():
     assert "no amplification" in SECURE.sentence()
     fixed = replace(SECURE, sampler="fixed").sentence()
-    assert "fixed number of users" in fixed and "no amplification" in fixed
+    assert "fixed number of nodes" in fixed and "no amplification" in fixed
     poisson = {"sampler": "poisson", "sampling_rate": 0.1}
     assert "probability 0.1" in replace(SECURE, **poisson).sentence()
     assert "who takes part," not in replace(SECURE, **poisson).sentence()  # the coins are secret

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg import flower as secagg_flower
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes
 from privsyn_flower.strategies.rounds import MOST_ABORTS, NoRelease, Rounds
 from tests.client_apps.test_answers import Device, expected, question
 from tests.strategies.test_rounds import Counting
@@ -147,3 +148,33 @@ def test_a_kill_around_unmasking(
     first = "void" if when == "before" else "reserved"
     assert [row[2] for row in states(again)] == [first, "committed"]
     assert len(list((tmp_path / "run" / "releases").glob("*"))) == 1
+
+
+def test_a_draw_may_hold_every_colluder() -> None:
+    """A random draw of few nodes may hold more than their share of the colluders: assume all."""
+    whole = RoundPlan("r", 1000, 2.0, min_surviving_weight=0.7, colluding_weight=0.1)
+    drawn = RoundPlan(
+        "r", 1000, 2.0, min_surviving_weight=0.7, colluding_weight=0.1, cohort_nodes=20
+    ).drawn(400)
+    assert (whole.drawn(400).users, whole.colluding) == (1000, 100)
+    assert (drawn.users, drawn.min_weight, drawn.colluding) == (400, 280, 100)
+
+
+def test_rounds_of_drawn_nodes(tmp_path: Path, loopback: Any, devices: dict[int, Device]) -> None:
+    strategy = Asking(rounds=3)
+    run = engine(tmp_path, loopback(devices), strategy, multiplier=1e-3)
+    run.plan = run.cohort.plan = replace(run.plan, cohort_nodes=3)
+    assert run.run() == 3
+    rows = run.folder.metrics()
+    assert [(row["nodes_asked"], row["surviving_weight"]) for row in rows] == [(3, 15)] * 3
+    assert sum(device.stages.count("mask") for device in devices.values()) == 9
+
+
+def test_a_draw_too_light_for_its_colluders_is_refused_before_any_question(
+    tmp_path: Path, loopback: Any, devices: dict[int, Device]
+) -> None:
+    run = engine(tmp_path, loopback(devices), Asking(rounds=1))
+    run.plan = run.cohort.plan = replace(run.plan, cohort_nodes=3, colluding_weight=0.25)
+    with pytest.raises(TooFewNodes, match="cohort-nodes = 3"):
+        run.run()
+    assert states(run) == []
