@@ -54,7 +54,7 @@ def setting(tmp_path_factory):
     write(root / "public.jsonl", {f"p{i}": sentences(PUBLIC_WORDS, rng, 5) for i in range(40)})
     values = {
         "benchmark": True,
-        "nodes": 2,
+        "nodes": 3,
         "cache": str(root / "cache"),
         "data.source": "files",
         "data.path": str(root / "private.jsonl"),
