@@ -131,6 +131,7 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
         f"run {mark['run']!r}, {mark['query']!r}: last round {mark['round']}, attempt "
         f"{mark['attempt']}; {mark['answers']} answers"
         for mark in records["runs"]
+        if not mark["run"].endswith(("/share", "/confirm", "/unmask"))  # stages of a secure sum
     ]
     return [
         *lines,
