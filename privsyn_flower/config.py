@@ -14,7 +14,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
+
+from privsyn_flower.sections import (
+    DataConfig,
+    EvaluationConfig,
+    ExpandConfig,
+    GenerationConfig,
+    ModelsConfig,
+    PopriConfig,
+    PreTextConfig,
+    Section,
+)
 
 Scalar = bool | int | float | str
 
@@ -23,130 +34,10 @@ class ConfigError(ValueError):
     """A key or value of the run configuration is wrong; the text names it and its bound."""
 
 
-class Section(BaseModel):
-    """One table of the configuration; kebab-case outside, snake_case inside."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        populate_by_name=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: name.replace("_", "-"),
-    )
-
-
-class DataConfig(Section):
-    """`[data]`: who the users are, what they hold, and what text is public."""
-
-    source: str = Field("docstrings", description="docstrings, files, or hub:NAME")
-    path: str = Field("", description="files: jsonl, csv or parquet with the private users' text")
-    public_path: str = Field("", description="files/hub: the public text (file, or hub:NAME)")
-    private_packages: str = Field(
-        "scipy,scikit-learn,pandas", description="docstrings: packages whose modules are users"
-    )
-    public_packages: str = Field(
-        "stdlib,transformers,torch,ray,sqlalchemy,sympy",
-        description="docstrings: the general public packages",
-    )
-    minority_packages: str = Field(
-        "numpy", description="docstrings: public packages close to the private domain"
-    )
-    minority_share: float = Field(
-        0.05, ge=0, le=1, description="docstrings: share of the public pool taken from them"
-    )
-    users: int = Field(1000, ge=1, description="declared number of private users (public)")
-    samples_per_user: int = Field(8, ge=1, description="cap on one user's samples")
-    min_samples_per_user: int = Field(1, ge=1, description="users with fewer are not enrolled")
-    sections_per_module: int = Field(
-        4, ge=1, description="docstrings: users made of one module, of consecutive samples each"
-    )
-    partition: Literal["natural", "uniform"] = Field(
-        "natural", description="natural: by user column; uniform: the paper's random partition"
-    )
-    held_out_users: int = Field(150, ge=0, description="test users, read by final runs only")
-    development_users: int = Field(100, ge=0, description="users for tuning the demo")
-    public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
-    public_validation: int = Field(512, ge=0, description="public texts for learning-rate choice")
-    sample_words: int = Field(45, ge=4, description="words of a docstring sample or a candidate")
-    user_column: str = Field("user_id", description="files/hub: column of the user's id")
-    text_column: str = Field("text", description="files/hub: column of the text")
-    label_column: str = Field("", description="files/hub: column of a label; empty: none")
-    date_column: str = Field("", description="files/hub: column of a date; empty: none")
-    date_from: str = Field("", description="first date kept, YYYY-MM-DD")
-    date_to: str = Field("", description="last date kept, YYYY-MM-DD")
-    seed: int = Field(0, ge=0, description="seed of the split")
-
-
-class ModelsConfig(Section):
-    """`[models]`: an embedded tiny model (tiny), a local folder, or a Hugging Face name."""
-
-    embedder: str = Field("minilm", description="minilm, ngram-DIM, a folder, or a hub name")
-    infiller: str = Field("tiny", description="masked LM: tiny, a folder, or a hub name")
-    generator: str = Field("tiny", description="causal LM: tiny, a folder, or a hub name")
-    downstream: str = Field("tiny", description="model fine-tuned for the result table")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
-    train_seconds: float = Field(240.0, gt=0, description="time budget to train one tiny model")
-    train_steps: int = Field(0, ge=0, description="steps for a tiny model; 0: the recipe's")
-
-
-class PreTextConfig(Section):
-    """`[pretext]`: PrE-Text, Algorithms 1 and 2 of the paper."""
-
-    population: int = Field(256, ge=2, description="N_syn: candidates in a round")
-    lookahead: int = Field(
-        2, ge=1, description="K: variations averaged per candidate; 1: the candidate itself"
-    )
-    clip: Literal["normalised", "worst-case", "sqrt-count"] = Field(
-        "normalised", description="how one user's votes are bounded"
-    )
-    vote_bound: float = Field(1.0, gt=0, description="L2 bound of one user's votes")
-    neighbors: int = Field(1, ge=1, description="candidates one sample votes for")
-    metric: Literal["l2", "cosine", "ip"] = Field("l2", description="what nearest means")
-    threshold: float = Field(1.0, ge=0, description="H: taken off every candidate's votes")
-    threshold_unit: Literal["noise-std", "votes"] = Field(
-        "noise-std", description="unit of H: std of the released noise, or votes (the paper)"
-    )
-    variation: Literal["mask-fill", "retrieval", "mixed"] = Field(
-        "mask-fill", description="how survivors are varied"
-    )
-    retrieval_share: float = Field(0.5, ge=0, le=1, description="mixed: share retrieved")
-    retrieval_neighbors: int = Field(16, ge=1, description="public neighbours to draw from")
-    mask_fraction: float = Field(0.3, gt=0, lt=1, description="MASK%")
-    mask_steps: int = Field(2, ge=1, description="W_steps")
-    temperature: float = Field(1.0, gt=0, description="of the mask-fill")
-    top_p: float = Field(1.0, gt=0, le=1, description="of the mask-fill")
-    max_tokens: int = Field(64, ge=8, description="length of a candidate in tokens")
-
-
-class ExpandConfig(Section):
-    """`[expand]`: seeds -> synthetic text by a causal LM (PrE-Text, section 3 (6))."""
-
-    samples: int = Field(2000, ge=0, description="synthetic texts to make; 0: seeds only")
-    seeds_per_prompt: int = Field(3, ge=1, description="seeds shown in one prompt")
-    include_seeds: bool = Field(False, description="put the seeds themselves into the output")
-    temperature: float = Field(1.0, gt=0, description="of the causal LM")
-    top_p: float = Field(1.0, gt=0, le=1, description="of the causal LM")
-    max_tokens: int = Field(85, ge=8, description="new tokens per completion")
-    min_words: int = Field(4, ge=1, description="shorter completions are dropped")
-    batch_size: int = Field(64, ge=1, description="completions generated side by side")
-
-
-class EvaluationConfig(Section):
-    """`[evaluation]`: the benchmark (simulation only, with `benchmark = true`)."""
-
-    sequence_length: int = Field(64, ge=8, description="tokens of a training sequence")
-    steps: int = Field(200, ge=1, description="optimiser steps of every fine-tuning")
-    batch_size: int = Field(32, ge=1, description="sequences of one optimiser step")
-    learning_rates: str = Field("1e-4,3e-4,1e-3", description="tried on public validation text")
-    bootstrap: int = Field(2000, ge=100, description="resamples of users for the interval")
-    on: Literal["test", "development"] = Field("test", description="which held-out users")
-
-
 class RunConfig(Section):
     """The whole configuration; top-level keys hold for every method."""
 
-    method: Literal["pretext"] = Field("pretext", description="the only method so far")
+    method: Literal["pretext", "popri"] = Field("pretext", description="pretext or popri")
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
     delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
     noise_multiplier: float = Field(
@@ -192,6 +83,8 @@ class RunConfig(Section):
     data: DataConfig = Field(default_factory=DataConfig)
     models: ModelsConfig = Field(default_factory=ModelsConfig)
     pretext: PreTextConfig = Field(default_factory=PreTextConfig)
+    popri: PopriConfig = Field(default_factory=PopriConfig)
+    generation: GenerationConfig = Field(default_factory=GenerationConfig)
     expand: ExpandConfig = Field(default_factory=ExpandConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
 

@@ -49,6 +49,7 @@ class Query:
     rows (m, d) int8 and scales (m,) float32: row i of the question is rows[i] * scales[i].
     Quantising costs no privacy because the question is public, and the quantised question is
     the one that is stored, sent and answered, so that all sides see the same numbers.
+    extra: further public arrays of a kind's question, by name ([a-z-]+).
     """
 
     kind: str
@@ -58,6 +59,11 @@ class Query:
     bound: float
     model: str
     options: Mapping[str, OptionValue] = field(default_factory=dict)
+    extra: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
+
+    def arrays(self) -> list[np.ndarray[Any, Any]]:
+        """All arrays of the question, in the order in which they travel and are hashed."""
+        return [self.rows, self.scales, *(self.extra[name] for name in sorted(self.extra))]
 
     @classmethod
     def votes(
@@ -82,10 +88,7 @@ class Query:
                 f"candidates of shape {matrix.shape} must be a finite (m, d) matrix with "
                 f"m >= neighbors = {neighbors}"
             )
-        peak = np.abs(matrix).max(axis=1, initial=0.0)
-        # Rows too small for a float32 scale are zero to every use of them.
-        scales = np.where(peak > 1e-35, peak / 127.0, 1.0).astype(np.float32)
-        rows = np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8)
+        rows, scales = int8_rows(matrix)
         options: dict[str, OptionValue] = {
             "clip": clip,
             "samples-cap": samples_cap,
@@ -97,6 +100,16 @@ class Query:
     def question(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The decoded question (m, d) float32, public."""
         return self.rows.astype(np.float32) * self.scales[:, None]
+
+
+def int8_rows(
+    matrix: np.ndarray[Any, np.dtype[np.float32]],
+) -> tuple[np.ndarray[Any, np.dtype[np.int8]], np.ndarray[Any, np.dtype[np.float32]]]:
+    """Finite rows (m, d) -> int8 rows and their scales (m,): row i is about rows[i] * scales[i]."""
+    peak = np.abs(matrix).max(axis=1, initial=0.0)
+    # Rows too small for a float32 scale are zero to every use of them.
+    scales = np.where(peak > 1e-35, peak / 127.0, 1.0).astype(np.float32)
+    return np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8), scales
 
 
 def integer_plan(query: Query, noise: Noise) -> IntegerPlan:

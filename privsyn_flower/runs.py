@@ -136,7 +136,10 @@ class RunFolder:
             "options": dict(query.options),
         }
         buffer = io.BytesIO()
-        np.savez(buffer, rows=query.rows, scales=query.scales, head=np.array(json.dumps(head)))
+        extra: dict[str, Any] = {f"extra.{name}": array for name, array in query.extra.items()}
+        np.savez(
+            buffer, rows=query.rows, scales=query.scales, head=np.array(json.dumps(head)), **extra
+        )
         write_atomic(self.path / "queries" / f"round-{rnd:04d}.npz", buffer.getvalue())
 
     def load_query(self, rnd: int) -> Query | None:
@@ -146,7 +149,12 @@ class RunFolder:
             return None
         with np.load(path, allow_pickle=False) as archive:
             head = json.loads(str(archive["head"]))
-            return Query(rows=archive["rows"], scales=archive["scales"], **head)
+            extra = {
+                name.removeprefix("extra."): archive[name]
+                for name in archive.files
+                if name.startswith("extra.")
+            }
+            return Query(rows=archive["rows"], scales=archive["scales"], extra=extra, **head)
 
     def save_release(self, rnd: int, released: np.ndarray[Any, Any]) -> None:
         """The noisy sum of round `rnd`, float64, unclipped and unrounded."""

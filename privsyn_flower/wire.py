@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -22,7 +23,7 @@ from privsyn_flower.privacy.quantize import pack, unpack
 from privsyn_flower.question import Noise, OptionValue, Query, Ticket
 from privsyn_flower.secagg.session import Session
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -116,9 +117,11 @@ def ask_records(query: Query, ticket: Ticket, noise: Noise, *, question: bool = 
             **{f"option.{key}": value for key, value in query.options.items()},
         }
     )
+    if query.extra:  # Flower cannot count the bytes of an empty string
+        head["extra"] = ",".join(sorted(query.extra))
     records = RecordDict({"ask": head})
     if question:
-        records["question"] = ArrayRecord([query.rows, query.scales])
+        records["question"] = ArrayRecord(query.arrays())
     return records
 
 
@@ -141,7 +144,7 @@ def question_digest(query: Query, ticket: Ticket, noise: Noise) -> str:
     # 20 and 20.0 are the same number to both sides, so they are the same text here.
     head = {k: float(v) if isinstance(v, int | float) else v for k, v in asked.items()}
     state = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-    for array in (query.rows, query.scales):
+    for array in query.arrays():
         state.update(f"{array.dtype.str}{array.shape}".encode())
         state.update(np.ascontiguousarray(array).tobytes())
     return state.hexdigest()
@@ -205,14 +208,20 @@ def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket
     if weight is not None and number(checked(message.content, "ask"), "weight") != weight:
         raise WireError(Refusal.SETUP, f"this node has weight {weight}, the run counts on another")
     query, ticket, noise = read_head(message)
-    rows, scales = _arrays(message.content, "question", 2)
+    names = [
+        name for name in str(checked(message.content, "ask").get("extra", "")).split(",") if name
+    ]
+    if names != sorted(set(names)) or not all(re.fullmatch("[a-z-]+", name) for name in names):
+        raise WireError(Refusal.MALFORMED, "the question's extra arrays are not named in order")
+    rows, scales, *extra = _arrays(message.content, "question", 2 + len(names))
     if rows.dtype != np.int8 or rows.ndim != 2 or scales.shape != (len(rows),):
         raise WireError(
             Refusal.MALFORMED, f"question of {rows.dtype} {rows.shape} is not int8 rows"
         )
     if scales.dtype != np.float32 or not np.isfinite(scales).all():
         raise WireError(Refusal.MALFORMED, "the question's scales are not finite float32")
-    return replace(query, rows=rows, scales=scales), ticket, noise
+    named = dict(zip(names, extra, strict=True))
+    return replace(query, rows=rows, scales=scales, extra=named), ticket, noise
 
 
 def answer(message: Message, ticket: Ticket, residues: Residues, bits: int) -> Message:

@@ -16,8 +16,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from privsyn_flower.config import ConfigError, Section, explain
+from privsyn_flower.config import ConfigError, explain
 from privsyn_flower.privacy.renyi import filter_budget
+from privsyn_flower.sections import Section
 from privsyn_flower.wire import Refusal, WireError
 
 Mode = Literal["secure", "plain"]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.config import DataConfig
+from privsyn_flower.sections import DataConfig
 
 from .partition import Split, split
 from .sources import Group, identity, load_source

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from privsyn_flower.config import DataConfig
 from privsyn_flower.randomness import seeded
+from privsyn_flower.sections import DataConfig
 
 from .dedup import NearDuplicates
 from .sources import Group, Source

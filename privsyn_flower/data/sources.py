@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import DataConfig, split_list
+from privsyn_flower.config import split_list
+from privsyn_flower.sections import DataConfig
 
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
 from .reading import Row, column_names

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from privsyn_flower.config import PreTextConfig
+from privsyn_flower.sections import PreTextConfig
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.strategies.rounds import NothingSurvived, Vector
