@@ -10,10 +10,18 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.infillers import MaskFill
 from privsyn_flower.text.pretrained import ModelUnavailableError
 from privsyn_flower.text.prompts import TooFewTextsError, expand, expand_prompt, parse_completion
-from privsyn_flower.text.protocols import Embedder, Generator, Infiller
+from privsyn_flower.text.protocols import (
+    AdaptableGenerator,
+    Embedder,
+    Generator,
+    Infiller,
+    Trained,
+    Trainer,
+)
 from privsyn_flower.text.retrieval import Mixed, Retrieval
 
 __all__ = [
+    "AdaptableGenerator",
     "Embedder",
     "Generator",
     "HuggingFaceGenerator",
@@ -23,6 +31,8 @@ __all__ = [
     "ModelUnavailableError",
     "Retrieval",
     "TooFewTextsError",
+    "Trained",
+    "Trainer",
     "embedder_fingerprint",
     "expand",
     "expand_prompt",

@@ -1,12 +1,14 @@
-"""What the methods need of text models: three small protocols, no base classes.
+"""What the methods need of text models: small protocols, no base classes.
 
 An implementation is any object with these members; `embedders.py`, `infillers.py`,
-`retrieval.py` and `generators.py` hold the ones that ship.
+`retrieval.py`, `generators.py` and `preference.py` hold the ones that ship.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -47,3 +49,43 @@ class Generator(Protocol):
 
     def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
         """m prompts -> m lists of n completions each, without the prompt."""
+
+
+@runtime_checkable
+class AdaptableGenerator(Generator, Protocol):
+    """A generator whose base model takes LoRA adapters (POPri, Algorithm 1: Psi of each round)."""
+
+    def use_adapter(self, folder: Path | None) -> None:
+        """Generate with the adapter in a PEFT folder on top of the base; None: the base exactly.
+
+        Stays until the next call. An error names a folder that is missing or of another base.
+        """
+
+    def rest(self) -> None:
+        """Free the accelerator's memory while something else trains; `complete` wakes up."""
+
+    def close(self) -> None:
+        """Let go of the model, and end servers that this object started. Safe to call twice."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One epoch of a training: its adapter (a PEFT folder) and public numbers about it."""
+
+    adapter: Path
+    metrics: dict[str, float]
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """Preference pairs -> adapters (POPri, Algorithm 1: DPO of Psi; SFT on the chosen)."""
+
+    def train(
+        self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
+    ) -> list[Trained]:
+        """Pairs of `prompt`, `chosen` and `rejected` -> the adapter of each epoch, in order.
+
+        start: adapter folder to go on from; None: a fresh adapter. work: a folder of this
+        training alone, which keeps checkpoints: a call that was killed goes on where it was when
+        it is repeated with the same arguments, and a finished one only returns its result.
+        """
