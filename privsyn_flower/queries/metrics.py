@@ -1,0 +1,168 @@
+"""Federated evaluation: how well public language models predict a user's text, as one vector.
+
+A user's vector for R models is [tokens, correct_1, loss_1, ..., correct_R, loss_R], each sum
+divided by its public cap, so that every coordinate lies in [0, 1] and the norm is at most
+sqrt(1 + 2 R). Only the noisy sum over users is released; ratios of its coordinates are micro
+averages over tokens. The number of tokens is the same for all models and is sent once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+
+
+class GridEncoder(Protocol):
+    """What metrics need of an integer plan (`privacy.IntegerPlan`)."""
+
+    @property
+    def scale(self) -> float:
+        """Integers per unit of the vector."""
+
+    def encode_users(
+        self, values: NDArray[np.float64], users: NDArray[np.intp]
+    ) -> NDArray[np.int64]:
+        """Integers of the entries of many users' clipped vectors: (n,), (n,) -> (n,)."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A quotient of two noisy sums with its confidence interval; all public."""
+
+    value: float
+    low: float
+    high: float
+
+
+class TooNoisyError(ValueError):
+    """The noisy number of tokens cannot be told from zero, so no ratio means anything."""
+
+
+def metrics_bound(models: int) -> float:
+    """Norm that no user's vector exceeds: sqrt(1 + 2 models). Raises ValueError below 1 model."""
+    if models < 1:
+        raise ValueError(f"models = {models} must be at least 1")
+    return math.sqrt(1 + 2 * models)
+
+
+def user_metrics(
+    tokens: ArrayLike,
+    correct: ArrayLike,
+    loss: ArrayLike,
+    *,
+    max_tokens: int,
+    max_loss: float,
+    bound: float,
+) -> Floats:
+    """Each user's bounded vector: (u, 1 + 2 R) float64, PRIVATE.
+
+    tokens: (u,) predicted tokens. correct, loss: (u, R) sums over them, right predictions and
+    nats, for each model. Users' text is cut to max_tokens tokens and a token's loss to max_loss
+    before they get here; what is above these caps is cut again. A user with NaN or infinity, or
+    without tokens, is zeros. Then one joint clip: a longer vector is scaled to norm `bound`,
+    which lowers that user's weight and leaves its own ratios as they are.
+    Raises ValueError on shapes and parameters, which are all public.
+    """
+    for name, value in {"max_tokens": max_tokens, "max_loss": max_loss, "bound": bound}.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} = {value} must be finite and above 0")
+    count, hits, nats = (np.asarray(part, dtype=np.float64) for part in (tokens, correct, loss))
+    if count.ndim != 1 or hits.ndim != 2 or nats.shape != hits.shape or len(hits) != len(count):
+        raise ValueError(
+            f"tokens {count.shape}, correct {hits.shape}, loss {nats.shape}: expected (u,), "
+            "(u, R) and (u, R)"
+        )
+    size = 1 + 2 * hits.shape[1]
+    usable = np.isfinite(count) & (count > 0)
+    usable &= np.isfinite(hits).all(axis=1) & np.isfinite(nats).all(axis=1)
+    count = np.where(usable, count, 0.0).clip(0, max_tokens)
+    vectors = np.zeros((len(count), size))
+    vectors[:, 0] = count / max_tokens
+    for column, sums, cap in ((1, hits, 1.0), (2, nats, max_loss)):
+        kept = np.where(usable[:, None], sums, 0.0).clip(0, count[:, None] * cap)
+        vectors[:, column::2] = kept / (max_tokens * cap)
+    norms = np.linalg.norm(vectors, axis=1)
+    factor = np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+    clipped: Floats = vectors * factor[:, None]
+    return clipped
+
+
+def shard_metrics(
+    tokens: ArrayLike,
+    correct: ArrayLike,
+    loss: ArrayLike,
+    *,
+    max_tokens: int,
+    max_loss: float,
+    bound: float,
+    plan: GridEncoder | None = None,
+) -> NDArray[Any]:
+    """Sum over a node's users of their vectors (see `user_metrics`): (1 + 2 R,), PRIVATE.
+
+    plan: each user's vector is encoded as integers by itself, of L2 norm at most
+    `plan.sensitivity`, and only then summed: int64. Entries go to the nearest integer, because
+    truncation would take half an integer off every sum of every user, and the noise is no
+    smaller for it. Without a plan: float64.
+    """
+    vectors = user_metrics(
+        tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound
+    )
+    if plan is None:
+        return vectors.sum(axis=0)
+    whole = np.rint(vectors * plan.scale)
+    # A quarter above the integer: an encoder that truncates and one that rounds agree on it.
+    values = np.where(whole > 0, (whole + 0.25) / plan.scale, 0.0)
+    users = np.repeat(np.arange(len(vectors)), vectors.shape[1])
+    return plan.encode_users(values.ravel(), users).reshape(vectors.shape).sum(axis=0)
+
+
+# --- the server's side: from the released sum to ratios -------------------------------------
+
+
+def accuracy(released: Floats, model: int, noise_std: float, z: float) -> Ratio:
+    """Micro accuracy of model number `model` (from 0), within [0, 1]. See `noisy_ratio`."""
+    ratio = noisy_ratio(released[1 + 2 * model], released[0], noise_std, noise_std, z)
+    return _within(ratio, 0.0, 1.0)
+
+
+def mean_loss(released: Floats, model: int, noise_std: float, z: float, max_loss: float) -> Ratio:
+    """Micro cross-entropy in nats, tokens cut at max_loss, within [0, max_loss]."""
+    ratio = noisy_ratio(released[2 + 2 * model], released[0], noise_std, noise_std, z)
+    return _within(
+        Ratio(*(max_loss * v for v in (ratio.value, ratio.low, ratio.high))), 0, max_loss
+    )
+
+
+def noisy_ratio(
+    numerator: float, denominator: float, numerator_std: float, denominator_std: float, z: float
+) -> Ratio:
+    """Quotient of two sums with independent noise, and Fieller's interval for it.
+
+    The interval is the set of r for which numerator - r * denominator, whose noise has the
+    variance numerator_std^2 + r^2 denominator_std^2, is within z of its standard deviations of
+    0. So its coverage is that of z, however noisy the denominator is. It covers the noise, not
+    the choice of users. Raises TooNoisyError when the denominator is not above z of its standard
+    deviations: the set is then unbounded.
+    Source: Fieller 1954, "Some problems in interval estimation".
+    """
+    square = denominator**2 - (z * denominator_std) ** 2
+    if not (denominator > 0 and square > 0):
+        raise TooNoisyError(
+            f"the noisy number of tokens, {denominator:.4g} of users' caps, is not above "
+            f"{z:.2f} standard deviations of its noise ({denominator_std:.4g}): evaluate on more "
+            "users or fewer models, lower max-tokens, or spend more on the evaluation"
+        )
+    spread = (numerator * denominator_std) ** 2 + numerator_std**2 * square
+    middle, half = numerator * denominator / square, z * math.sqrt(spread) / square
+    return Ratio(numerator / denominator, middle - half, middle + half)
+
+
+def _within(ratio: Ratio, low: float, high: float) -> Ratio:
+    """What is known to lie in [low, high] is reported there; no coverage is lost."""
+    return Ratio(*(min(max(v, low), high) for v in (ratio.value, ratio.low, ratio.high)))
