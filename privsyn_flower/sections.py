@@ -45,16 +45,28 @@ class DataConfig(Section):
     sections_per_module: int = Field(
         4, ge=1, description="docstrings: users made of one module, of consecutive samples each"
     )
-    partition: Literal["natural", "uniform"] = Field(
-        "natural", description="natural: by user column; uniform: the paper's random partition"
+    partition: Literal["natural", "uniform", "date"] = Field(
+        "natural", description="natural: by user column; uniform: PrE-Text's random partition; "
+        "date: by user column, the newest users held out"
+    )  # fmt: skip
+    near_duplicates: Literal["remove", "keep"] = Field(
+        "remove", description="texts that share 13 words in a row with one taken before"
     )
     held_out_users: int = Field(150, ge=0, description="test users, read by final runs only")
     development_users: int = Field(100, ge=0, description="users for tuning the demo")
     public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
     public_validation: int = Field(512, ge=0, description="public texts for learning-rate choice")
     sample_words: int = Field(45, ge=4, description="words of a docstring sample or a candidate")
-    user_column: str = Field("user_id", description="files/hub: column of the user's id")
+    chunk: bool = Field(
+        False, description="files/hub: cut a text into consecutive samples of sample-words words"
+    )
+    user_column: str = Field(
+        "user_id", description="files/hub: column of the user's id; empty: every row is a user"
+    )
     text_column: str = Field("text", description="files/hub: column of the text")
+    public_text_column: str = Field(
+        "", description="files/hub: column of the public text; empty: text-column"
+    )
     label_column: str = Field("", description="files/hub: column of a label; empty: none")
     date_column: str = Field("", description="files/hub: column of a date; empty: none")
     date_from: str = Field("", description="first date kept, YYYY-MM-DD")

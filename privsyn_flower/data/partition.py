@@ -1,13 +1,14 @@
 """Groups of samples -> test, development and private users, and the public text.
 
 Sides are filled in the order test, development, private, public; each takes only samples that
-share no 13-gram with a sample taken before (`dedup.py`). A user is filled after removal, from
-what is left of the group, so users stay whole where the source has enough text.
+share no 13-gram with a sample taken before (`dedup.py`), unless `data.near-duplicates = "keep"`.
+A user is filled after removal, from what is left of the group, so users stay whole where the
+source has enough text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from privsyn_flower.randomness import seeded
@@ -41,21 +42,22 @@ def split(source: Source, config: DataConfig) -> Split:
             f"data.min-samples-per-user = {config.min_samples_per_user} exceeds "
             f"data.samples-per-user = {config.samples_per_user}: lower it"
         )
-    picker = _Picker([*source.private, *source.public])
-    if config.partition == "uniform":
-        test, development, private = _uniform(source.private, picker, config)
-    else:
-        test, development, private = _natural(source.private, picker, config)
+    picker = _Picker([*source.private, *source.public], config.near_duplicates == "keep")
+    sides = {"natural": _natural, "uniform": _uniform, "date": _dated}[config.partition]
+    test, development, private = sides(source.private, picker, config)
     open_text = [picker.filter(group) for group in source.public]
     corpus, validation = _validation([g for g in open_text if g.samples], config)
     return Split(test, development, private, corpus, validation, _pool(corpus, config))
 
 
 class _Picker:
-    """Takes samples of groups by identity, each at most once and never a near duplicate."""
+    """Takes samples of groups by identity, never a near duplicate unless `keep` allows it."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Group], keep: bool = False) -> None:
         self._first: dict[int, int] = {}
+        self._near: NearDuplicates | None = None
+        if keep:  # as in papers that remove nothing: the sides ask for each sample once anyway
+            return
         texts: list[str] = []
         for group in groups:
             self._first[id(group)] = len(texts)
@@ -63,7 +65,7 @@ class _Picker:
         self._near = NearDuplicates(texts)
 
     def take(self, group: Group, position: int) -> bool:
-        return self._near.take(self._first[id(group)] + position)
+        return self._near is None or self._near.take(self._first[id(group)] + position)
 
     def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
         """The group's samples that may be taken, at most `most` (0: all); none below `least`."""
@@ -75,9 +77,13 @@ class _Picker:
                 taken.append(position)
         if len(taken) < least:  # too few: leave the text to others
             for position in taken:
-                self._near.release(self._first[id(group)] + position)
+                self._release(group, position)
             taken = []
         return Group(group.name, tuple(group.samples[i] for i in taken), group.minority)
+
+    def _release(self, group: Group, position: int) -> None:
+        if self._near is not None:
+            self._near.release(self._first[id(group)] + position)
 
 
 def _natural(
@@ -89,19 +95,7 @@ def _natural(
     sections = config.sections_per_module if config.source == "docstrings" else 1
     rng = seeded(config.seed, "natural partition")
     waiting = iter([groups[i] for i in rng.permutation(len(groups))])
-
-    def held_out(count: int, key: str) -> list[Group]:
-        side: list[Group] = []
-        while len(side) < count:
-            group = next(waiting, None)
-            if group is None:
-                raise _too_few(key, count, len(side), config)
-            own = picker.filter(group, cap, least)
-            side += [own] if own.samples else []
-        return side
-
-    test = held_out(config.held_out_users, "held-out-users")
-    development = held_out(config.development_users, "development-users")
+    test, development = _held_out(waiting, picker, config)
     eligible: list[Group] = []
     for group in waiting:
         own = picker.filter(group, cap * sections, least)
@@ -110,6 +104,48 @@ def _natural(
         raise _too_few("users", config.users, len(eligible), config)
     chosen = rng.choice(len(eligible), size=config.users, replace=False)
     return test, development, [eligible[i] for i in chosen]
+
+
+def _dated(
+    groups: Sequence[Group], picker: _Picker, config: DataConfig
+) -> tuple[list[Group], list[Group], list[Group]]:
+    """Whole users in order of their last date: test the newest, then development, then private.
+
+    LargeFedBench is sorted by date (POPri, section 4): text is held out from the time after that
+    of the private users, who are the newest of the others, oldest first.
+    """
+    if not config.date_column:
+        raise DataError("data.partition = 'date' needs data.date-column: name it")
+    dated = [group for group in groups if group.samples]
+    dated.sort(key=lambda group: max(sample.date for sample in group.samples))
+    waiting = reversed(dated)
+    test, development = _held_out(waiting, picker, config)
+    private = _next_users(waiting, picker, config, config.users, "users")
+    return test, development, private[::-1]
+
+
+def _held_out(
+    waiting: Iterator[Group], picker: _Picker, config: DataConfig
+) -> tuple[list[Group], list[Group]]:
+    """Test users and development users, the next ones that are waiting."""
+    return (
+        _next_users(waiting, picker, config, config.held_out_users, "held-out-users"),
+        _next_users(waiting, picker, config, config.development_users, "development-users"),
+    )
+
+
+def _next_users(
+    waiting: Iterator[Group], picker: _Picker, config: DataConfig, count: int, key: str
+) -> list[Group]:
+    """The next `count` groups with enough samples left; DataError naming `key` if too few."""
+    users: list[Group] = []
+    while len(users) < count:
+        group = next(waiting, None)
+        if group is None:
+            raise _too_few(key, count, len(users), config)
+        own = picker.filter(group, config.samples_per_user, config.min_samples_per_user)
+        users += [own] if own.samples else []
+    return users
 
 
 def _sections(group: Group, cap: int, least: int) -> Iterable[Group]:
@@ -203,11 +239,12 @@ def minority_counts(total: int, groups: Sequence[Group], config: DataConfig) -> 
 
 def _too_few(key: str, wanted: int, found: int, config: DataConfig) -> DataError:
     return DataError(
-        f"data.{key} = {wanted}, but the source gives only {found} such users (near duplicates "
-        f"removed; data.held-out-users = {config.held_out_users} and data.development-users = "
-        f"{config.development_users} come first; data.min-samples-per-user = "
-        f"{config.min_samples_per_user}): lower {key} or give the source more text "
-        "(docstrings: more data.private-packages, or a larger data.sections-per-module)"
+        f"data.{key} = {wanted}, but the source gives only {found} such users (data.near-"
+        f"duplicates = {config.near_duplicates!r}; data.held-out-users = {config.held_out_users} "
+        f"and data.development-users = {config.development_users} come first; "
+        f"data.min-samples-per-user = {config.min_samples_per_user}): lower {key} or give the "
+        "source more text (docstrings: more data.private-packages, or a larger "
+        "data.sections-per-module)"
     )
 
 

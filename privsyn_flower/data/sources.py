@@ -6,7 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def load_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
     if config.partition == "uniform":  # the paper's partition knows no users
         columns = Columns("", *_without_user(columns))
     progress(f"reading {path}")
-    private = [Group(user, tuple(own)) for user, own in _read(path, columns).items()]
+    private = [Group(user, _cut(own, config)) for user, own in _read(path, columns).items()]
     public = public_groups(config, progress) if public_path else []
     return Source(private, public, identity(config))
 
@@ -75,13 +75,13 @@ def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> li
     if not path:
         raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
     progress(f"reading {path}")
-    columns = columns_of(config)
-    names = _columns_at(path)
-    text_only = Columns("", columns.text)
-    if columns.user in names:
-        users = _read(path, Columns(columns.user, columns.text))
-        return [Group(user, tuple(own)) for user, own in users.items() if own]
-    samples = [sample for own in _read(path, text_only).values() for sample in own]
+    user, text = config.user_column, config.public_text_column or config.text_column
+    if user and user in _columns_at(path):
+        users = _read(path, Columns(user, text))
+        return [Group(name, _cut(own, config)) for name, own in users.items() if own]
+    samples = [
+        sample for own in _read(path, Columns("", text)).values() for sample in _cut(own, config)
+    ]
     blocks = range(0, len(samples), BLOCK)
     return [Group(f"rows-{i}", tuple(samples[i : i + BLOCK])) for i in blocks]
 
@@ -135,6 +135,17 @@ def _docstring_source(config: DataConfig, cache: Path, progress: Progress) -> So
 def _module_group(module: Module, words: int, minority: bool) -> Group:
     texts = (text for docstring in module.docstrings for text in chunk(docstring, words))
     return Group(module.name, tuple(Sample(t, label=module.package) for t in texts), minority)
+
+
+def _cut(samples: Sequence[Sample], config: DataConfig) -> tuple[Sample, ...]:
+    """The samples as they are, or cut into consecutive ones of `data.sample-words` words.
+
+    POPri, section 4: samples are successive spans of a speech or an abstract, which is a user.
+    """
+    if not config.chunk:
+        return tuple(samples)
+    words = config.sample_words
+    return tuple(replace(s, text=piece) for s in samples for piece in chunk(s.text, words))
 
 
 def _places(config: DataConfig) -> tuple[str, str]:
