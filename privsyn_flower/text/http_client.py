@@ -1,0 +1,229 @@
+"""JSON over HTTP to a model server: retries, waits, and errors that name the key to change.
+
+What travels is public (prompts of public or released text). API keys are sent and never shown.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import ipaddress
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+logger = logging.getLogger("privsyn_flower")
+
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before the second attempt, and the most
+SHOWN = 300  # characters of a server's answer in an error
+
+
+class ServerError(RuntimeError):
+    """A model server did not do what it was asked; `status` is its HTTP status, 0 for none."""
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class JsonClient:
+    """Requests to one server, safe to use from several threads.
+
+    Args:
+        base_url: `http://host:port/v1`; without a path, /v1 is added.
+        api_key: sent as a bearer token; empty: none.
+        timeout: seconds for one attempt, and the longest wait a server may ask for.
+        retries: further attempts after a passing failure.
+        lost: called when a connection failed, before the next attempt; what it raises ends the
+            request.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str = "",
+        timeout: float = 300.0,
+        retries: int = 4,
+        lost: Callable[[], None] | None = None,
+    ) -> None:
+        import httpx
+
+        self.base_url = check_url(base_url)
+        self.timeout, self.retries, self._key, self._lost = timeout, retries, api_key, lost
+        self._closing = threading.Event()
+        self._http = httpx.Client(
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(timeout),
+            # The callers' threads are the bound; a pool of httpx's own would time them out.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            # A proxy from the environment cannot reach this machine's own loopback.
+            trust_env=not is_loopback(self.base_url),
+        )
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing.is_set()
+
+    def close(self) -> None:
+        """End waits and connections; requests under way fail."""
+        self._closing.set()
+        self._http.close()
+
+    def post(
+        self,
+        path: str,
+        body: Mapping[str, Any],
+        *,
+        spread: int = 0,
+        root: bool = False,
+        patient: bool = True,
+    ) -> Any:
+        """The JSON answer (None: no JSON) of POST base_url + path. Raises ServerError.
+
+        spread: any number; requests with different ones do not retry at the same moment.
+        root: the path is below the address without /v1, where vLLM keeps /sleep and /wake_up.
+        patient: False takes any answer for the last; lost connections are tried again still.
+        """
+        return self._request("POST", path, body, spread, root, patient)
+
+    def get(self, path: str) -> Any:
+        """The JSON answer of GET, as `post`."""
+        return self._request("GET", path, None)
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        spread: int = 0,
+        root: bool = False,
+        patient: bool = True,
+    ) -> Any:
+        """Attempts until an answer, a lasting refusal, or the last retry."""
+        import httpx
+
+        for attempt in range(self.retries + 1):
+            # Looked up each time: `lost` may have started the server again elsewhere.
+            address = (self.base_url.removesuffix("/v1") if root else self.base_url) + path
+            wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * (1 + spread % 512 / 1024)
+            try:
+                response = self._http.request(method, address, json=body)
+            except httpx.TransportError as error:
+                problem = self._unreachable(address, error)
+                if self._lost is not None:
+                    self._lost()
+            else:
+                if response.is_success:
+                    return _json(response.text)
+                problem = self._refused(address, response.status_code, response.text)
+                if not patient or response.status_code not in RETRIED:
+                    raise problem
+                wait = self._asked_wait(response.headers.get("Retry-After"), problem) or wait
+            if attempt == self.retries:
+                raise problem
+            logger.info("%s; attempt %d of %d", problem, attempt + 2, self.retries + 1)
+            if self._closing.wait(wait):
+                break
+        raise ServerError(f"{self.base_url}: given up, because the generator was closed")
+
+    def _unreachable(self, address: str, error: Exception) -> ServerError:
+        import httpx
+
+        if isinstance(error, httpx.TimeoutException) and not isinstance(
+            error, httpx.ConnectTimeout
+        ):
+            return ServerError(
+                f"{address}: no answer within generation.timeout = {self.timeout:g} s; raise it, "
+                f"or lower generation.concurrency"
+            )
+        reason = self._hide(str(error)) or type(error).__name__
+        return ServerError(
+            f"{address}: no connection ({reason}). Is the server running, and is "
+            f"generation.base-url right?"
+        )
+
+    def _refused(self, address: str, status: int, text: str) -> ServerError:
+        hint = {
+            401: "; check the key in the environment variable that generation.api-key-env names",
+            403: "; check the key in the environment variable that generation.api-key-env names",
+            404: "; check generation.base-url (with its /v1) and models.generator",
+            429: "; lower generation.concurrency or raise generation.retries",
+        }.get(status, "")
+        detail = self._hide(_message(text))
+        return ServerError(f"{address}: status {status} ({detail}){hint}", status)
+
+    def _asked_wait(self, header: str | None, problem: ServerError) -> float:
+        """Seconds that the server's Retry-After asks for, 0 for none."""
+        asked = _retry_after(header)
+        if asked > self.timeout:
+            raise ServerError(
+                f"{problem}; it asks to wait {asked:.0f} s, more than generation.timeout = "
+                f"{self.timeout:g} s: raise it or come back later",
+                problem.status,
+            )
+        return asked
+
+    def _hide(self, text: str) -> str:
+        return text.replace(self._key, "[key]") if self._key else text
+
+
+def check_url(base_url: str) -> str:
+    """An OpenAI-compatible base address, normalised; ValueError for anything else."""
+    parts = urlsplit(base_url.strip())
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(
+            f"generation.base-url = {base_url!r}: must look like http://127.0.0.1:8000/v1"
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:
+        # Addresses are logged and shown in errors.
+        raise ValueError(
+            "generation.base-url: must hold no user, password or query; put the key into the "
+            "environment variable that generation.api-key-env names"
+        )
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address names this machine."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _message(text: str) -> str:
+    """A server's own words, shortened: the message in its JSON error, else the text."""
+    found: Any = _json(text)
+    for key in ("error", "message", "detail"):
+        found = found.get(key, found) if isinstance(found, dict) else found
+    words = found if isinstance(found, str) else text
+    return " ".join(words.split())[:SHOWN] or "no reason given"
+
+
+def _retry_after(header: str | None) -> float:
+    """Seconds that a Retry-After header asks for; 0 for none, or one that cannot be read."""
+    if header is None:
+        return 0.0
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        date = email.utils.parsedate_to_datetime(header)
+    except ValueError:
+        return 0.0
+    return max(0.0, date.timestamp() - time.time())

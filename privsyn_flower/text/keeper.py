@@ -1,0 +1,46 @@
+"""Runs one server, and ends it when the process that asked for it is gone, however it ended.
+
+Started as a file of its own, in a process group of its own, by `vllm_server.py`:
+`python keeper.py PARENT COMMAND...`. It imports the standard library alone. Its exit status is the
+server's.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+LOOK_EVERY = 0.5  # seconds
+GRACE = 10.0  # seconds between asking to end and ending
+
+
+def keep(parent: int, command: list[str]) -> int:
+    """Run `command` until it ends or `parent` does."""
+    # The group is asked to end as a whole; the keeper stays to see it done.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    server = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
+    )
+    while server.poll() is None:
+        if os.getppid() != parent:
+            end_own_group(server)
+        time.sleep(LOOK_EVERY)
+    return server.returncode
+
+
+def end_own_group(server: subprocess.Popen[bytes]) -> None:
+    """Ask every process of this group to end, and end what is left: this one too."""
+    os.killpg(0, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE
+    while server.poll() is None and time.monotonic() < deadline:
+        time.sleep(LOOK_EVERY)
+    os.killpg(0, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(keep(int(sys.argv[1]), sys.argv[2:]) & 0xFF)
