@@ -1,20 +1,32 @@
 """Strategies to plug into a Flower ServerApp.
 
-from privsyn_flower.strategies import PrEText
+from privsyn_flower.strategies import POPri, PrEText
 """
 
 from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.popri import NoPairs, POPri
+from privsyn_flower.strategies.preferences import preference_pairs
 from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.rounds import NoRelease, NothingSurvived, Rounds, Strategy
+from privsyn_flower.strategies.rounds import (
+    NoRelease,
+    NothingLearned,
+    NothingSurvived,
+    Rounds,
+    Strategy,
+)
 from privsyn_flower.strategies.synthesis import SynthesisResult, SynthesisStrategy
 
 __all__ = [
+    "NoPairs",
     "NoRelease",
+    "NothingLearned",
     "NothingSurvived",
+    "POPri",
     "PrEText",
     "RoundPlan",
     "Rounds",
     "Strategy",
     "SynthesisResult",
     "SynthesisStrategy",
+    "preference_pairs",
 ]

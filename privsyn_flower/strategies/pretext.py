@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from privsyn_flower.sections import PreTextConfig
 from privsyn_flower.progress import Progress, silent
+from privsyn_flower.question import Query
 from privsyn_flower.randomness import seeded
+from privsyn_flower.sections import PreTextConfig
 from privsyn_flower.strategies.rounds import NothingSurvived, Vector
 from privsyn_flower.strategies.synthesis import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller
-from privsyn_flower.question import Query
 
 logger = logging.getLogger("privsyn_flower")
 

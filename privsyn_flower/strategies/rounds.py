@@ -17,8 +17,8 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.privacy.quantize import plan_histogram
+from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.question import Noise, Query, Ticket
 from privsyn_flower.runs import RunFolder
@@ -38,7 +38,11 @@ MOST_ABORTS = 3
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
-class NothingSurvived(RuntimeError):
+class NothingLearned(RuntimeError):
+    """A round says nothing usable; a run that has learned before ends with what it has."""
+
+
+class NothingSurvived(NothingLearned):
     """No candidate had more votes than the threshold: the release says nothing usable."""
 
     def __init__(self, rnd: int, threshold: float) -> None:
@@ -89,7 +93,7 @@ class Rounds:
         """All rounds, from the last checkpoint on; returns the number of rounds learned from.
 
         Fewer than strategy.rounds when the spare rounds or the budget are used up: the run then
-        ends early with what it has. Raises NoRelease or NothingSurvived when not even one round
+        ends early with what it has. Raises NoRelease or NothingLearned when not even one round
         worked, TooFewNodes when the nodes present cannot reach the guaranteed weight.
         """
         self._check_ledger()
@@ -99,16 +103,12 @@ class Rounds:
             self.strategy.restore(checkpoint["state"])
         for rnd in range(done + 1, self.strategy.rounds + 1):
             start = time.monotonic()
-            facts = self._released(rnd)
-            if facts is None:
-                break
-            released = self.folder.load_release(rnd)
-            if released is None:  # pragma: no cover - the release was just stored
-                raise RuntimeError(f"the release of round {rnd} vanished from {self.folder.path}")
-            noise_std = float(facts["noise_std"])
             try:
-                learned = self.strategy.learn(rnd, released, noise_std)
-            except NothingSurvived as error:
+                facts = self._released(rnd)
+                if facts is None:
+                    break
+                learned = self._learn(rnd, float(facts["noise_std"]))
+            except NothingLearned as error:
                 if done == 0:
                     raise
                 logger.warning("%s; the run ends with the %d rounds before", error, done)
@@ -128,6 +128,12 @@ class Rounds:
                 "round-timeout, spare-rounds, min-surviving-weight and ledger"
             )
         return done
+
+    def _learn(self, rnd: int, noise_std: float) -> dict[str, Any]:
+        released = self.folder.load_release(rnd)
+        if released is None:  # pragma: no cover - the release was just stored
+            raise RuntimeError(f"the release of round {rnd} vanished from {self.folder.path}")
+        return self.strategy.learn(rnd, released, noise_std)
 
     def _privacy(self) -> dict[str, float]:
         return {"epsilon_so_far": self.ledger.spent_epsilon(run=self.plan.run)}

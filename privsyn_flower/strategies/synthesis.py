@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -17,12 +17,14 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.rounds import Rounds, Strategy
+from privsyn_flower.text.prompts import LabelledText
 
 
 @dataclass(frozen=True)
 class SynthesisResult:
     """seeds: differentially private texts. epsilon, delta: the run's guarantee, which
-    `statement.sentence()` puts into words; spent: what was charged so far (no guarantee)."""
+    `statement.sentence()` puts into words; spent: what was charged so far (no guarantee).
+    texts: written by the method's own generator, if it has one; as private as the seeds."""
 
     seeds: list[str]
     rounds: int
@@ -31,12 +33,16 @@ class SynthesisResult:
     noise_multiplier: float
     spent: float
     statement: PrivacyStatement
+    texts: list[LabelledText] = field(default_factory=list)
 
 
 class SynthesisStrategy(Strategy):
     """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp."""
 
     seeds: list[str]
+
+    def attach(self, folder: RunFolder) -> None:
+        """Where the strategy may keep files of its own; called before the first round."""
 
     def start(
         self,
@@ -81,6 +87,7 @@ class SynthesisStrategy(Strategy):
             keys=node_keys,
             ledger_scope="population" if population_name else "run",
         )
+        self.attach(run)
         with run.lock():
             book = Ledger.open(
                 Path(ledger) if ledger else run.path / "ledger.jsonl",
@@ -105,7 +112,16 @@ class SynthesisStrategy(Strategy):
                 engine = Rounds(grid, self, plan, run, book, how, progress)
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
+            statement = replace(statement, simulated=_simulated(run, engine))
         return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
+
+
+def _simulated(folder: RunFolder, engine: Rounds) -> bool:
+    """Whether every node said so; remembered, because a finished run greets nobody again."""
+    facts = engine.cohort.nodes.values()
+    if facts:
+        folder.save_value("simulated", not any(node.deployed for node in facts))
+    return folder.load_value("simulated") is True
 
 
 def run_id(folder: RunFolder) -> str:

@@ -1,13 +1,15 @@
-"""The expand prompt, the reading of its completions, and seeds -> synthetic text.
+"""Prompts, the reading of their completions, and prompts -> synthetic text.
 
-PrE-Text, section 3 (6) and Figure 3: a numbered list of six samples of which three seeds are
-given; the model writes the fourth, which ends at the next heading.
+An example prompt is a numbered list of samples whose last one the model writes (PrE-Text,
+section 3 (6) and Figure 3; POPri, Figure 5); an instruction prompt says in words what to write.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -16,11 +18,148 @@ from privsyn_flower.text.bars import bar
 from privsyn_flower.text.protocols import Generator
 
 HEADING = "Original Text Sample"
+LABEL = "{label}"
 CHUNK = 16384  # prompts per call of the generator: long enough to sort by length, not all of 2M
 
 
 class TooFewTextsError(RuntimeError):
     """The generator did not yield as many distinct texts as asked for."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What the generator is shown, and the class that its text is for ("": no classes)."""
+
+    text: str
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class LabelledText:
+    """A synthetic text and its class ("": no classes)."""
+
+    text: str
+    label: str = ""
+
+
+class PromptSource(Protocol):
+    """Lambda of POPri, Algorithms 1 and 3: random prompts, and how to read what follows them."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The public class list; empty without classes."""
+
+    @property
+    def shown(self) -> Collection[str]:
+        """Public texts that a prompt may show; a synthetic text that repeats one is no news."""
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[Prompt]:
+        """`count` prompts; with classes the numbers of two classes differ by at most one."""
+
+    def parse(self, completion: str, min_words: int) -> str | None:
+        """A completion -> its text on one line, or None when it has fewer words."""
+
+
+class ExamplePrompts:
+    """Each prompt shows `examples` distinct public texts (POPri: 3; 2 for PubMed, appendix B.2).
+
+    pool: the texts; or class -> texts, and then a prompt for a class shows texts of that class
+    only. The class is not named in the prompt: the examples say it. Raises ValueError when there
+    are fewer distinct texts than examples.
+    """
+
+    def __init__(
+        self, pool: Sequence[str] | Mapping[str, Sequence[str]], examples: int = 3
+    ) -> None:
+        by_class = pool if isinstance(pool, Mapping) else {"": pool}
+        self._texts = {label: _distinct_lines(texts) for label, texts in by_class.items()}
+        self.labels = tuple(by_class) if isinstance(pool, Mapping) else ()
+        self.shown = frozenset(text for texts in self._texts.values() for text in texts)
+        self.examples = examples
+        for label, texts in self._texts.items():
+            if not 1 <= examples <= len(texts):
+                of_class = f" of class {label!r}" if label else ""
+                raise ValueError(
+                    f"{examples} examples in a prompt (popri.examples): must lie in "
+                    f"[1, {len(texts)}], the number of distinct public texts{of_class}"
+                )
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[Prompt]:
+        """Examples are drawn uniformly, without repetition within a prompt."""
+        prompts = []
+        for label in _balanced(self.labels, count, rng):
+            texts = self._texts[label]
+            shown = [texts[i] for i in rng.choice(len(texts), self.examples, replace=False)]
+            total = max(6, self.examples + 1)
+            prompts.append(Prompt(expand_prompt(shown, total=total), label))
+        return prompts
+
+    def parse(self, completion: str, min_words: int) -> str | None:
+        """What stands before the next heading."""
+        return parse_completion(completion, min_words)
+
+
+class InstructionPrompts:
+    """The same instruction in every prompt; `{label}` in it stands for the class (Algorithm 3).
+
+    The whole completion is the text: an instruction has no headings. Raises ValueError for an
+    empty instruction, for classes without a place in it, and for a place without classes.
+    """
+
+    shown: Collection[str] = ()
+
+    def __init__(self, instruction: str, labels: Sequence[str] = ()) -> None:
+        if not instruction.strip():
+            raise ValueError("popri.instruction is empty: write one, or raise popri.examples")
+        if bool(labels) != (LABEL in instruction):
+            raise ValueError(
+                f"popri.instruction = {instruction!r} must hold {LABEL} when popri.labels names "
+                f"classes (here {len(labels)}), and not otherwise"
+            )
+        self.instruction, self.labels = instruction, tuple(dict.fromkeys(labels))
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[Prompt]:
+        """Only the classes differ, so without classes all prompts are one."""
+        chosen = _balanced(self.labels, count, rng)
+        return [Prompt(self.instruction.replace(LABEL, label), label) for label in chosen]
+
+    def parse(self, completion: str, min_words: int) -> str | None:
+        """The whole completion; paragraphs are joined."""
+        words = completion.split()
+        return " ".join(words) if len(words) >= min_words else None
+
+
+def prompt_source(
+    pool: Sequence[str],
+    *,
+    examples: int,
+    instruction: str = "",
+    labels: Sequence[str] = (),
+    pool_labels: Sequence[str] | None = None,
+) -> PromptSource:
+    """The source that the keys of `[popri]` describe.
+
+    pool (public texts) and pool_labels (the class of each). Raises ValueError when the keys do
+    not fit together, and when example prompts by class lack labelled public texts.
+    """
+    if examples == 0:
+        return InstructionPrompts(instruction, labels)
+    if instruction:
+        raise ValueError(
+            f"popri.instruction is used with popri.examples = 0 only, not with {examples}"
+        )
+    if not labels:
+        return ExamplePrompts(pool, examples)
+    if pool_labels is None:
+        raise ValueError(
+            "popri.labels with popri.examples > 0 needs the class of every public text: name "
+            "data.label-column, or set popri.examples = 0 and popri.instruction"
+        )
+    by_class: dict[str, list[str]] = {label: [] for label in labels}
+    for text, label in zip(pool, pool_labels, strict=True):
+        if label in by_class:
+            by_class[label].append(text)
+    return ExamplePrompts(by_class, examples)
 
 
 def expand_prompt(examples: Sequence[str], total: int = 6) -> str:
@@ -52,6 +191,59 @@ def parse_completion(text: str, min_words: int = 4) -> str | None:
     return " ".join(words) if len(words) >= min_words else None
 
 
+def read_text(
+    source: PromptSource, completion: str, min_words: int, max_words: int = 0
+) -> str | None:
+    """A completion -> its text, cut to max_words words (0: uncut); None when it is too short."""
+    text = source.parse(completion, min_words)
+    if text is None or not max_words:
+        return text
+    return " ".join(text.split()[:max_words])
+
+
+def generate(
+    source: PromptSource,
+    generator: Generator,
+    *,
+    samples: int,
+    rng: np.random.Generator,
+    min_words: int = 4,
+    max_words: int = 0,
+    exclude: Collection[str] = (),
+    max_rounds: int = 4,
+    progress: bool | Progress = True,
+) -> list[LabelledText]:
+    """`samples` distinct synthetic texts, none in `exclude`, each from a prompt of its own.
+
+    Prompts come in equal numbers for each class; how many of a class's texts are usable is up to
+    the generator. At most max_rounds * samples completions are asked for. Raises TooFewTextsError
+    when they are used up.
+    """
+    known, found = set(exclude), dict[str, LabelledText]()
+    asked, allowed = 0, max_rounds * samples
+    with bar(progress, "expanding", samples) as advance:
+        while len(found) < samples and asked < allowed:
+            # Ask for what is missing at the rate seen so far (all at first, then a bit more).
+            rate = max(len(found) / asked, 0.1) if asked else 1.0
+            count = min(math.ceil((samples - len(found)) / rate), allowed - asked, CHUNK)
+            prompts = source.draw(count, rng)
+            asked += count
+            before = len(found)
+            completions = generator.complete([prompt.text for prompt in prompts], 1, rng)
+            for prompt, (completion,) in zip(prompts, completions, strict=True):
+                text = read_text(source, completion, min_words, max_words)
+                if text is not None and text not in known:
+                    found.setdefault(text, LabelledText(text, prompt.label))
+            advance(min(len(found), samples) - before)
+    if len(found) < samples:
+        raise TooFewTextsError(
+            f"{asked} completions gave {len(found)} distinct usable texts, expand.samples = "
+            f"{samples} were asked for: lower expand.samples or expand.min-words, or use another "
+            f"models.generator"
+        )
+    return list(found.values())[:samples]
+
+
 def expand(
     seeds: Sequence[str],
     generator: Generator,
@@ -63,13 +255,13 @@ def expand(
     max_rounds: int = 4,
     progress: bool | Progress = True,
 ) -> list[str]:
-    """Seeds -> `samples` distinct synthetic texts, none of them a seed (Algorithm 1 line 11).
+    """Seeds -> `samples` distinct synthetic texts, none of them a seed (PrE-Text, section 3 (6)).
 
     Each text comes from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at
     random. At most max_rounds * samples completions are asked for. Raises ValueError for too few
     distinct seeds and TooFewTextsError when the completions are used up.
     """
-    pool = list(dict.fromkeys(line for line in map(_one_line, seeds) if line))
+    pool = _distinct_lines(seeds)
     if samples == 0:
         return []
     if not 1 <= seeds_per_prompt <= len(pool):
@@ -77,40 +269,30 @@ def expand(
             f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {len(pool)}], "
             f"the number of distinct seeds"
         )
-    known, found = set(pool), dict[str, None]()
-    asked, allowed = 0, max_rounds * samples
-    with bar(progress, "expanding", samples) as advance:
-        while len(found) < samples and asked < allowed:
-            # Ask for what is missing at the rate seen so far (all at first, then a bit more).
-            rate = max(len(found) / asked, 0.1) if asked else 1.0
-            count = min(math.ceil((samples - len(found)) / rate), allowed - asked, CHUNK)
-            prompts = _draw_prompts(pool, count, seeds_per_prompt, rng)
-            asked += count
-            before = len(found)
-            for (completion,) in generator.complete(prompts, 1, rng):
-                text = parse_completion(completion, min_words)
-                if text is not None and text not in known:
-                    found[text] = None
-            advance(min(len(found), samples) - before)
-    if len(found) < samples:
-        raise TooFewTextsError(
-            f"{asked} completions gave {len(found)} distinct usable texts, expand.samples = "
-            f"{samples} were asked for: lower expand.samples or expand.min-words, or use another "
-            f"models.generator"
-        )
-    return list(found)[:samples]
+    texts = generate(
+        ExamplePrompts(pool, seeds_per_prompt),
+        generator,
+        samples=samples,
+        rng=rng,
+        min_words=min_words,
+        exclude=pool,
+        max_rounds=max_rounds,
+        progress=progress,
+    )
+    return [synthetic.text for synthetic in texts]
 
 
-def _draw_prompts(
-    seeds: Sequence[str], count: int, each: int, rng: np.random.Generator
-) -> list[str]:
-    """`count` prompts of `each` distinct seeds, drawn uniformly."""
-    return [
-        expand_prompt(
-            [seeds[i] for i in rng.choice(len(seeds), each, replace=False)], total=max(6, each + 1)
-        )
-        for _ in range(count)
-    ]
+def _balanced(labels: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
+    """`count` classes in equal numbers; which of them get one more is drawn."""
+    if not labels:
+        return [""] * count
+    order = rng.permutation(len(labels))
+    return [labels[order[i % len(labels)]] for i in range(count)]
+
+
+def _distinct_lines(texts: Sequence[str]) -> list[str]:
+    """Every text on one line, without empty ones and repetitions, in order."""
+    return list(dict.fromkeys(line for line in map(_one_line, texts) if line))
 
 
 def _one_line(text: str) -> str:
