@@ -113,13 +113,16 @@ def shard_metrics(
     vectors = user_metrics(
         tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound
     )
+    total: NDArray[Any]
     if plan is None:
-        return vectors.sum(axis=0)
+        total = vectors.sum(axis=0)
+        return total
     whole = np.rint(vectors * plan.scale)
     # A quarter above the integer: an encoder that truncates and one that rounds agree on it.
     values = np.where(whole > 0, (whole + 0.25) / plan.scale, 0.0)
     users = np.repeat(np.arange(len(vectors)), vectors.shape[1])
-    return plan.encode_users(values.ravel(), users).reshape(vectors.shape).sum(axis=0)
+    total = plan.encode_users(values.ravel(), users).reshape(vectors.shape).sum(axis=0)
+    return total
 
 
 # --- the server's side: from the released sum to ratios -------------------------------------

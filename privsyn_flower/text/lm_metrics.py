@@ -17,7 +17,12 @@ from privsyn_flower.text.batches import IGNORED, encode, pad_rows
 from privsyn_flower.text.devices import resolve_device
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.parameters import DOWN, UP, Parameters
-from privsyn_flower.text.pretrained import ModelUnavailableError, load_model, load_tokenizer
+from privsyn_flower.text.pretrained import (
+    ModelUnavailableError,
+    load_model,
+    load_tokenizer,
+    local_folder,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +123,23 @@ def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
         widest = max(widest, len(row))
     if batch:
         yield batch
+
+
+def base_folder(name: str) -> Path:
+    """The folder of a base model: the folder itself, or a hub model that is on this machine.
+
+    Nothing is fetched. Raises ModelUnavailableError.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return local_folder(name, "downstream") or Path(
+            snapshot_download(name, local_files_only=True)
+        )
+    except (OSError, ValueError) as error:
+        raise ModelUnavailableError(
+            f"downstream = {name!r} is no model folder, and no hub model on this machine"
+        ) from error
 
 
 def load_scorer(folder: Path, device: str) -> Scorer:

@@ -31,6 +31,14 @@ _PLAIN = {"use_dora": False, "alpha_pattern": {}, "rank_pattern": {}, "layer_rep
 _INITIAL = (True, False, "gaussian", "orthogonal")
 
 
+MOST_MODELS = 16  # in one question
+
+
+def model_names(models: int) -> list[str]:
+    """What the models of a question are called on the wire: model-a, model-b, ..."""
+    return [f"model-{chr(ord('a') + number)}" for number in range(models)]
+
+
 class ParametersError(ValueError):
     """Parameters do not fit the base model; the text names the array and what was expected."""
 
@@ -102,6 +110,13 @@ def base_shapes(folder: Path) -> Shapes:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     return {name: tuple(value.shape) for name, value in model.named_parameters()}
+
+
+def longest_sequence(folder: Path) -> int:
+    """Tokens that a model's configuration allows in one sequence; 2^31 where it names no limit."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    limits = (config.get(key) for key in ("max_position_embeddings", "n_positions"))
+    return next((int(limit) for limit in limits if limit), 1 << 31)
 
 
 def read_model(folder: Path, base: Path) -> dict[str, Array]:

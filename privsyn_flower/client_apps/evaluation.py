@@ -1,0 +1,152 @@
+"""The answer to an evaluation query: how well public models predict the users' texts.
+
+The question brings parameters for a base model that the node has itself: one uint8 array of
+safetensors bytes for each model, `model-a`, `model-b` and so on. `text/parameters.py` says what
+is in them; they are checked before a private text is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+
+from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.node import Node, UserTexts, open_node
+from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.queries.metrics import shard_metrics
+from privsyn_flower.question import Query
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.lm_metrics import load_scorer
+from privsyn_flower.text.parameters import (
+    MOST_MODELS,
+    Parameters,
+    ParametersError,
+    base_shapes,
+    longest_sequence,
+    model_names,
+    unpack_parameters,
+)
+from privsyn_flower.wire import Refusal, WireError
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+MOST_TOKENS = 1 << 20  # of one user, and of one sequence: beyond it a question is no honest one
+
+
+def evaluation(message: Message, context: Context) -> Message:
+    """ClientApp handler for `query.evaluation`."""
+    return guarded(message, lambda: reply(message, context, open_node(context), EVALUATION))
+
+
+def check_evaluation(query: Query, node: Node) -> None:
+    """Refuse what this node cannot answer, before any private text is opened."""
+    options = query.options
+    models, counts = options.get("models"), ("models", "max-tokens", "sequence-length")
+    # A boolean is an int to Python, and no number to us.
+    if not all(type(options.get(key)) is int for key in counts):
+        raise WireError(Refusal.MALFORMED, f"{counts} must be whole numbers")
+    if not 1 <= int(models or 0) <= MOST_MODELS or query.length != 1 + 2 * int(models or 0):
+        raise WireError(
+            Refusal.MALFORMED, f"models = {models} with an answer of {query.length} coordinates"
+        )
+    length, tokens = int(options["sequence-length"]), int(options["max-tokens"])
+    if not (2 <= length <= MOST_TOKENS and 1 <= tokens <= MOST_TOKENS):
+        raise WireError(Refusal.MALFORMED, "max-tokens or sequence-length is out of range")
+    most = options.get("max-loss")
+    if not isinstance(most, int | float) or not 0 < most < math.inf:
+        raise WireError(Refusal.MALFORMED, f"max-loss = {most!r} is not a positive number")
+    folder = _base(query, node)
+    if query.rows.size or query.extra:
+        _shipped(query, folder)
+
+
+def _base(query: Query, node: Node) -> Path:
+    """The node's own base model, which must be the one that the question is about."""
+    try:
+        folder: Path | None = node.downstream()
+        if folder is None:
+            raise FileNotFoundError("this node has no downstream model (node-config downstream)")
+        found = folder_fingerprint(folder)
+    except Exception as error:  # of its own set-up, never of a user's data
+        raise WireError(Refusal.MODEL, f"the base model is not available: {error}") from error
+    if found != query.model:
+        raise WireError(
+            Refusal.MODEL, f"the query is about the base {query.model}, this node has {found}"
+        )
+    return folder
+
+
+def _shipped(query: Query, folder: Path) -> list[Parameters]:
+    """The models of the question, each of which fits the base."""
+    names = model_names(int(query.options["models"]))
+    if query.rows.size or sorted(query.extra) != sorted(names):
+        raise WireError(Refusal.MALFORMED, f"the question's arrays are not {names}")
+    try:
+        shapes, longest = base_shapes(folder), longest_sequence(folder)
+    except Exception as error:
+        raise WireError(Refusal.MODEL, f"{folder} is no causal language model: {error}") from error
+    if int(query.options["sequence-length"]) > longest:
+        raise WireError(Refusal.MALFORMED, f"sequence-length is above the base's {longest}")
+    try:
+        return [unpack_parameters(query.extra[name], shapes) for name in names]
+    except ParametersError as error:
+        raise WireError(Refusal.MALFORMED, f"a shipped model does not fit: {error}") from error
+
+
+def user_evaluations(
+    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
+) -> Integers:
+    """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those who take part.
+
+    One user after the other goes through the model, alone in its batches, so that no user's
+    numbers depend on another's text; whatever goes wrong with one user makes that user zeros.
+    """
+    folder, options = _base(query, node), query.options
+    models = _shipped(query, folder)
+    scorer = load_scorer(folder, node.device)
+    max_tokens, max_loss = int(options["max-tokens"]), float(options["max-loss"])
+    length = int(options["sequence-length"])
+    rows: list[list[list[int]]] = []
+    for texts, takes in zip(users.values(), taking, strict=True):
+        rows.append([])
+        with _alone(node):
+            if takes:
+                rows[-1] = scorer.encode(texts, max_tokens=max_tokens, length=length)
+    tokens = np.array([sum(len(row) - 1 for row in own) for own in rows], dtype=np.float64)
+    correct, loss = np.full((2, len(rows), len(models)), np.nan)
+    for number, parameters in enumerate(models):
+        with scorer.wearing(parameters):
+            for user in np.flatnonzero(tokens):
+                with _alone(node):
+                    sums = scorer.sums(rows[user], max_loss)
+                    correct[user, number], loss[user, number] = sums
+    return shard_metrics(
+        tokens,
+        correct,
+        loss,
+        max_tokens=max_tokens,
+        max_loss=max_loss,
+        bound=query.bound,
+        plan=plan,
+    )
+
+
+@contextlib.contextmanager
+def _alone(node: Node):  # type: ignore[no-untyped-def]
+    """What one user's data raises ends here: that user is zeros, the others' sums are untouched."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # memory, and a panic of the tokenizer in Rust
+        with contextlib.suppress(Exception):
+            node.log().exception("one user's evaluation failed; that user counts nothing")
+
+
+EVALUATION = Kind(check_evaluation, user_evaluations)

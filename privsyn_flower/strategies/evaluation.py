@@ -1,0 +1,251 @@
+"""Federated evaluation: how well do these public models predict the users' text?
+
+The server sends one or several small causal language models; each user answers with one bounded
+vector (`queries/metrics.py`), and only the noisy sum comes back, charged to the same ledger as
+every other release. Accuracy and loss are ratios of its coordinates, with intervals that the
+known noise gives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.queries.metrics import Ratio, accuracy, mean_loss, metrics_bound, noisy_ratio
+from privsyn_flower.question import Query
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.rounds import Rounds, Strategy
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.parameters import (
+    MOST_MODELS,
+    Parameters,
+    base_shapes,
+    check_parameters,
+    longest_sequence,
+    model_names,
+    pack_parameters,
+    read_model,
+)
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True)
+class Caps:
+    """Public bounds of one user's answer; the same for all users and models.
+
+    max_tokens: predicted tokens of one user that count, the first ones. Near what a typical
+    user holds: a higher cap makes everybody's share of the norm smaller. max_loss: nats of one
+    token; log of the vocabulary is what a model that knows nothing loses. sequence_length:
+    tokens of one text. bound: L2 norm of the joint clip; 0 for sqrt(1 + 2 models), which never
+    clips. A smaller one adds less noise, and weighs users with much text less.
+    """
+
+    max_tokens: int = 512
+    max_loss: float = 10.0
+    sequence_length: int = 64
+    bound: float = 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One model's noisy figures with the intervals of the evaluation's noise. All public.
+
+    accuracy: share of tokens predicted right. loss: nats a token, each cut at max_loss. The
+    intervals cover the noise of this release and nothing else: they are about the users who took
+    part, not about users in general. released, number, noise_std, max_loss: what they come from.
+    """
+
+    accuracy: float
+    accuracy_low: float
+    accuracy_high: float
+    loss: float
+    loss_low: float
+    loss_high: float
+    released: tuple[float, ...]
+    number: int
+    noise_std: float
+    max_loss: float
+    z: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much better the first of two models is: accuracy gained and loss saved, each with its
+    interval. Above 0 is better; `low > 0` says that the noise does not explain it."""
+
+    accuracy: Ratio
+    loss: Ratio
+
+
+def releases(evaluations: int = 1, spare: int = 0) -> int:
+    """Releases that the calibration must pay for beside the method's own, for all evaluations.
+
+    spare: attempts of each evaluation that may fail after they were charged.
+    """
+    return evaluations * (1 + spare)
+
+
+def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps: Caps) -> Query:
+    """The question about these models, in their order; all arrays are public.
+
+    fingerprint: of the base model's folder, which a node must have. Raises ValueError for no
+    model, more than MOST_MODELS, or caps out of range.
+    """
+    if not 1 <= len(models) <= MOST_MODELS:
+        raise ValueError(f"{len(models)} models: from 1 to {MOST_MODELS} fit one evaluation")
+    if caps.max_tokens < 1 or caps.sequence_length < 2 or not 0 < caps.max_loss < math.inf:
+        raise ValueError(f"{caps}: max_tokens >= 1, sequence_length >= 2 and max_loss > 0 needed")
+    full = metrics_bound(len(models))
+    if not 0 <= caps.bound <= full:
+        raise ValueError(f"bound = {caps.bound} must be at most {full:.4g}, or 0 for that")
+    packed = [pack_parameters(parameters) for parameters in models.values()]
+    return Query(
+        kind="evaluation",
+        rows=np.zeros((0, 0), dtype=np.int8),
+        scales=np.zeros(0, dtype=np.float32),
+        length=1 + 2 * len(models),
+        bound=caps.bound or full,
+        model=fingerprint,
+        options={
+            "models": len(models),
+            "max-tokens": caps.max_tokens,
+            "max-loss": caps.max_loss,
+            "sequence-length": caps.sequence_length,
+        },
+        extra=dict(zip(model_names(len(models)), packed, strict=True)),
+    )
+
+
+def read_estimates(
+    released: Floats, names: list[str], noise_std: float, caps: Caps, confidence: float = 0.95
+) -> dict[str, Estimate]:
+    """The released sum (1 + 2 models,) -> each model's figures; post-processing.
+
+    Raises TooNoisyError when the number of tokens cannot be told from zero.
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    estimates = {}
+    for number, name in enumerate(names):
+        right = accuracy(released, number, noise_std, z)
+        loss = mean_loss(released, number, noise_std, z, caps.max_loss)
+        figures = (right.value, right.low, right.high, loss.value, loss.low, loss.high)
+        sums = tuple(float(value) for value in released)
+        estimates[name] = Estimate(*figures, sums, number, noise_std, caps.max_loss, z)
+    return estimates
+
+
+def better(first: Estimate, second: Estimate) -> Difference:
+    """How much better `first` is than `second`, measured in the same evaluation.
+
+    Both ratios have the same denominator, so the difference is one ratio, and its interval is
+    narrower than the two intervals make believe. Raises ValueError for two evaluations.
+    """
+    if first.released != second.released:
+        raise ValueError("the two models were not measured in the same evaluation")
+    sums, std, z = first.released, first.noise_std, first.z
+    # Two independent coordinates; a model compared with itself has no noise at all.
+    spread = math.sqrt(2) * std if first.number != second.number else 0.0
+
+    def difference(better: int, worse: int, unit: float) -> Ratio:
+        found = noisy_ratio(sums[better] - sums[worse], sums[0], spread, std, z)
+        return Ratio(unit * found.value, unit * found.low, unit * found.high)
+
+    a, b = 1 + 2 * first.number, 1 + 2 * second.number
+    return Difference(difference(a, b, 1.0), difference(b + 1, a + 1, first.max_loss))
+
+
+class FederatedEvaluation(Strategy):
+    """One question about some models, for the round engine."""
+
+    rounds = 1
+
+    def __init__(self, models: Mapping[str, Parameters], *, fingerprint: str, caps: Caps) -> None:
+        self.names = list(models)
+        self.query = evaluation_query(models, fingerprint=fingerprint, caps=caps)
+        self.released: list[float] = []
+        self.noise_std = 0.0
+
+    def digest(self) -> str:
+        """What the question is about; another one must not be answered from a stored release."""
+        state = hashlib.sha256(repr((self.names, self.query.model, self.query.bound)).encode())
+        state.update(repr(sorted(self.query.options.items())).encode())
+        for array in self.query.arrays():
+            state.update(hashlib.sha256(array.tobytes()).digest())
+        return state.hexdigest()
+
+    def ask(self, rnd: int) -> Query:
+        """The models' parameters over the base."""
+        return self.query
+
+    def learn(self, rnd: int, released: Floats, noise_std: float) -> dict[str, Any]:
+        """Keep the noisy sums; `read_estimates` makes figures of them."""
+        self.released, self.noise_std = [float(value) for value in released], noise_std
+        return {"released": self.released}
+
+    def state(self) -> dict[str, Any]:
+        """JSON state."""
+        return {"released": self.released, "noise_std": self.noise_std}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.released, self.noise_std = list(state["released"]), float(state["noise_std"])
+
+
+def evaluate(
+    models: Mapping[str, Parameters | Path],
+    *,
+    base: Path,
+    grid: Grid,
+    folder: RunFolder,
+    plan: RoundPlan,
+    ledger: Ledger,
+    caps: Caps | None = None,
+    name: str = "evaluation",
+    spare: int = 0,
+    aggregation: Aggregation | None = None,
+    confidence: float = 0.95,
+    progress: Progress = silent,
+) -> dict[str, Estimate]:
+    """Measure public models on the users of a run, as one more release of its ledger.
+
+    models: name -> folder (a whole causal LM or a PEFT LoRA adapter) or named arrays over
+    `base`, a local folder that the nodes have too; {} is the base itself. folder, plan, ledger:
+    the run's; the evaluation keeps its files in `evaluations/NAME`, is charged under the run
+    RUN-NAME with the plan's noise multiplier, and is read from disk when it was made before. The
+    caller holds the ledger (`ledger.exclusive()`) and has calibrated for `releases(1, spare)`
+    more. Raises TooNoisyError, NoRelease, ParametersError, and ValueError when NAME was another
+    evaluation.
+    """
+    caps = caps or Caps()
+    shapes = base_shapes(base)
+    given = {key: m if isinstance(m, Mapping) else read_model(m, base) for key, m in models.items()}
+    for parameters in given.values():
+        check_parameters(parameters, shapes)
+    if caps.sequence_length > longest_sequence(base):
+        raise ValueError(
+            f"sequence_length = {caps.sequence_length} is above {base}'s {longest_sequence(base)}"
+        )
+    strategy = FederatedEvaluation(given, fingerprint=folder_fingerprint(base), caps=caps)
+    own = RunFolder(folder.path / "evaluations" / name)
+    asked = own.load_value("asked")
+    if asked not in (None, strategy.digest()):
+        raise ValueError(f"{own.path} holds an evaluation of other models: choose another name")
+    own.save_value("asked", strategy.digest())
+    round_plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare)
+    how = aggregation or SecureAggregation()
+    Rounds(grid, strategy, round_plan, own, ledger, how, progress).run()
+    released = np.array(strategy.released)
+    return read_estimates(released, strategy.names, strategy.noise_std, caps, confidence)
