@@ -1,0 +1,224 @@
+"""POPri's configurations: the paper's numbers, the epsilon they keep, the data they load."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config_file import load_config
+from privsyn_flower.data import Federation
+from privsyn_flower.privacy import BudgetExceeded, Ledger
+from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.progress import silent
+from privsyn_flower.server_apps.parts import (
+    noise_multiplier,
+    open_ledger,
+    public_text,
+    statement,
+)
+from privsyn_flower.text.prompts import prompt_source
+
+ROOT = Path(__file__).parent.parent.parent
+PAPER = [p for p in sorted((ROOT / "configs").glob("popri-*.toml")) if p.stem != "popri-demo"]
+# name -> users, rounds, epsilon, the paper's noise multiplier (None: not stated), sampling rate
+TABLE: dict[str, tuple[int, int, float, float | None, float]] = {
+    "popri-biorxiv-eps1": (72_000, 20, 1.0, 19.3, 1.0),
+    "popri-biorxiv-eps7": (72_000, 20, 7.0, 3.35, 1.0),
+    "popri-congress-eps1": (133_000, 20, 1.0, 19.3, 1.0),
+    "popri-congress-eps7": (133_000, 20, 7.0, 3.35, 1.0),
+    "popri-partial-1000": (10_000, 50, 1.0, 3.4, 0.1),
+    "popri-partial-5000": (10_000, 50, 1.0, 15.5, 0.5),
+    "popri-partial-10000": (10_000, 50, 1.0, 30.6, 1.0),
+    "popri-pubmed-eps1": (75_316, 10, 1.0, 13.7, 1.0),
+    "popri-pubmed-eps4": (75_316, 10, 4.0, 3.87, 1.0),
+    "popri-openreview-eps1": (8_396, 10, 1.0, None, 1.0),
+    "popri-openreview-eps4": (8_396, 10, 4.0, None, 1.0),
+}
+each = pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
+
+
+def test_every_setting_of_the_paper_is_shipped() -> None:
+    assert {path.stem for path in PAPER} == set(TABLE)
+
+
+@each
+def test_the_papers_numbers(path: Path) -> None:
+    config = load_config(path)
+    users, rounds, epsilon, _, rate = TABLE[path.stem]
+    assert (config.data.users, config.rounds, config.epsilon) == (users, rounds, epsilon)
+    assert config.sampling_rate == rate
+    popri = config.popri
+    assert (popri.prompts, popri.responses, popri.rejected_rank) == (1800, 10, 5)
+    assert (popri.lora_rank, popri.lora_alpha, popri.batch_size, popri.epochs) == (4, 8.0, 24, 2)
+    assert 3e-7 <= popri.learning_rate <= 8e-7
+    if config.aggregation == "plain":  # the central runs; 3e-6 in the federated ones
+        assert config.delta <= 1 / (users * np.log10(users))
+    else:
+        assert config.delta == 3e-6
+    evaluation = config.evaluation
+    passes = 10 if config.expand.samples == 2000 else 80
+    assert evaluation.steps * evaluation.batch_size == passes * config.expand.samples
+
+
+@each
+def test_the_noise_is_the_papers_where_it_keeps_epsilon(path: Path) -> None:
+    config = load_config(path)
+    stated = TABLE[path.stem][3]
+    used = noise_multiplier(config)  # raises where epsilon would be exceeded
+    claimed = statement(config, used).epsilon
+    assert claimed <= config.epsilon
+    assert claimed == pytest.approx(config.epsilon, rel=6e-3)  # and is not far below it
+    if stated is None or used == stated:
+        return
+    assert used > stated
+    papers = statement(config, stated).epsilon
+    assert papers > config.epsilon
+
+
+@each
+def test_the_ledger_pays_for_every_round(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    folder: Any = SimpleNamespace(path=tmp_path)
+    ledger = open_ledger(config, folder)
+
+    def reserve(rnd: int) -> None:
+        ledger.reserve(
+            run="run",
+            query="scores",
+            round=rnd,
+            attempt=1,
+            noise_multiplier=config.noise_multiplier,
+            mechanism="skellam",
+            sensitivity=SENSITIVITY,
+            sampling_rate=config.sampling_rate,
+        )
+
+    for rnd in range(1, config.rounds + 1):
+        reserve(rnd)
+    assert isinstance(ledger, Ledger)
+    assert ledger.spent_epsilon() <= config.epsilon
+    with pytest.raises(BudgetExceeded):
+        for rnd in range(config.rounds + 1, 2 * config.rounds):
+            reserve(rnd)
+
+
+@each
+def test_prompts_can_be_drawn(path: Path) -> None:
+    config = load_config(path)
+    labels = split_list(config.popri.labels)
+    source = prompt_source(
+        [f"public text number {i}" for i in range(9)],
+        examples=config.popri.examples,
+        instruction=config.popri.instruction,
+        labels=labels,
+    )
+    prompts = source.draw(40, np.random.default_rng(0))
+    assert {prompt.label for prompt in prompts} == set(labels or [""])
+    for prompt in prompts:
+        assert "{label}" not in prompt.text and prompt.label in prompt.text
+        assert prompt.text.count("public text number") == config.popri.examples
+
+
+def words(row: int, count: int) -> list[str]:
+    return [f"r{row}w{k}" for k in range(count)]
+
+
+def write_stand_in(path: Path, config: RunConfig, rows: int) -> None:
+    """Rows with the columns that the configuration names; a day more with each, in a mixed order.
+
+    The first five and the last five days lie outside of the window, if there is one.
+    """
+    data, labels = config.data, split_list(config.popri.labels)
+    start = datetime.date.fromisoformat(data.date_from or "2023-01-06")
+    last = datetime.date.fromisoformat(data.date_to or "2024-01-01")
+    lines = []
+    for i in np.random.default_rng(3).permutation(rows).tolist():
+        before, after = i - 5, i - rows + 5
+        day = last + datetime.timedelta(after + 1) if after >= 0 else start
+        day += datetime.timedelta(before if after < 0 else 0)
+        row = {data.text_column: " ".join(words(i, 2 * data.sample_words + 20)), "other": i}
+        if data.date_column:
+            row[data.date_column] = day.isoformat()
+        if data.label_column:
+            row[data.label_column] = labels[i % len(labels)]
+        lines.append(json.dumps(row) + "\n")
+    path.write_text("".join(lines))
+
+
+def small(path: Path, folder: Path, *, hub: bool = False) -> RunConfig:
+    """The configuration with local files in place of the hub's, and few users."""
+    paper = load_config(path)
+    rows = 40
+    private = folder / "set" / "train.jsonl"
+    private.parent.mkdir()
+    write_stand_in(private, paper, rows)
+    public = folder / "public.jsonl"
+    column = paper.data.public_text_column or "text"
+    texts = [{column: " ".join(words(1000 + i, 60))} for i in range(40)]
+    public.write_text("".join(json.dumps(row) + "\n" for row in texts))
+    place = {"data.source": f"hub:{private.parent}"} if hub else {"data.source": "files"}
+    return load_config(
+        path,
+        {
+            **place,
+            "cache": str(folder / "cache"),
+            "data.path": "" if hub else str(private),
+            "data.public-path": str(public) if paper.data.public_path else "",
+            "data.users": 20,
+            "data.held-out-users": 4,
+            "data.development-users": 3,
+            "data.public-pool": 12,
+            "data.public-validation": 16,
+            "models.embedder": "ngram-32",
+        },
+    )
+
+
+@each
+def test_the_data_loads_from_stand_ins(path: Path, tmp_path: Path) -> None:
+    config = small(path, tmp_path, hub="biorxiv-eps1" in path.stem)
+    public = public_text(config, silent)
+    federation = public.federation
+    assert isinstance(federation, Federation)
+    users = federation.shard_samples(0, 1)
+    assert len(users) == 20
+    limit, chunked = config.data.sample_words, config.data.chunk
+    for own in users.values():
+        row = int(own[0].text.split()[0].removeprefix("r").split("w")[0])
+        whole = words(row, 2 * limit + 20)
+        pieces = [whole[start : start + limit] for start in range(0, len(whole), limit)]
+        expected = [p for p in pieces if 4 * len(p) >= limit] if chunked else [whole]
+        assert [s.text.split() for s in own] == expected
+    if chunked:
+        check_dates(config, federation)
+    if config.data.label_column:
+        labels = {s.label for own in users.values() for s in own}
+        assert labels == set(split_list(config.popri.labels))
+    assert len(public.pool) == (12 if config.data.public_path else 0)
+    assert all(len(text.split()) <= limit for text in public.pool)
+
+
+def check_dates(config: RunConfig, federation: Federation) -> None:
+    """Inside the window, users in order, and whoever is held out newer than all of them."""
+    own = [s[0].date for s in federation.shard_samples(0, 1).values()]
+    assert own == sorted(own)
+    assert config.data.date_from <= own[0] and own[-1] <= config.data.date_to
+    numbers = {
+        side: [int(texts[0].split("w")[0].removeprefix("r")) for texts in users.values()]
+        for side, users in (
+            ("test", federation.held_out("test")),
+            ("development", federation.held_out("development")),
+            ("private", federation.shard(0, 1)),
+        )
+    }
+    # 40 rows, of which five are before the window and five after it
+    assert numbers["test"] == [34, 33, 32, 31]
+    assert numbers["development"] == [30, 29, 28]
+    assert numbers["private"] == list(range(8, 28))
