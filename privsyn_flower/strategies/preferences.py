@@ -106,39 +106,6 @@ def rank_responses(
     )
 
 
-def asked_places(responses: Sequence[Sequence[str]]) -> list[list[int]]:
-    """For every prompt the places of the responses that users score.
-
-    A text is asked about once for each prompt. Prompts with fewer than two distinct usable
-    responses have nothing to compare and are not asked about: [].
-    """
-    places = []
-    for row in responses:
-        first = {text: j for j, text in reversed(list(enumerate(row))) if text}
-        places.append(sorted(first.values()) if len(first) > 1 else [])
-    return places
-
-
-def score_matrix(
-    released: Floats, responses: Sequence[Sequence[str]], places: Sequence[Sequence[int]]
-) -> Floats:
-    """Released scores (m,) of the asked places, in order -> (K, J); 0 where nothing was asked.
-
-    Responses to one prompt with the same text have the same score. Raises ValueError when m is
-    not the number of places.
-    """
-    asked = sum(map(len, places))
-    if released.shape != (asked,):
-        raise ValueError(f"{released.shape[0]} released scores for {asked} responses")
-    width = len(responses[0]) if responses else 0
-    scores = np.zeros((len(responses), width))
-    values = iter(released.tolist())
-    for k, (row, own) in enumerate(zip(responses, places, strict=True)):
-        known = {row[j]: next(values) for j in own}
-        scores[k] = [known.get(text, 0.0) for text in row]
-    return scores
-
-
 def score_facts(released: Floats, sizes: Sequence[int], noise_std: float) -> dict[str, float]:
     """Public figures about the released scores (m,), m = sum of sizes (responses by prompt).
 

@@ -1,0 +1,115 @@
+"""Responses of a generator's state to random prompts, and their use as a question. All public."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import write_json
+from privsyn_flower.text.prompts import Prompt, PromptSource, read_text
+from privsyn_flower.text.protocols import AdaptableGenerator
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Responses:
+    """J responses to each of K prompts: texts[k][j], "" where unusable."""
+
+    prompts: list[Prompt]
+    texts: list[list[str]]
+
+    @cached_property
+    def places(self) -> list[list[int]]:
+        """For every prompt the places j of the responses that users score.
+
+        A text is asked about once for each prompt. A prompt with fewer than two distinct usable
+        responses has nothing to compare and is not asked about: [].
+        """
+        places = []
+        for row in self.texts:
+            first = {text: j for j, text in reversed(list(enumerate(row))) if text}
+            places.append(sorted(first.values()) if len(first) > 1 else [])
+        return places
+
+    @property
+    def asked(self) -> list[str]:
+        """The texts that users score, prompt by prompt."""
+        return [self.texts[k][j] for k, own in enumerate(self.places) for j in own]
+
+    @property
+    def groups(self) -> list[int]:
+        """How many of them belong to each prompt that is asked about."""
+        return [len(own) for own in self.places if own]
+
+    @property
+    def classes(self) -> list[str]:
+        """The class of each prompt that is asked about."""
+        return [p.label for p, own in zip(self.prompts, self.places, strict=True) if own]
+
+    def matrix(self, released: Floats) -> Floats:
+        """Scores (m,) of the asked texts -> (K, J); 0 where nothing was asked.
+
+        Equal responses to one prompt get the same score. Raises ValueError when m is another
+        number than that of the asked texts.
+        """
+        asked = sum(self.groups)
+        if released.shape != (asked,):
+            raise ValueError(
+                f"released scores of shape {released.shape} for {asked} responses: the files "
+                "under popri/ are not those of this run"
+            )
+        values = iter(released.tolist())
+        scores = []
+        for row, own in zip(self.texts, self.places, strict=True):
+            known = {row[j]: next(values) for j in own}
+            scores.append([known.get(text, 0.0) for text in row])
+        return np.array(scores, dtype=np.float64)
+
+    def save(self, path: Path) -> None:
+        """One JSON file, atomically."""
+        prompts = [asdict(prompt) for prompt in self.prompts]
+        write_json(path, {"prompts": prompts, "responses": self.texts})
+
+    @classmethod
+    def load(cls, path: Path) -> Responses:
+        """What `save` wrote."""
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        return cls([Prompt(**prompt) for prompt in stored["prompts"]], stored["responses"])
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The generator behind a source of prompts. Texts have min_words words or more and are cut
+    to max_words (0: uncut)."""
+
+    source: PromptSource
+    generator: AdaptableGenerator
+    min_words: int
+    max_words: int
+    seed: int
+
+    def write(
+        self, adapter: Path | None, prompts: int, copies: int, purpose: Sequence[int | str]
+    ) -> Responses:
+        """`copies` responses to each prompt by the base with `adapter`.
+
+        The prompts and the draws depend on `purpose` alone, so that two adapters can be compared
+        on the same ones.
+        """
+        drawn = self.source.draw(prompts, seeded(self.seed, *purpose, "prompts"))
+        self.generator.use_adapter(adapter)
+        completions = self.generator.complete(
+            [prompt.text for prompt in drawn], copies, seeded(self.seed, *purpose, "responses")
+        )
+        return Responses(drawn, [[self._read(text) for text in row] for row in completions])
+
+    def _read(self, completion: str) -> str:
+        return read_text(self.source, completion, self.min_words, self.max_words) or ""
