@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from privsyn_flower.privacy.quantize import IntegerPlan
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 OptionValue = str | int | float
+MOST_CLASSES = 1024  # of a class-conditional question
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,101 @@ class Query:
         }
         return cls("votes", rows, scales, len(rows), float(bound), model, options)
 
+    @classmethod
+    def scores(
+        cls,
+        candidates: Floats,
+        *,
+        bound: float,
+        model: str,
+        score: str = "standardised",
+        samples_cap: int = 8,
+        groups: Sequence[int],
+        classes: Sequence[str] | None = None,
+        labels: Sequence[str] = (),
+        dimension: int = 0,
+    ) -> Query:
+        """Candidates (m, d), public: how similar is each to your texts? Answer: scores (m,).
+
+        score: how a user's vector is made (`queries.scores`). groups: (K,) candidates of each
+        prompt, in order. classes: (K,) the class of each prompt, one of `labels`, the public
+        class list; None: none. dimension: 0 < r < d sends candidates in r dimensions, with the
+        projection; users' scores are then cosines with the projected candidates.
+        Raises ValueError on candidates that are not a finite matrix, and on groups, classes or a
+        dimension that do not belong to them.
+        """
+        matrix = np.asarray(candidates, dtype=np.float32)
+        if matrix.ndim != 2 or not len(matrix) or not np.isfinite(matrix).all():
+            raise ValueError(f"candidates of shape {matrix.shape} must be a finite (m, d) matrix")
+        counts = np.asarray(groups)
+        extra: dict[str, np.ndarray[Any, Any]] = {"groups": _group_sizes(counts, len(matrix))}
+        options: dict[str, OptionValue] = {"score": score, "samples-cap": samples_cap}
+        if classes is not None:
+            extra["classes"] = _class_numbers(classes, labels, len(counts))
+            options["labels"] = json.dumps(list(labels))
+        if dimension:
+            matrix, extra["projection"] = projected(matrix, counts, dimension)
+            options["dimension"] = dimension
+        rows, scales = int8_rows(matrix)
+        return cls("scores", rows, scales, len(rows), float(bound), model, options, extra)
+
     def question(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The decoded question (m, d) float32, public."""
-        return self.rows.astype(np.float32) * self.scales[:, None]
+        """The decoded question (m, d) float32, public; what was projected is lifted again."""
+        rows = self.rows.astype(np.float32) * self.scales[:, None]
+        if "projection" in self.extra:
+            # <P c, P x> = <P^T P c, x>: users' rows stay as they are.
+            rows = rows @ self.extra["projection"].astype(np.float32).T
+        return rows
+
+
+def projected(
+    candidates: np.ndarray[Any, np.dtype[np.float32]],
+    groups: np.ndarray[Any, Any],
+    dimension: int,
+) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float16]]]:
+    """Candidates (m, d) -> (m, r) and the projection (d, r), for r = `dimension` below d. Public.
+
+    Onto the principal directions of unit candidates about the mean of their prompt, in which
+    they differ most from those they are ranked against.
+    """
+    if not 0 < dimension < candidates.shape[1]:
+        raise ValueError(
+            f"dimension = {dimension} must be above 0 and below the embedder's, "
+            f"{candidates.shape[1]} (key popri.dimension; 0 sends all of it)"
+        )
+    lengths = np.linalg.norm(candidates, axis=1, keepdims=True)
+    units = candidates / np.where(lengths > 0, lengths, 1)
+    starts = np.cumsum(groups) - groups
+    means = np.add.reduceat(units, starts, axis=0) / groups[:, None]
+    about = (units - np.repeat(means, groups, axis=0)).astype(np.float32)
+    _, directions = np.linalg.eigh((about.T @ about).astype(np.float64))
+    projection = directions[:, ::-1][:, :dimension].astype(np.float16)
+    return units @ projection.astype(np.float32), projection
+
+
+def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    largest = np.iinfo(np.uint16).max
+    whole = groups.ndim == 1 and groups.dtype.kind in "iu" and len(groups)
+    if not whole or groups.min() < 1 or groups.max() > largest or groups.sum() != size:
+        raise ValueError(
+            f"groups must be whole numbers from 1 to {largest} that sum to the {size} candidates"
+        )
+    return groups.astype(np.uint16)
+
+
+def _class_numbers(
+    classes: Sequence[str], labels: Sequence[str], prompts: int
+) -> np.ndarray[Any, np.dtype[np.uint16]]:
+    place = {label: number for number, label in enumerate(labels)}
+    if len(place) != len(labels) or not 1 <= len(place) <= MOST_CLASSES or "" in place:
+        raise ValueError(f"labels must be 1 to {MOST_CLASSES} distinct class names")
+    unknown = sorted(set(classes) - set(place))
+    if unknown or len(classes) != prompts:
+        raise ValueError(
+            f"classes must name one of labels for each of the {prompts} prompts; "
+            f"{len(classes)} are given, not in labels: {unknown[:3]}"
+        )
+    return np.array([place[name] for name in classes], dtype=np.uint16)
 
 
 def int8_rows(
