@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,10 +11,18 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.prompts import (
+    HEADING,
+    ExamplePrompts,
+    InstructionPrompts,
+    LabelledText,
+    Prompt,
     TooFewTextsError,
     expand,
     expand_prompt,
+    generate,
     parse_completion,
+    prompt_source,
+    read_text,
 )
 
 GOLDEN = json.loads(
@@ -169,3 +178,111 @@ def test_expand_reports_progress() -> None:
         progress=lambda stage, done, total, note="": seen.append((stage, done, total)),
     )
     assert seen[-1] == ("expanding", 5, 5)
+
+
+def examples_in(prompt: Prompt) -> list[str]:
+    return prompt.text.splitlines()[2:-1:2]
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3, 7])
+def test_example_prompts_show_distinct_public_texts(examples: int) -> None:
+    source = ExamplePrompts([*SEEDS, SEEDS[0], " "], examples)
+    prompts = source.draw(200, np.random.default_rng(0))
+    shown = [examples_in(prompt) for prompt in prompts]
+    assert all(len(set(texts)) == len(texts) == examples for texts in shown)
+    assert {text for texts in shown for text in texts} == set(SEEDS) == set(source.shown)
+    assert prompts[0].text == expand_prompt(shown[0], total=max(6, examples + 1))
+    assert {prompt.label for prompt in prompts} == {""} and source.labels == ()
+    assert source.draw(200, np.random.default_rng(0)) == prompts
+    assert source.draw(200, np.random.default_rng(1)) != prompts
+
+
+def test_example_prompts_by_class_show_texts_of_the_class_in_equal_numbers() -> None:
+    pool = {label: [f"{label} {i}" for i in range(5)] for label in ("up", "down", "side")}
+    source = ExamplePrompts(pool, 2)
+    prompts = source.draw(20, np.random.default_rng(0))
+    counts = Counter(prompt.label for prompt in prompts)
+    assert sorted(counts.values()) == [6, 7, 7] and source.labels == tuple(pool)
+    for prompt in prompts:
+        assert set(examples_in(prompt)) <= set(pool[prompt.label])
+    # Which class is left short is drawn: no class loses in every round.
+    lasts = {
+        min(labels, key=labels.__getitem__)
+        for seed in range(20)
+        if (labels := Counter(p.label for p in source.draw(20, np.random.default_rng(seed))))
+    }
+    assert lasts == set(pool)
+
+
+def test_too_few_examples_name_the_key() -> None:
+    with pytest.raises(ValueError, match=r"popri\.examples.*\[1, 10\]"):
+        ExamplePrompts(SEEDS, 11)
+    with pytest.raises(ValueError, match="of class 'b'"):
+        ExamplePrompts({"a": SEEDS, "b": ["one"]}, 2)
+
+
+def test_instructions_name_the_class() -> None:
+    source = InstructionPrompts("Write a {label} review: ", ["good", "bad", "good"])
+    prompts = source.draw(4, np.random.default_rng(0))
+    assert sorted(prompts, key=lambda p: p.label) == [
+        *[Prompt("Write a bad review: ", "bad")] * 2,
+        *[Prompt("Write a good review: ", "good")] * 2,
+    ]
+    assert InstructionPrompts("Write.").draw(2, np.random.default_rng(0)) == [Prompt("Write.")] * 2
+
+
+@pytest.mark.parametrize(
+    ("instruction", "labels"), [("", ()), (" \n", ()), ("Write.", ("a",)), ("A {label}.", ())]
+)
+def test_instructions_that_do_not_fit(instruction: str, labels: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"popri\.instruction"):
+        InstructionPrompts(instruction, labels)
+
+
+def test_an_instruction_has_no_headings() -> None:
+    text = f"one {HEADING} two\n\nOriginal"
+    whole, listed = InstructionPrompts("Write."), ExamplePrompts(SEEDS)
+    assert read_text(whole, text, 1) == f"one {HEADING} two Original"
+    assert read_text(listed, text, 1) == "one"
+    assert read_text(whole, "one two", 3) is None
+    assert read_text(whole, "one  two three", 3, 2) == "one two"
+
+
+def test_the_source_that_the_keys_describe() -> None:
+    assert isinstance(prompt_source([], examples=0, instruction="Write."), InstructionPrompts)
+    plain = prompt_source(SEEDS, examples=2)
+    assert isinstance(plain, ExamplePrompts) and plain.examples == 2
+    kinds = ["a", "b"] * 4 + ["other", "other"]
+    by_class = prompt_source(SEEDS, examples=2, labels=["b", "a"], pool_labels=kinds)
+    assert by_class.labels == ("b", "a") and set(by_class.shown) == set(SEEDS[:8])
+    with pytest.raises(ValueError, match=r"popri\.labels.*data\.label-column"):
+        prompt_source(SEEDS, examples=2, labels=["a"])
+    with pytest.raises(ValueError, match=r"popri\.instruction is used with popri\.examples = 0"):
+        prompt_source(SEEDS, examples=2, instruction="Write.")
+
+
+def test_generated_texts_carry_their_class_and_are_cut() -> None:
+    source = InstructionPrompts("Write about {label}.", ["tea", "beer"])
+
+    class Writer(Echo):
+        def complete(
+            self, prompts: Sequence[str], n: int, rng: np.random.Generator
+        ) -> list[list[str]]:
+            rows = super().complete(prompts, n, rng)
+            return [[f"{p.split()[2]} {row[0]}"] for p, row in zip(prompts, rows, strict=True)]
+
+    writer = Writer(lambda i: f"number {i // 2} and some more")
+    texts = generate(
+        source,
+        writer,
+        samples=40,
+        rng=np.random.default_rng(0),
+        max_words=3,
+        exclude=["tea. number 0"],
+        progress=False,
+    )
+    assert len({one.text for one in texts}) == 40
+    assert LabelledText("tea. number 0", "tea") not in texts
+    assert LabelledText("beer. number 0", "beer") in texts
+    assert all(one.text.startswith(one.label) and len(one.text.split()) == 3 for one in texts)
+    assert abs(Counter(one.label for one in texts)["tea"] - 20) <= 2
