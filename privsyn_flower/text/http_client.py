@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 logger = logging.getLogger("privsyn_flower")
 
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+ABSENT = frozenset({404, 405, 501})  # of a call that a server does not offer
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before the second attempt, and the most
 SHOWN = 300  # characters of a server's answer in an error
 
@@ -92,9 +93,9 @@ class JsonClient:
         """
         return self._request("POST", path, body, spread, root, patient)
 
-    def get(self, path: str) -> Any:
+    def get(self, path: str, *, patient: bool = True) -> Any:
         """The JSON answer of GET, as `post`."""
-        return self._request("GET", path, None)
+        return self._request("GET", path, None, patient=patient)
 
     def _request(
         self,

@@ -7,7 +7,6 @@ What a server makes of a seed is its own affair; texts of two backends differ.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,15 +19,14 @@ import numpy as np
 
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.bars import bar
-from privsyn_flower.text.http_client import JsonClient, ServerError
+from privsyn_flower.text.http_adapters import AdapterSlot, adapter_name
+from privsyn_flower.text.http_client import ABSENT, JsonClient, ServerError
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.sampling import check_sampling
 
 logger = logging.getLogger("privsyn_flower")
 
 SEEDS = 2**31  # seeds are below: some servers keep them in 32 signed bits
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
-ABSENT = frozenset({404, 405, 501})  # statuses of a call that a server does not offer
 
 
 class OpenAIGenerator:
@@ -90,7 +88,7 @@ class OpenAIGenerator:
         )
         self._room: int | None = None  # tokens of a prompt; None: not asked, 0: not known
         self._most = 1 << 30  # completions that the server gives to one request
-        self._adapter: tuple[Path, str] | None = None  # folder in use, and its name there
+        self._slot = AdapterSlot(self.client)
         self._asleep, self._sleeps = False, adapters
 
     def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
@@ -131,16 +129,9 @@ class OpenAIGenerator:
                 f'generation.backend = "openai": set it to "vllm" or "huggingface"'
             )
         wanted = (folder, adapter_name(folder)) if folder is not None else None
-        previous, self._adapter = self._adapter, wanted
-        if (previous and previous[1]) == (wanted and wanted[1]):
-            return
-        self._adapter = None
-        self._ready()
-        if previous is not None:
-            self._unload(previous[1])
-        if wanted is not None:
-            self._load(*wanted)
-        self._adapter = wanted
+        if (wanted and wanted[1]) != self._slot.name():
+            self._ready()
+            self._slot.put(wanted)
 
     def rest(self) -> None:
         """Send a vLLM server to sleep: its weights leave the GPU, its caches are dropped."""
@@ -164,13 +155,10 @@ class OpenAIGenerator:
         if self.client.closed:
             return
         try:
-            if self._adapter is not None:
-                self._unload(self._adapter[1])
+            self._slot.take_off()
         except ServerError as error:
-            logger.warning("adapter not unloaded: %s", error)
-        finally:
-            self._adapter = None
-            self.client.close()
+            logger.warning("the server keeps an adapter of this run: %s", error)
+        self.client.close()
 
     def _lost(self) -> None:
         """A connection failed; the next attempt follows."""
@@ -180,10 +168,7 @@ class OpenAIGenerator:
         if self._asleep:
             self.client.post("/wake_up", {}, root=True)
             self._asleep = False
-            if self._adapter is not None:
-                # Loaded afresh: an adapter's weights may not survive the sleep.
-                self._unload(self._adapter[1])
-                self._load(*self._adapter)
+            self._slot.put_back()  # an adapter's weights may not survive the sleep
         if self._room is None:
             self._room = self._prompt_room()
 
@@ -203,7 +188,7 @@ class OpenAIGenerator:
     def _models(self) -> list[dict[str, Any]]:
         """What the server lists under /v1/models; empty where it has no such list."""
         try:
-            answer = self.client.get("/models")
+            answer = self.client.get("/models", patient=False)
         except ServerError as error:
             if error.status in {0, 401, 403}:
                 raise
@@ -230,7 +215,7 @@ class OpenAIGenerator:
     def _request(self, prompt: str, n: int, seed: int) -> list[str]:
         """One request -> between 1 and n texts, cut at the stop strings."""
         body: dict[str, Any] = {
-            "model": self._adapter[1] if self._adapter else self.model,
+            "model": self._slot.name() or self.model,
             "prompt": prompt,
             "n": n,
             "seed": seed,
@@ -254,7 +239,7 @@ class OpenAIGenerator:
         if error.status not in {400, 404}:
             return error
         names = [str(card.get("id")) for card in self._models()]
-        wanted = self._adapter[1] if self._adapter else self.model
+        wanted = self._slot.name() or self.model
         if not names or wanted in names:
             return error
         return ServerError(
@@ -268,31 +253,6 @@ class OpenAIGenerator:
         """Before the first stop string: some servers leave it in, or stop at some only."""
         return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
 
-    def _load(self, folder: Path, name: str) -> None:
-        try:
-            self.client.post(
-                "/load_lora_adapter",
-                {"lora_name": name, "lora_path": str(folder.absolute())},
-                patient=False,
-            )
-        except ServerError as error:
-            if error.status == 400 and "already" in str(error):
-                return  # the name is the content's, so what is there is the same
-            raise ServerError(
-                f"adapter {folder} cannot be loaded: {error}. A vLLM server needs --enable-lora, "
-                f"--max-lora-rank of at least popri.lora-rank, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 "
-                f"and the same files; leave generation.base-url empty or set generation.backend "
-                f'= "huggingface"',
-                error.status,
-            ) from error
-
-    def _unload(self, name: str) -> None:
-        try:
-            self.client.post("/unload_lora_adapter", {"lora_name": name}, patient=False)
-        except ServerError as error:
-            if error.status not in ABSENT:
-                raise
-
     def _look_for_copies(self, result: Sequence[Sequence[str]]) -> None:
         """Warn when a server seems to take the likeliest token whatever the temperature."""
         several = [texts for texts in result if len(texts) > 1]
@@ -301,18 +261,6 @@ class OpenAIGenerator:
                 "%s gave the same completion every time to each of %d prompts: does it sample? "
                 "expand.temperature is %g", self.client.base_url, len(several), self.temperature
             )  # fmt: skip
-
-
-def adapter_name(folder: Path) -> str:
-    """A name made of the adapter's content: caches of a server never mix two adapters up."""
-    digest = hashlib.sha256()
-    for file in ADAPTER_FILES:
-        path = folder / file
-        if not path.is_file():
-            raise ValueError(f"adapter folder {folder}: there is no {file} in it")
-        data = path.read_bytes()
-        digest.update(f"{file} {len(data)} ".encode() + data)
-    return f"privsyn-{digest.hexdigest()[:16]}"
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 LOOK_EVERY = 0.5  # seconds
 GRACE = 10.0  # seconds between asking to end and ending
@@ -26,19 +25,25 @@ def keep(parent: int, command: list[str]) -> int:
         stdin=subprocess.DEVNULL,
         preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL),
     )
-    while server.poll() is None:
+    while not ended(server, LOOK_EVERY):
         if os.getppid() != parent:
             end_own_group(server)
-        time.sleep(LOOK_EVERY)
     return server.returncode
+
+
+def ended(server: subprocess.Popen[bytes], wait: float) -> bool:
+    """Whether the server ends within `wait` seconds."""
+    try:
+        server.wait(wait)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def end_own_group(server: subprocess.Popen[bytes]) -> None:
     """Ask every process of this group to end, and end what is left: this one too."""
     os.killpg(0, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE
-    while server.poll() is None and time.monotonic() < deadline:
-        time.sleep(LOOK_EVERY)
+    ended(server, GRACE)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -238,7 +238,7 @@ class VllmGenerator(OpenAIGenerator):
 
     def close(self) -> None:
         """End the server."""
-        self._adapter = None
+        self._slot.current = None  # nothing to unload: the server goes
         super().close()
         self.server.close()
 
@@ -256,8 +256,7 @@ class VllmGenerator(OpenAIGenerator):
                 return
             self.client.base_url = self.server.base_url
             self._asleep = False
-            if self._adapter is not None:
-                self._load(*self._adapter)
+            self._slot.put_back()
 
 
 def served_rank(rank: int) -> int:

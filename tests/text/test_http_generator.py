@@ -1,0 +1,555 @@
+"""Completions over HTTP against a small server of our own: requests, retries, refusals."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.text import http_client
+from privsyn_flower.text.http_adapters import adapter_name
+from privsyn_flower.text.http_client import ServerError, check_url
+from privsyn_flower.text.http_generator import OpenAIGenerator
+from privsyn_flower.text.prompts import HEADING, expand
+from privsyn_flower.text.protocols import AdaptableGenerator
+
+Body = dict[str, Any]
+Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
+PROMPTS = ["a\\n b\n", "café — 水", "", '"quotes" <s>', " x" * 50]
+
+
+def choices(*texts: str) -> Body:
+    return {"choices": [{"index": i, "text": text} for i, text in enumerate(texts)]}
+
+
+def echo(body: Body) -> Answer:
+    """n texts that say what was asked."""
+    return 200, choices(*(f"{body['model']}|{body['prompt']}|{i}" for i in range(body["n"])))
+
+
+class Fake:
+    """A server that answers as its `answers` say and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Callable[[Body], Answer]] = {
+            "/v1/completions": echo,
+            "/v1/models": lambda body: (200, {"data": [{"id": "m"}]}),
+        }
+        self.asked: list[tuple[str, Body]] = []
+        self.keys: list[str | None] = []
+        self.most_at_once = self._now = 0
+        lock = threading.Lock()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def do_POST(self) -> None:
+                size = int(self.headers.get("Content-Length") or 0)
+                body = json.loads(self.rfile.read(size) or b"{}")
+                with lock:
+                    fake.asked.append((self.path, body))
+                    fake.keys.append(self.headers.get("Authorization"))
+                    fake._now += 1
+                    fake.most_at_once = max(fake.most_at_once, fake._now)
+                missing: Callable[[Body], Answer] = lambda _: (404, {"detail": "Not Found"})  # noqa: E731
+                try:
+                    status, answer, *headers = fake.answers.get(self.path, missing)(body)
+                finally:
+                    with lock:
+                        fake._now -= 1
+                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                for name, value in (headers[0] if headers else {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            do_GET = do_POST  # noqa: N815
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def bodies(self, path: str = "/v1/completions") -> list[Body]:
+        return [body for asked, body in self.asked if asked == path]
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    server = Fake()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.001)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def make(fake: Fake, **options: Any) -> OpenAIGenerator:
+    return OpenAIGenerator(fake.url, "m", **{"progress": False, "timeout": 5.0} | options)
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def recorded_waits(generator: OpenAIGenerator, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> bool:
+        waits.append(seconds)
+        return False
+
+    monkeypatch.setattr(generator.client._closing, "wait", wait)
+    return waits
+
+
+# What goes out and comes back
+
+
+def test_prompts_go_out_unchanged_and_answers_come_in_order(fake: Fake) -> None:
+    def slow_first(body: Body) -> Answer:
+        time.sleep(0.15 if body["prompt"] == PROMPTS[0] else 0.0)
+        return echo(body)
+
+    fake.answers["/v1/completions"] = slow_first
+    generator = make(fake, max_tokens=7, temperature=0.5, top_p=0.9, stop=("END", "\n\n"))
+    assert isinstance(generator, AdaptableGenerator)
+    found = generator.complete(PROMPTS, 3, rng())
+    assert found == [[f"m|{prompt}|{i}" for i in range(3)] for prompt in PROMPTS]
+    bodies = {body["prompt"]: body for body in fake.bodies()}
+    assert set(bodies) == set(PROMPTS)
+    assert len(fake.bodies()) == len(PROMPTS)  # n = 3 in one request each
+    for prompt, seed in zip(PROMPTS, rng().integers(2**31, size=len(PROMPTS)), strict=True):
+        assert bodies[prompt] == {
+            "model": "m", "prompt": prompt, "n": 3, "seed": int(seed), "temperature": 0.5,
+            "top_p": 0.9, "max_tokens": 7, "stop": ["END", "\n\n"],
+        }  # fmt: skip
+
+
+def test_equal_generators_send_equal_requests(fake: Fake) -> None:
+    def sent(seed: int) -> list[tuple[str, int]]:
+        fake.asked.clear()
+        make(fake).complete(PROMPTS, 2, rng(seed))
+        return sorted((body["prompt"], body["seed"]) for body in fake.bodies())
+
+    first, again, other = sent(1), sent(1), sent(2)
+    assert first == again
+    assert not {seed for _, seed in first} & {seed for _, seed in other}
+
+
+def test_as_many_requests_at_once_as_allowed(fake: Fake) -> None:
+    def slow(body: Body) -> Answer:
+        time.sleep(0.03)
+        return echo(body)
+
+    fake.answers["/v1/completions"] = slow
+    make(fake, concurrency=3).complete(["p"] * 24, 1, rng())
+    assert fake.most_at_once == 3
+
+
+def test_texts_are_cut_at_stop_strings_and_ordered_by_index(fake: Fake) -> None:
+    text = f"one\ntwo\n{HEADING} 5\nthree"
+    fake.answers["/v1/completions"] = lambda body: (
+        200, {"choices": [{"index": 1, "text": text}, {"index": 0, "text": "first"}]}
+    )  # fmt: skip
+    assert make(fake).complete(["p"], 2, rng()) == [["first", "one\ntwo\n"]]
+
+
+def test_expansion_reads_the_same_samples(fake: Fake) -> None:
+    """The whole way: prompts of seeds, answers with a heading, samples on one line."""
+
+    def answer(body: Body) -> Answer:
+        return 200, choices(f"words of\n sample {body['seed']}\n{HEADING} 5\nand more")
+
+    fake.answers["/v1/completions"] = answer
+    seeds = ["alpha beta", "gamma delta", "epsilon zeta"]
+    texts = expand(seeds, make(fake), samples=5, rng=rng(3), progress=False)
+    assert sorted(texts) == sorted(f"words of sample {body['seed']}" for body in fake.bodies())
+    assert all(body["prompt"].endswith(f"{HEADING} 4\n") for body in fake.bodies())
+
+
+def test_no_prompts_no_requests(fake: Fake) -> None:
+    assert make(fake).complete([], 2, rng()) == []
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("given", [1, 2])
+def test_a_server_that_ignores_n_is_asked_again(
+    fake: Fake, given: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.answers["/v1/completions"] = lambda body: (
+        200, choices(*(f"{body['seed']}+{i}" for i in range(min(given, body["n"]))))
+    )  # fmt: skip
+    with caplog.at_level(logging.WARNING):
+        found = make(fake, concurrency=1).complete(["p", "q"], 5, rng())
+    assert [len(texts) for texts in found] == [5, 5]
+    first = int(rng().integers(2**31, size=2)[0])
+    assert found[0] == [f"{first + i - i % given}+{i % given}" for i in range(5)]
+    # Only the very first request asked for all.
+    assert [body["n"] for body in fake.bodies()].count(5) == 1
+    assert sum("prompts are repeated" in record.message for record in caplog.records) == 1
+
+
+def test_a_server_that_does_not_sample_is_reported(
+    fake: Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.answers["/v1/completions"] = lambda body: (200, choices(*["same"] * body["n"]))
+    with caplog.at_level(logging.WARNING):
+        make(fake).complete(["a", "b", "c", "d"], 2, rng())
+    assert "does it sample" in caplog.text
+
+
+def test_prompts_longer_than_a_vllm_server_reads_lose_their_beginning(fake: Fake) -> None:
+    card = {"id": "m", "owned_by": "vllm", "max_model_len": 512}
+    fake.answers["/v1/models"] = lambda body: (200, {"data": [{"id": "x"}, card]})
+    make(fake, max_tokens=100).complete(["p"], 1, rng())
+    (body,) = fake.bodies()
+    assert (body["truncate_prompt_tokens"], body["truncation_side"]) == (412, "left")
+    with pytest.raises(ValueError, match=r"expand.max-tokens = 512.*512 tokens"):
+        make(fake, max_tokens=512).complete(["p"], 1, rng())
+
+
+# Failures
+
+
+def fail_first(times: int, status: int, headers: dict[str, str]) -> Callable[[Body], Answer]:
+    left = [times]
+
+    def answer(body: Body) -> Answer:
+        left[0] -= 1
+        return (status, {"error": {"message": "busy"}}, headers) if left[0] >= 0 else echo(body)
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504])
+def test_passing_failures_are_tried_again(fake: Fake, status: int) -> None:
+    fake.answers["/v1/completions"] = fail_first(2, status, {})
+    assert make(fake, retries=2).complete(["p"], 1, rng()) == [["m|p|0"]]
+    fake.answers["/v1/completions"] = fail_first(3, status, {})
+    with pytest.raises(ServerError, match=f"status {status} .busy.") as raised:
+        make(fake, retries=2).complete(["p"], 1, rng())
+    assert raised.value.status == status
+    assert fake.url in str(raised.value)
+    assert len(fake.bodies()) == 6
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 301])
+def test_lasting_refusals_are_not(fake: Fake, status: int) -> None:
+    location = {"Location": f"{fake.url}/elsewhere"}
+    fake.answers["/v1/completions"] = lambda body: (status, {"detail": "never"}, location)
+    with pytest.raises(ServerError, match="never"):
+        make(fake).complete(["p"], 1, rng())
+    assert len(fake.bodies()) == 1
+    assert fake.bodies("/elsewhere") == []
+
+
+def test_retry_after_is_honoured(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = make(fake, timeout=60.0)
+    waits = recorded_waits(generator, monkeypatch)
+    fake.answers["/v1/completions"] = fail_first(1, 429, {"Retry-After": "7"})
+    generator.complete(["p"], 1, rng())
+    assert waits == [7.0]
+    date = email.utils.formatdate(time.time() + 20, usegmt=True)
+    fake.answers["/v1/completions"] = fail_first(1, 503, {"Retry-After": date})
+    generator.complete(["p"], 1, rng())
+    assert 15 < waits[1] <= 20
+    fake.answers["/v1/completions"] = fail_first(1, 429, {"Retry-After": "61"})
+    with pytest.raises(ServerError, match=r"61 s, more than generation.timeout = 60 s"):
+        generator.complete(["p"], 1, rng())
+
+
+def test_waits_grow_and_differ(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.5)
+    generator = make(fake, retries=8)
+    waits = recorded_waits(generator, monkeypatch)
+    fake.answers["/v1/completions"] = lambda body: (503, {})
+    for seed in (1, 2):
+        with pytest.raises(ServerError):
+            generator.complete(["p"], 1, rng(seed))
+    first, second = np.array(waits[:8]), np.array(waits[8:])
+    assert (np.diff(first[:6]) > 0).all()
+    assert 0.5 <= first[0] <= 0.75
+    assert first.max() <= 45
+    assert (first != second).all()
+
+
+def test_server_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    generator = OpenAIGenerator(f"http://127.0.0.1:{port}", "m", retries=2, progress=False)
+    waits = recorded_waits(generator, monkeypatch)
+    with pytest.raises(ServerError, match=rf"127.0.0.1:{port}.*generation.base-url") as raised:
+        generator.complete(["p"], 1, rng())
+    assert raised.value.status == 0
+    assert len(waits) == 2
+
+
+def test_slow_server(fake: Fake) -> None:
+    over = threading.Event()
+
+    def hang(body: Body) -> Answer:
+        over.wait(5)
+        return echo(body)
+
+    fake.answers["/v1/completions"] = hang
+    with pytest.raises(ServerError, match=r"generation.timeout = 0.2 s"):
+        make(fake, timeout=0.2, retries=1).complete(["p"], 1, rng())
+    over.set()
+    assert len(fake.bodies()) == 2
+
+
+def test_one_failure_ends_the_rest(fake: Fake) -> None:
+    def refuse(body: Body) -> Answer:
+        time.sleep(0.01)
+        return (400, {"detail": "no"}) if body["prompt"] == "3" else echo(body)
+
+    fake.answers["/v1/completions"] = refuse
+    with pytest.raises(ServerError, match="no"):
+        make(fake, concurrency=2).complete([str(i) for i in range(200)], 1, rng())
+    assert len(fake.bodies()) < 100
+
+
+def test_wrong_model_lists_what_the_server_has(fake: Fake) -> None:
+    fake.answers["/v1/completions"] = lambda body: (404, {"error": {"message": "no such model"}})
+    fake.answers["/v1/models"] = lambda body: (200, {"data": [{"id": "big"}, {"id": "small"}]})
+    with pytest.raises(ServerError, match=r"'m'; it has big, small: set models.generator"):
+        make(fake).complete(["p"], 1, rng())
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (b"<html>welcome</html>", "no completion"),
+        (b"", "no completion"),
+        (b"\xff\xfe", "no completion"),
+        ([1, 2], "no completion"),
+        ({"object": "list"}, "no completion"),
+        ({"choices": []}, "no completion"),
+        ({"choices": {"text": "x"}}, "no completion"),
+        ({"choices": [{"message": {"content": "x"}}]}, "/v1/completions"),
+        ({"choices": [{"index": 0, "text": None}]}, "without `text`"),
+        ({"choices": ["x"]}, "without `text`"),
+    ],
+)
+def test_malformed_answers(fake: Fake, answer: Any, says: str) -> None:
+    fake.answers["/v1/completions"] = lambda body: (200, answer)
+    with pytest.raises(ServerError, match=says) as raised:
+        make(fake).complete(["p"], 1, rng())
+    assert fake.url in str(raised.value)
+    assert len(fake.bodies()) == 1
+
+
+def test_the_key_is_sent_and_never_shown(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-secret-1")
+    generator = make(fake, api_key_env="MY_KEY", retries=1)
+    caplog.set_level(logging.DEBUG)
+    generator.complete(["p"], 1, rng())
+    assert set(fake.keys) == {"Bearer sk-secret-1"}
+    for status in (401, 500):
+        fake.answers["/v1/completions"] = lambda body, status=status: (
+            status, {"error": {"message": "Incorrect API key: sk-secret-1"}}
+        )  # fmt: skip
+        with pytest.raises(ServerError, match=r"Incorrect API key: \[key\]") as raised:
+            generator.complete(["p"], 1, rng())
+        assert "sk-secret-1" not in str(raised.value)
+        assert status != 401 or "generation.api-key-env" in str(raised.value)
+    assert "sk-secret-1" not in caplog.text
+    fake.keys.clear()
+    fake.answers["/v1/completions"] = echo
+    make(fake).complete(["p"], 1, rng())
+    assert set(fake.keys) == {None}
+
+
+def test_addresses() -> None:
+    assert check_url("http://h:1") == check_url(" http://h:1/v1/ ") == "http://h:1/v1"
+    assert check_url("https://h/api/v1") == "https://h/api/v1"
+    for wrong in ("", "h:1", "ftp://h", "http://", "/v1"):
+        with pytest.raises(ValueError, match=r"generation.base-url"):
+            check_url(wrong)
+    for wrong in ("http://me:pw-7@h/v1", "http://h/v1?key=pw-7"):
+        with pytest.raises(ValueError, match=r"generation.api-key-env") as raised:
+            check_url(wrong)
+        assert "pw-7" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stop": "END"}, {"stop": ("",)}, {"stop": tuple("abcde")}, {"max_tokens": 0},
+        {"concurrency": 0}, {"retries": -1}, {"timeout": 0.0}, {"temperature": 0.0}, {"top_p": 1.5},
+    ],
+)  # fmt: skip
+def test_options_out_of_bounds(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        OpenAIGenerator("http://127.0.0.1:1", "m", **options)
+
+
+# Adapters and sleep
+
+
+def write_adapter(folder: Path, weights: bytes, alpha: int = 8) -> Path:
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(weights)
+    (folder / "adapter_config.json").write_text(json.dumps({"lora_alpha": alpha}))
+    return folder
+
+
+@pytest.fixture
+def vllm(fake: Fake) -> Fake:
+    """The fake with vLLM's further calls; `loaded` is what is there."""
+    loaded: dict[str, str] = {}
+
+    def load(body: Body) -> Answer:
+        loaded[body["lora_name"]] = body["lora_path"]
+        return 200, "Success"
+
+    def unload(body: Body) -> Answer:
+        gone = loaded.pop(body["lora_name"], None)
+        return (200, "Success") if gone else (404, {"error": {"message": "not found"}})
+
+    def complete(body: Body) -> Answer:
+        if body["model"] not in {"m", *loaded}:
+            return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
+        return echo(body)
+
+    fake.answers |= {
+        "/v1/load_lora_adapter": load, "/v1/unload_lora_adapter": unload,
+        "/v1/completions": complete, "/sleep?level=1": lambda body: (200, {}),
+        "/wake_up": lambda body: (200, {}),
+    }  # fmt: skip
+    fake.loaded = loaded  # type: ignore[attr-defined]
+    return fake
+
+
+def paths(fake: Fake) -> list[str]:
+    """Calls since the last look, without completions and lists."""
+    found = [path for path, _ in fake.asked if path not in {"/v1/completions", "/v1/models"}]
+    fake.asked.clear()
+    return found
+
+
+def test_adapters_by_content(vllm: Fake, tmp_path: Path) -> None:
+    one = write_adapter(tmp_path / "one", b"1")
+    same = write_adapter(tmp_path / "same", b"1")
+    two = write_adapter(tmp_path / "two", b"2")
+    assert adapter_name(one) == adapter_name(same) != adapter_name(two)
+    assert adapter_name(write_adapter(tmp_path / "three", b"1", alpha=16)) != adapter_name(one)
+    generator = make(vllm, adapters=True)
+
+    def models() -> set[str]:
+        return {text.split("|")[0] for (text,) in generator.complete(["p", "q"], 1, rng())}
+
+    generator.use_adapter(None)
+    assert models() == {"m"}
+    assert paths(vllm) == []
+    generator.use_adapter(one)
+    assert models() == {adapter_name(one)}
+    assert vllm.loaded == {adapter_name(one): str(one)}  # type: ignore[attr-defined]
+    assert paths(vllm) == ["/v1/load_lora_adapter"]
+    generator.use_adapter(same)
+    assert paths(vllm) == []
+    generator.use_adapter(two)
+    assert models() == {adapter_name(two)}
+    assert paths(vllm) == ["/v1/unload_lora_adapter", "/v1/load_lora_adapter"]
+    generator.use_adapter(None)
+    assert models() == {"m"}
+    generator.use_adapter(one)
+    generator.close()
+    generator.close()
+    assert vllm.loaded == {}  # type: ignore[attr-defined]
+
+
+def test_adapters_that_cannot_be_loaded(vllm: Fake, tmp_path: Path) -> None:
+    adapter = write_adapter(tmp_path / "one", b"1")
+    with pytest.raises(ServerError, match=r'generation.backend = "openai".*"vllm"'):
+        make(vllm).use_adapter(adapter)
+    generator = make(vllm, adapters=True)
+    with pytest.raises(ValueError, match=r"no adapter_config.json"):
+        generator.use_adapter(tmp_path / "nothing")
+    vllm.answers["/v1/load_lora_adapter"] = lambda body: (500, {"error": {"message": "rank 64"}})
+    with pytest.raises(ServerError, match=r"rank 64.*popri.lora-rank"):
+        generator.use_adapter(adapter)
+    assert len(vllm.bodies("/v1/load_lora_adapter")) == 1  # a refusal, not a passing failure
+    del vllm.answers["/v1/load_lora_adapter"]
+    with pytest.raises(ServerError, match=r"VLLM_ALLOW_RUNTIME_LORA_UPDATING"):
+        generator.use_adapter(adapter)
+    vllm.answers["/v1/load_lora_adapter"] = lambda body: (400, {"message": "already loaded"})
+    generator.use_adapter(adapter)  # by another run: the same content
+
+
+def test_sleep_and_wake(vllm: Fake, tmp_path: Path) -> None:
+    generator = make(vllm, adapters=True)
+    generator.use_adapter(write_adapter(tmp_path / "one", b"1"))
+    generator.complete(["p"], 1, rng())
+    paths(vllm)
+    generator.rest()
+    generator.rest()
+    assert paths(vllm) == ["/sleep?level=1"]
+    generator.complete(["p"], 1, rng())
+    # The adapter is loaded afresh: its weights may not survive the sleep.
+    assert paths(vllm) == ["/wake_up", "/v1/unload_lora_adapter", "/v1/load_lora_adapter"]
+    generator.complete(["p"], 1, rng())
+    assert paths(vllm) == []
+    # An adapter that cannot come back is an error every time, never the base model.
+    generator.rest()
+    vllm.answers["/v1/load_lora_adapter"] = lambda body: (500, {})
+    for _ in range(2):
+        with pytest.raises(ServerError):
+            generator.complete(["p"], 1, rng())
+
+
+def test_servers_that_cannot_sleep(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    generator = make(fake, adapters=True)
+    for _ in range(2):
+        generator.rest()
+        generator.complete(["p"], 1, rng())
+    assert paths(fake) == ["/sleep?level=1"]
+    assert sum("does not offer /sleep" in record.message for record in caplog.records) == 1
+    make(fake).rest()
+    assert paths(fake) == []  # a hosted server is not even asked
+
+
+def test_closed_while_waiting(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() ends waits between attempts."""
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 60.0)
+    monkeypatch.setattr(http_client, "LONGEST_WAIT", 60.0)
+    generator = make(fake)
+    fake.answers["/v1/completions"] = lambda body: (503, {})
+    errors: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            generator.complete(["p"], 1, rng())
+        except ServerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    while not fake.bodies():
+        time.sleep(0.01)
+    generator.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert "closed" in str(errors[0])

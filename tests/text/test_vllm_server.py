@@ -1,0 +1,280 @@
+"""Starting, watching and ending a server process; a stand-in plays vLLM (the real: tests/vllm)."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.text import http_client
+from privsyn_flower.text.http_client import ServerError
+from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.protocols import AdaptableGenerator
+from privsyn_flower.text.vllm_server import SERVED, VllmGenerator, VllmServer, served_rank
+
+# Acts as an interpreter with vLLM: answers the probe, or serves; `moods` says how.
+STAND_IN = """#!{python}
+import http.server, json, os, subprocess, sys
+folder = {folder!r}
+def mood(name):
+    return os.path.exists(os.path.join(folder, name))
+if sys.argv[1] == "-c":
+    if mood("broken"):
+        sys.exit("ModuleNotFoundError: No module named 'torch'")
+    print("a line of some library")
+    print(json.dumps({{"vllm": not mood("no-vllm"), "cuda": mood("cuda")}}))
+    sys.exit()
+with open(os.path.join(folder, "started"), "a") as file:
+    file.write(json.dumps([sys.argv, dict(os.environ)]) + "\\n")
+engine = subprocess.Popen(["sleep", "100"])
+with open(os.path.join(folder, "pids"), "w") as file:
+    file.write(f"{{os.getpid()}} {{engine.pid}}")
+print("INFO loading", flush=True)
+if mood("dies"):
+    print("ValueError: no kernel for this model\\nhelp: buy another", flush=True)
+    sys.exit(3)
+loaded = []
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{{}}")
+        status, answer = 200, {{}}
+        if self.path == "/health":
+            status = 503 if mood("unhealthy") else 200
+        elif self.path.startswith("/v1") and self.headers["Authorization"] != key:
+            status = 401
+        elif self.path == "/v1/load_lora_adapter":
+            loaded.append(body["lora_name"])
+        elif self.path == "/v1/completions":
+            if mood("crashes"):
+                os.remove(os.path.join(folder, "crashes"))
+                os._exit(1)
+            if mood("always-crashes"):
+                os._exit(1)
+            if body["model"] not in ["base", *loaded]:
+                status = 404
+            answer = {{"choices": [{{"index": 0, "text": body["model"]}}]}}
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+    do_GET = do_POST
+key = "Bearer " + os.environ["VLLM_API_KEY"]
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    folder = tmp_path / "env"
+    folder.mkdir()
+    python = folder / "python"
+    python.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def server(stand_in: Path, tmp_path: Path) -> Iterator[VllmServer]:
+    found = VllmServer(tmp_path, log=tmp_path / "log" / "vllm.log", python=stand_in, lora_rank=9)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def generator(server: VllmServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmGenerator]:
+    monkeypatch.setattr(http_client, "FIRST_WAIT", 0.2)  # a death takes a moment to be seen
+    found = VllmGenerator(server, concurrency=2, retries=2, progress=False)
+    yield found
+    found.close()
+
+
+def mood(stand_in: Path, name: str) -> None:
+    (stand_in.parent / name).touch()
+
+
+def started(stand_in: Path) -> list[tuple[list[str], dict[str, str]]]:
+    file = stand_in.parent / "started"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def pids(stand_in: Path) -> list[int]:
+    return [int(pid) for pid in (stand_in.parent / "pids").read_text().split()]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] != b"Z"
+    except OSError:
+        return False
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return holds()
+
+
+def complete(generator: VllmGenerator) -> list[list[str]]:
+    return generator.complete(["p", "q", "r"], 1, np.random.default_rng(0))
+
+
+def test_started_at_first_use_and_ended_by_close(
+    generator: VllmGenerator, server: VllmServer, stand_in: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(generator, AdaptableGenerator)
+    monkeypatch.setenv("PYTHONPATH", "/of/ours")
+    generator.rest()
+    assert started(stand_in) == []
+    assert complete(generator) == [["base"]] * 3
+    complete(generator)
+    ((command, environment),) = started(stand_in)  # one engine
+    assert command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+    options = dict(itertools.pairwise(command))
+    assert options["--model"] == server.model
+    assert options["--served-model-name"] == SERVED
+    assert options["--host"] == "127.0.0.1"
+    assert options["--max-lora-rank"] == "16"
+    assert options["--dtype"] == "float32"
+    assert {"--enable-lora", "--enable-prefix-caching", "--enforce-eager"} <= set(command)
+    assert "--enable-sleep-mode" not in command
+    assert "PYTHONPATH" not in environment
+    assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
+    assert environment["VLLM_SERVER_DEV_MODE"] == environment["VLLM_NO_USAGE_STATS"] == "1"
+    assert server.api_key not in " ".join(command)  # a command line is for everyone to read
+    alive = pids(stand_in)
+    assert len(alive) == 2 and all(map(running, alive))
+    generator.close()
+    generator.close()
+    assert eventually(lambda: not any(map(running, alive)))
+
+
+def test_on_a_gpu(stand_in: Path, tmp_path: Path) -> None:
+    mood(stand_in, "cuda")
+    server = VllmServer(
+        tmp_path, log=tmp_path / "l", python=stand_in,
+        arguments="--max-model-len 256 --dtype 'half'",
+    )  # fmt: skip
+    try:
+        assert server.ensure()
+        assert not server.ensure()
+    finally:
+        server.close()
+    ((command, _),) = started(stand_in)
+    assert "--enable-sleep-mode" in command
+    assert "--enforce-eager" not in command
+    assert command[-4:] == ["--max-model-len", "256", "--dtype", "half"]  # last: they win
+
+
+def test_ends_when_the_run_is_killed(stand_in: Path, tmp_path: Path) -> None:
+    """SIGKILL to the process that started it: nobody is left to clean up."""
+    program = (
+        "import sys, time; from pathlib import Path\n"
+        "from privsyn_flower.text.vllm_server import VllmServer\n"
+        f"server = VllmServer({str(tmp_path)!r}, log=Path({str(tmp_path / 'l')!r}), "
+        f"python=Path({str(stand_in)!r}))\n"
+        "server.ensure(); print(server._process.pid, flush=True); time.sleep(100)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as run:
+        assert run.stdout is not None
+        keeper = int(run.stdout.readline())
+        alive = [keeper, *pids(stand_in)]
+        assert all(map(running, alive))
+        run.send_signal(signal.SIGKILL)
+    assert eventually(lambda: not any(map(running, alive)))
+
+
+def test_a_server_that_dies_is_started_again_once(
+    generator: VllmGenerator, stand_in: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_model.safetensors").write_bytes(b"1")
+    (adapter / "adapter_config.json").write_text("{}")
+    generator.use_adapter(adapter)
+    first = pids(stand_in)
+    mood(stand_in, "crashes")
+    with caplog.at_level(logging.WARNING):
+        found = complete(generator)
+    # In the middle of a call, with the adapter in use.
+    assert {text for (text,) in found} == {generator._slot.name()}
+    assert found[0][0].startswith("privsyn-")
+    assert "started again, once" in caplog.text
+    assert len(started(stand_in)) == 2
+    assert eventually(lambda: not any(map(running, first)))
+    mood(stand_in, "always-crashes")
+    with pytest.raises(ServerError, match="died again"):
+        complete(generator)
+    assert len(started(stand_in)) == 2
+
+
+def test_a_server_that_does_not_start(server: VllmServer, stand_in: Path) -> None:
+    mood(stand_in, "dies")
+    with pytest.raises(ServerError, match=r"did not start") as raised:
+        server.ensure()
+    text = str(raised.value)
+    assert "ValueError: no kernel for this model" in text
+    assert "INFO loading" not in text
+    assert str(server.log) in text
+    assert eventually(lambda: not any(map(running, pids(stand_in))))
+
+
+def test_a_server_that_takes_too_long(stand_in: Path, tmp_path: Path) -> None:
+    mood(stand_in, "unhealthy")
+    server = VllmServer(tmp_path, log=tmp_path / "l", python=stand_in, start_timeout=1.5)
+    with pytest.raises(ServerError, match=r"generation.start-timeout = 1.5 s"):
+        server.ensure()
+    assert eventually(lambda: not any(map(running, pids(stand_in))))
+
+
+def test_environments_without_vllm(stand_in: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailableError, match=r"generation.vllm-python = .*make vllm"):
+        VllmServer(tmp_path, log=tmp_path / "l", python=tmp_path / "nothing")
+    server = VllmServer(tmp_path, log=tmp_path / "l", python=stand_in)
+    mood(stand_in, "no-vllm")
+    with pytest.raises(ModelUnavailableError, match=r"no package vllm.*make vllm"):
+        server.ensure()
+    mood(stand_in, "broken")
+    with pytest.raises(ModelUnavailableError, match=r"No module named 'torch'"):
+        server.ensure()
+    assert started(stand_in) == []
+
+
+def test_model_folders_that_are_not_there(stand_in: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelUnavailableError, match=r"models.generator"):
+        VllmServer(tmp_path / "model", log=tmp_path / "l", python=stand_in)
+    assert VllmServer("owner/name", log=tmp_path / "l", python=stand_in).model == "owner/name"
+
+
+def test_ranks() -> None:
+    assert [served_rank(rank) for rank in (1, 2, 4, 8, 9, 16, 400, 512)] == [
+        1, 8, 8, 8, 16, 16, 512, 512
+    ]  # fmt: skip
+    for wrong in (0, 513):
+        with pytest.raises(ValueError, match=rf"popri.lora-rank = {wrong}"):
+            served_rank(wrong)
+
+
+def test_the_environment_is_ours_otherwise(
+    server: VllmServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "7")
+    found: dict[str, Any] = server.environment()
+    assert (found["HF_HUB_OFFLINE"], found["VLLM_CPU_KVCACHE_SPACE"]) == ("1", "7")
+    assert found["PATH"] == os.environ["PATH"]
