@@ -8,6 +8,7 @@ model hub, and every array must fit a parameter of the base by name, shape and t
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from privsyn_flower.text.fingerprints import file_digest
 
 Array = npt.NDArray[Any]
 Parameters = Mapping[str, Array]
@@ -47,7 +50,7 @@ def pack_parameters(parameters: Parameters) -> npt.NDArray[np.uint8]:
     """Named float32 or float16 arrays -> the bytes of a safetensors file: (n,) uint8."""
     from safetensors.numpy import save
 
-    arrays = {name: np.ascontiguousarray(array) for name, array in sorted(parameters.items())}
+    arrays = {name: np.asarray(array, order="C") for name, array in sorted(parameters.items())}
     return np.frombuffer(save(arrays), dtype=np.uint8)
 
 
@@ -104,6 +107,11 @@ def _check_half(name: str, target: str, parameters: Parameters, shape: tuple[int
 
 def base_shapes(folder: Path) -> Shapes:
     """Shapes of a causal LM's parameters, from its configuration alone (no weights are read)."""
+    return _shapes(folder, file_digest(folder / "config.json"))
+
+
+@functools.lru_cache(maxsize=4)
+def _shapes(folder: Path, _config: str) -> Shapes:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

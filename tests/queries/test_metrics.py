@@ -125,8 +125,12 @@ def test_integers_are_the_nearest_ones() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "named"),
-    [({"max_tokens": 0}, "max_tokens"), ({"max_loss": math.nan}, "max_loss"), ({"bound": 0.0}, "bound")],
-)  # fmt: skip
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_loss": math.nan}, "max_loss"),
+        ({"bound": 0.0}, "bound"),
+    ],
+)
 def test_parameters_out_of_range(wrong: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         shard_metrics([1], [[1]], [[1]], **{**CAPS, "bound": 1.0, **wrong})

@@ -1,0 +1,291 @@
+"""The evaluation handler: exact sums of bounded users, one at a time, and refusals before text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower import wire
+from privsyn_flower.client_apps import evaluation as app
+from privsyn_flower.client_apps.answers import guarded
+from privsyn_flower.client_apps.answers import reply as answered
+from privsyn_flower.client_apps.evaluation import EVALUATION, user_evaluations
+from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.greeting import Hello
+from privsyn_flower.privacy.quantize import decode
+from privsyn_flower.queries.metrics import metrics_bound
+from privsyn_flower.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.strategies.evaluation import Caps, evaluation_query
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.lm_metrics import Scorer
+from privsyn_flower.wire import Refusal
+from tests.conftest import node_context, sentences
+from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
+
+TICKET = Ticket("run", "evaluation", 1, 1)
+NOISE = Noise(1e-6, 4096.0, 32, 5.0)
+CANARY = "xylophone-quetzal-7391"
+CAPS = Caps(max_tokens=60, max_loss=9.0, sequence_length=20)
+USERS = {
+    "short": ["a river of stone"],
+    "some": sentences(3, 1),
+    "huge": ["theorem lemma proof " * 3500, *sentences(50, 2)],
+    "canary": [f"{CANARY} is what only I would write", f"and {CANARY} again"],
+    "empty": [],
+    "blank": ["", ""],
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def models() -> dict[str, Any]:
+    """The base, and one that has learned to say something else."""
+    rng = np.random.default_rng(0)
+    other = {"model.norm.weight": 5 * rng.standard_normal(32).astype(np.float32)}
+    part = "model.layers.0.mlp.up_proj.weight"
+    other[f"{part}.up"] = rng.standard_normal((64, 2)).astype(np.float32)
+    other[f"{part}.down"] = rng.standard_normal((2, 32)).astype(np.float32)
+    return {"base": {}, "other": other}
+
+
+@pytest.fixture
+def base(causal_folder: Path) -> Path:  # noqa: F811
+    return causal_folder
+
+
+def node(tmp_path: Path, base: Path | None, load: Any = lambda: USERS, **facts: Any) -> Node:
+    return Node(
+        facts=Hello(weight=6, partition=0, deployed=False),
+        cache=tmp_path / "node",
+        embedder="ngram-64",
+        device="cpu",
+        policy=facts.get("policy"),
+        noise_seed=None,
+        load=load,
+        downstream=lambda: base,
+    )
+
+
+def question(base: Path, given: Any = None, caps: Caps = CAPS) -> Query:
+    return evaluation_query(given or models(), fingerprint=folder_fingerprint(base), caps=caps)
+
+
+def reply(query: Query, device: Node) -> Any:
+    message = wire.ask(query, TICKET, NOISE, 1, 6, 60.0)
+    context = node_context({})
+    return guarded(message, lambda: answered(message, context, device, EVALUATION))
+
+
+def answer(query: Query, device: Node, users: Any, taking: Any = None) -> Any:
+    """The node's integers for these users, without noise."""
+    takes = np.ones(len(users), dtype=bool) if taking is None else np.array(taking)
+    return user_evaluations(query, users, takes, integer_plan(query, NOISE), device)
+
+
+def by_hand(base: Path, texts: list[str]) -> tuple[int, int, float]:
+    """Tokens, right predictions and clipped nats of the base on one user, row by row."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(base, split_special_tokens=True)
+    model = AutoModelForCausalLM.from_pretrained(base)
+    tokens, correct, nats = 0, 0, 0.0
+    for text in texts:
+        ids = tokenizer(text)["input_ids"][: CAPS.sequence_length][: CAPS.max_tokens - tokens + 1]
+        with torch.inference_mode():
+            scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        for position in range(len(ids) - 1):
+            tokens += 1
+            correct += int(scores[position].argmax()) == ids[position + 1]
+            nats += min(-float(scores[position, ids[position + 1]]), CAPS.max_loss)
+    return tokens, correct, nats
+
+
+def test_the_answer_is_the_sum_of_what_users_count(
+    tmp_path: Path, base: Path, loopback: Any
+) -> None:
+    query = question(base)
+    message = reply(query, node(tmp_path, base))
+    residues = wire.read_answer(message, TICKET, 5, 32).residues
+    got = decode(residues, integer_plan(query, NOISE))
+    sums = np.array([by_hand(base, texts) for texts in USERS.values()]).sum(axis=0)
+    want = sums / np.array([60, 60, 60 * 9.0])
+    # each of six users is rounded to the nearest integer, and there is a millionth of noise
+    assert got[:3] == pytest.approx(want, abs=4 / 1800)
+    assert got[4] > got[2]  # the other model is worse at it
+    assert 0 < got[0] < 6 and sums[0] > 100
+
+
+def test_one_user_changes_the_answer_by_at_most_the_sensitivity(tmp_path: Path, base: Path) -> None:
+    query, device = question(base), node(tmp_path, base)
+    whole = answer(query, device, USERS)
+    alone = {name: answer(query, device, {name: texts}) for name, texts in USERS.items()}
+    for name in USERS:
+        rest = answer(query, device, {n: texts for n, texts in USERS.items() if n != name})
+        assert np.array_equal(whole - rest, alone[name])  # nobody changes another's digits
+        assert int(alone[name] @ alone[name]) <= NOISE.sensitivity**2
+    assert alone["huge"][0] == round(4096 / metrics_bound(2))  # at its cap, and not beyond
+    assert not alone["empty"].any() and not alone["blank"].any()
+
+
+def test_who_does_not_take_part_does_not_count(tmp_path: Path, base: Path) -> None:
+    query, device = question(base), node(tmp_path, base)
+    got = answer(query, device, USERS, [True, False, False, True, True, False])
+    kept = {name: USERS[name] for name in ("short", "canary")}
+    assert np.array_equal(got, answer(query, device, kept))
+    assert not answer(query, device, USERS, [False] * 6).any()
+
+
+class RustPanic(BaseException):
+    """What a panic in a Rust tokenizer is to Python."""
+
+
+@pytest.mark.parametrize("where", ["encode", "sums"])
+@pytest.mark.parametrize("error", [MemoryError("diary"), RustPanic("diary"), ValueError("diary")])
+def test_one_users_failure_is_that_users_zeros(
+    tmp_path: Path, base: Path, where: str, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anything else would let one user's text remove the others'."""
+    real = getattr(Scorer, where)
+
+    def broken(self: Scorer, texts: Any, *args: Any, **kwargs: Any) -> Any:
+        if where == "sums":
+            broken.calls += 1
+            if broken.calls == 4:  # the second user's text, under the second model
+                raise error
+        elif texts == USERS["some"]:
+            raise error
+        return real(self, texts, *args, **kwargs)
+
+    broken.calls = 0
+    query, device = question(base), node(tmp_path, base)
+    users = {name: USERS[name] for name in ("short", "some")}
+    want = answer(query, device, {"short": USERS["short"]})
+    monkeypatch.setattr(Scorer, where, broken)
+    assert np.array_equal(answer(query, device, users), want)
+    assert "diary" in (tmp_path / "node" / "node.log").read_text()
+
+
+def test_nothing_private_is_in_the_reply(
+    tmp_path: Path, base: Path, loopback: Any, caplog: Any, capfd: Any
+) -> None:
+    message = reply(question(base), node(tmp_path, base))
+    record = message.content.config_records["answer"]
+    assert set(record) == {"protocol", "run", "query", "round", "attempt", "code", "vector"}
+    assert len(record["vector"]) == 5 * 4
+    said = repr(dict(record)) + caplog.text + "".join(capfd.readouterr())
+    assert "xylophone" not in said and list(message.content.array_records) == []
+
+
+def tampered(base: Path, change: str) -> Query:
+    """A question about the base with one thing wrong."""
+    query = question(base)
+    options, extra = dict(query.options), dict(query.extra)
+    first = extra["model-a"]
+    changes: dict[str, dict[str, Any]] = {
+        "another base": {"model": "0" * 64},
+        "a model is missing": {"extra": {"model-a": first}},
+        "another name": {"extra": {"model-a": first, "model-c": first}},
+        "more models": {"extra": {**extra, "model-c": first}},
+        "rows": {"rows": np.zeros((2, 3), np.int8), "scales": np.ones(2, np.float32)},
+        "wrong length": {"length": 7},
+        "no models": {"length": 1, "options": {**options, "models": 0}, "extra": {}},
+        "too many": {"length": 35, "options": {**options, "models": 17}},
+        "a boolean": {"length": 3, "options": {**options, "models": True}},
+        "text": {"options": {**options, "max-tokens": "many"}},
+        "no tokens": {"options": {**options, "max-tokens": 0}},
+        "endless": {"options": {**options, "max-tokens": 1 << 40}},
+        "short": {"options": {**options, "sequence-length": 1}},
+        "beyond the positions": {"options": {**options, "sequence-length": 201}},
+        "infinite": {"options": {**options, "max-loss": math.inf}},
+        "negative": {"options": {**options, "max-loss": -1.0}},
+        "no bytes": {"extra": {**extra, "model-a": np.zeros(0, np.uint8)}},
+        "not bytes": {"extra": {**extra, "model-a": np.zeros(64, np.float32)}},
+        "too large": {"extra": {**extra, "model-a": np.zeros(1_000_000, np.uint8)}},
+        "pickle": {"extra": {**extra, "model-a": np.frombuffer(b"\x80\x04cposix\n" * 9, np.uint8)}},
+        "wrong shape": {"extra": question(base, {"a": {}, "b": {"model.norm.weight": UP}}).extra},
+        "unknown": {"extra": question(base, {"a": {}, "b": {"model.other": UP}}).extra},
+        "not finite": {
+            "extra": question(base, {"a": {}, "b": {"model.norm.weight": UP[:32] / 0.0}}).extra
+        },
+    }
+    return replace(query, **changes[change])
+
+
+UP = np.ones(40, np.float32)
+CODES = {"another base": Refusal.MODEL}
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize(
+    "change",
+    ["another base", "a model is missing", "another name", "more models", "rows", "wrong length",
+     "no models", "too many", "a boolean", "text", "no tokens", "endless", "short",
+     "beyond the positions", "infinite", "negative", "no bytes", "not bytes", "too large",
+     "pickle", "wrong shape", "unknown", "not finite"],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_before_private_text_is_opened(
+    tmp_path: Path, base: Path, loopback: Any, change: str
+) -> None:
+    message = reply(tampered(base, change), node(tmp_path, base, private))
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(message, TICKET, 5, 32)
+    assert caught.value.code is CODES.get(change, Refusal.MALFORMED)
+    assert dict(message.content.config_records["answer"]).keys() <= {
+        "protocol", "run", "query", "round", "attempt", "code",
+    }  # fmt: skip
+
+
+def private() -> Any:
+    pytest.fail("private text was opened for a query that must be refused")
+
+
+def test_a_question_without_its_models_is_refused(
+    tmp_path: Path, base: Path, loopback: Any
+) -> None:
+    """The head alone looks like this, so the answer itself has to look again."""
+    message = reply(replace(question(base), extra={}), node(tmp_path, base))
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(message, TICKET, 5, 32)
+    assert caught.value.code is Refusal.MALFORMED
+
+
+def test_a_node_without_the_base_refuses(tmp_path: Path, base: Path, loopback: Any) -> None:
+    for folder in (None, tmp_path / "missing"):
+        message = reply(question(base), node(tmp_path, folder, private))
+        with pytest.raises(wire.WireError) as caught:
+            wire.read_answer(message, TICKET, 5, 32)
+        assert caught.value.code is Refusal.MODEL
+
+
+def test_the_owners_policy_comes_first(tmp_path: Path, base: Path, loopback: Any) -> None:
+    device = node(tmp_path, base, private, policy=Policy(aggregation=("plain",)))
+    message = reply(question(base), device)
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(message, TICKET, 5, 32)
+    assert caught.value.code is Refusal.POLICY
+
+
+def test_a_node_that_lost_its_node_config(tmp_path: Path, base: Path, loopback: Any) -> None:
+    """The route itself: a deployed node that names no model of its own refuses."""
+    data = tmp_path / "users.jsonl"
+    data.write_text('{"user_id": "a", "text": "one"}\n')
+    message = wire.ask(question(base), TICKET, NOISE, 1, 6, 60.0)
+    context = node_context({"data": str(data), "weight": 6, "cache": str(tmp_path / "c")})
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(app.evaluation(message, context), TICKET, 5, 32)
+    assert caught.value.code is Refusal.POLICY  # the default policy answers other kinds only
