@@ -118,7 +118,7 @@ class Query:
         score: how a user's vector is made (`queries.scores`). groups: (K,) candidates of each
         prompt, in order. classes: (K,) the class of each prompt, one of `labels`, the public
         class list; None: none. dimension: 0 < r < d sends candidates in r dimensions, with the
-        projection; users' scores are then cosines with the projected candidates.
+        projection; scores are then inner products in those.
         Raises ValueError on candidates that are not a finite matrix, and on groups, classes or a
         dimension that do not belong to them.
         """
@@ -132,7 +132,7 @@ class Query:
             extra["classes"] = _class_numbers(classes, labels, len(counts))
             options["labels"] = json.dumps(list(labels))
         if dimension:
-            matrix, extra["projection"] = projected(matrix, counts, dimension)
+            matrix, extra["projection"] = projected(matrix, dimension)
             options["dimension"] = dimension
         rows, scales = int8_rows(matrix)
         return cls("scores", rows, scales, len(rows), float(bound), model, options, extra)
@@ -147,14 +147,12 @@ class Query:
 
 
 def projected(
-    candidates: np.ndarray[Any, np.dtype[np.float32]],
-    groups: np.ndarray[Any, Any],
-    dimension: int,
+    candidates: np.ndarray[Any, np.dtype[np.float32]], dimension: int
 ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float16]]]:
-    """Candidates (m, d) -> (m, r) and the projection (d, r), for r = `dimension` below d. Public.
+    """Unit candidates in r = `dimension` of d dimensions (m, r), and the projection (d, r). Public.
 
-    Onto the principal directions of unit candidates about the mean of their prompt, in which
-    they differ most from those they are ranked against.
+    Onto their own principal directions, not centred: the r dimensions that keep most of their
+    inner products with each other, and so with texts that are like them.
     """
     if not 0 < dimension < candidates.shape[1]:
         raise ValueError(
@@ -162,13 +160,11 @@ def projected(
             f"{candidates.shape[1]} (key popri.dimension; 0 sends all of it)"
         )
     lengths = np.linalg.norm(candidates, axis=1, keepdims=True)
-    units = candidates / np.where(lengths > 0, lengths, 1)
-    starts = np.cumsum(groups) - groups
-    means = np.add.reduceat(units, starts, axis=0) / groups[:, None]
-    about = (units - np.repeat(means, groups, axis=0)).astype(np.float32)
-    _, directions = np.linalg.eigh((about.T @ about).astype(np.float64))
+    units = (candidates / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    _, directions = np.linalg.eigh((units.T @ units).astype(np.float64))
     projection = directions[:, ::-1][:, :dimension].astype(np.float16)
-    return units @ projection.astype(np.float32), projection
+    rows: np.ndarray[Any, np.dtype[np.float32]] = units @ projection.astype(np.float32)
+    return rows, projection
 
 
 def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.uint16]]:

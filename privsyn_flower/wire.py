@@ -220,6 +220,8 @@ def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket
         )
     if scales.dtype != np.float32 or not np.isfinite(scales).all():
         raise WireError(Refusal.MALFORMED, "the question's scales are not finite float32")
+    if not rows.size and not names:
+        raise WireError(Refusal.MALFORMED, "the question is empty")
     named = dict(zip(names, extra, strict=True))
     return replace(query, rows=rows, scales=scales, extra=named), ticket, noise
 

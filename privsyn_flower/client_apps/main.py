@@ -5,6 +5,8 @@ from __future__ import annotations
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from privsyn_flower.client_apps import evaluation as evaluation_app
+from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.node import open_node
@@ -23,3 +25,15 @@ def hello(message: Message, context: Context) -> Message:
 def votes(message: Message, context: Context) -> Message:
     """Nearest-neighbour votes (PrE-Text, Algorithm 2)."""
     return votes_app.votes(message, context)
+
+
+@app.query("scores")
+def scores(message: Message, context: Context) -> Message:
+    """Similarity scores (POPri, Algorithms 3 and 4)."""
+    return scores_app.scores(message, context)
+
+
+@app.query("evaluation")
+def evaluation(message: Message, context: Context) -> Message:
+    """How well public models predict the users' texts."""
+    return evaluation_app.evaluation(message, context)

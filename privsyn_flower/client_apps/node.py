@@ -2,7 +2,7 @@
 
 A simulated node takes its shard of the federation named in the run config. A deployed node
 takes everything from its own node config (`flower-supernode --node-config`) and nothing from
-the server: `data` (a file of its users), `weight`, `cache`, `embedder`, `policy`.
+the server: `data` (a file of its users), `weight`, `cache`, the models, `policy`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,26 @@ from privsyn_flower.greeting import Hello
 from privsyn_flower.wire import Refusal, WireError
 
 UserTexts = Mapping[str, Sequence[str]]
-NODE_KEYS = {"data", "weight", "cache", "embedder", "device", "policy", "samples-per-user"}
+NODE_KEYS = {
+    "data",
+    "label-column",
+    "samples-per-user",
+    "weight",
+    "cache",
+    "embedder",
+    "downstream",
+    "device",
+    "policy",
+}
 
 
 @dataclass(frozen=True)
 class Node:
     """One node. load() opens its users' text (PRIVATE) and must stay on the node.
 
-    policy: what its owner allows; None in simulation, where one machine plays all parties.
+    Texts with a label are `data.LabelledText`s. policy: what its owner allows; None in
+    simulation, where one machine plays all parties. downstream: finds the folder of the language
+    model whose changes may be evaluated; None: this node has none.
     """
 
     facts: Hello
@@ -40,6 +52,7 @@ class Node:
     policy: Policy | None
     noise_seed: int | None
     load: Callable[[], UserTexts]
+    downstream: Callable[[], Path | None] = lambda: None
 
     @property
     def records(self) -> NodeRecords:
@@ -117,11 +130,12 @@ def _deployed(context: Context) -> Node:
     except ConfigError as error:
         raise WireError(Refusal.SETUP, str(error)) from None
     cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
+    labels, base = str(config.get("label-column", "")), str(config.get("downstream", ""))
 
     def load() -> UserTexts:
-        from privsyn_flower.data import load_users
+        from privsyn_flower.data import load_samples, texts_of
 
-        users = load_users(path, samples_cap=cap)
+        users = texts_of(load_samples(path, label_column=labels, samples_cap=cap))
         if len(users) > weight:  # who is hosted is public: refused, rather than dropped in silence
             raise WireError(
                 Refusal.SETUP,
@@ -137,7 +151,14 @@ def _deployed(context: Context) -> Node:
         policy=policy,
         noise_seed=None,
         load=load,
+        downstream=lambda: _model_folder(base) if base else None,
     )
+
+
+def _model_folder(name: str) -> Path:
+    from privsyn_flower.text.lm_metrics import base_folder
+
+    return base_folder(name)
 
 
 def _simulated(context: Context) -> Node:
@@ -156,6 +177,14 @@ def _simulated(context: Context) -> Node:
 
         return Federation(prepare(config.data, cache)).shard(partition, partitions)
 
+    def downstream() -> Path:
+        from privsyn_flower.data import Federation, prepare
+        from privsyn_flower.text.tiny import ensure_model
+
+        if config.models.downstream != "tiny":
+            return _model_folder(config.models.downstream)
+        return ensure_model("downstream", Federation(prepare(config.data, cache)), config)
+
     from privsyn_flower.data import shard_sizes
 
     weight = shard_sizes(config.data.users, partitions)[partition]
@@ -167,4 +196,5 @@ def _simulated(context: Context) -> Node:
         policy=None,
         noise_seed=config.seed if config.simulation_seeded_noise else None,
         load=load,
+        downstream=downstream,
     )

@@ -22,7 +22,7 @@ from privsyn_flower.sections import Section
 from privsyn_flower.wire import Refusal, WireError
 
 Mode = Literal["secure", "plain"]
-Kind = Literal["votes"]
+Kind = Literal["votes", "scores", "evaluation"]
 _SHARE_ROUNDING = 1 - 1e-9  # a share times a weight, and back, may lose its last digit
 
 
@@ -33,7 +33,9 @@ class Policy(Section):
         ("secure",), description="modes allowed; plain trusts the server with this node's vector"
     )
     queries: Annotated[tuple[Kind, ...], Field(strict=False)] = Field(
-        ("votes",), description="kinds of question answered"
+        # Both put the same bound and noise on a user. An evaluation runs models on the texts.
+        ("votes", "scores"),
+        description="kinds of question answered; evaluation: how well models fit the texts",
     )
     min_noise_multiplier: float = Field(
         1.0, gt=0, description="least guaranteed noise std / bound of one query"

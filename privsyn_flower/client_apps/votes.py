@@ -36,6 +36,11 @@ def check_votes(query: Query, node: Node) -> None:
         raise WireError(Refusal.MALFORMED, "the vote query's options are not known here")
     if not 1 <= int(options["neighbors"]) <= query.length or int(options["samples-cap"]) < 1:
         raise WireError(Refusal.MALFORMED, "neighbors or samples-cap is out of range")
+    check_embedder(query, node)
+
+
+def check_embedder(query: Query, node: Node) -> None:
+    """Refuse a question about another embedder than this node's, or one that is not there."""
     try:
         fingerprint = embedder_fingerprint(node.embedder)
         if not query_embedder_installed(node.embedder):

@@ -19,7 +19,7 @@ from privsyn_flower.sections import DataConfig
 from .partition import Split, split
 from .sources import Group, identity, load_source
 from .storage import DataError, build_folder, make_private, read_table, write_table
-from .users import Sample
+from .users import Sample, texts_of
 
 LAYOUT = 1  # raise it when the folder's content or the rules that fill it change
 
@@ -98,8 +98,8 @@ class Federation:
         return list(read_table(self.folder / "public_validation.arrow")["text"])
 
     def shard(self, partition: int, partitions: int) -> Users:
-        """user_id -> texts of the users that node `partition` hosts. PRIVATE."""
-        return _texts(self.shard_samples(partition, partitions))
+        """user_id -> texts of the users that node `partition` hosts; labels with them. PRIVATE."""
+        return texts_of(self.shard_samples(partition, partitions))
 
     def shard_samples(self, partition: int, partitions: int) -> dict[str, list[Sample]]:
         """As `shard`, with labels and dates. PRIVATE."""

@@ -12,7 +12,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from .logs import NODE_LOG
 from .reading import Report, Row, column_names, read_rows
@@ -28,6 +28,32 @@ class Sample:
     text: str
     label: str = ""
     date: str = ""
+
+
+class LabelledText(str):
+    """A text with its label, PRIVATE as it: the text itself to whatever does not ask for labels."""
+
+    __slots__ = ("label",)
+    label: str
+
+    def __new__(cls, text: str, label: str = "") -> Self:
+        """text: the characters. label: its class."""
+        made = super().__new__(cls, text)
+        made.label = label
+        return made
+
+
+def texts_of(users: Mapping[str, Iterable[Sample]]) -> dict[str, list[str]]:
+    """user -> samples becomes user -> texts; those with a label are `LabelledText`s."""
+    return {
+        user: [LabelledText(s.text, s.label) if s.label else s.text for s in own]
+        for user, own in users.items()
+    }
+
+
+def label_of(text: str) -> str:
+    """The label of a user's text, PRIVATE; empty when it has none."""
+    return text.label if isinstance(text, LabelledText) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,7 @@ def shard_scores(
     groups: ArrayLike | None = None,
     classes: ArrayLike | None = None,
     sample_classes: ArrayLike | None = None,
+    cosines: bool = True,
     plan: ScoreEncoding | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped scores: (m,) float64, PRIVATE.
@@ -99,6 +100,8 @@ def shard_scores(
     rows of its class (Algorithm 3), each class is standardised by itself, and ONE clip holds the
     whole vector. A user without rows, without rows of a class, or with constant scores has zeros
     there.
+    cosines: False takes candidates at the lengths they have, which a projection of unit
+    candidates needs: inner products in place of cosines.
     plan: each user's vector becomes integers of L2 norm at most `plan.sensitivity` by itself,
     and only then they are summed: (m,) int64. One user changes that sum by at most
     `plan.sensitivity`, exactly, and the sum of floats by `bound`, but for rounding.
@@ -116,15 +119,16 @@ def shard_scores(
     if (classes is None) != (sample_classes is None):
         raise ValueError("classes and sample_classes belong together: give both or none")
     names = None if classes is None else _whole("classes", classes, len(question))
-    blocks = _blocks(question, score, None if groups is None else np.asarray(groups), names)
+    counts = None if groups is None else np.asarray(groups)
+    blocks = _blocks(_directions(question) if cosines else question, score, counts, names)
     labels = np.zeros(len(rows), dtype=np.intp)
     if sample_classes is not None:
         labels = _labels(_whole("sample_classes", sample_classes, len(rows)), blocks)
     scoring = _Scoring(blocks, score, bound, plan)
     total = np.zeros(len(question), dtype=np.float64 if plan is None else np.int64)
     columns = np.concatenate([block.columns for block in blocks])
-    for sums, counts in user_sums(rows, owners, labels, samples_cap, scoring.step, len(blocks)):
-        total[columns] += scoring.sum(sums, counts)
+    for sums, numbers in user_sums(rows, owners, labels, samples_cap, scoring.step, len(blocks)):
+        total[columns] += scoring.sum(sums, numbers)
     return total
 
 
@@ -216,7 +220,7 @@ class _Scoring:
 def _blocks(
     question: Rows, score: str, groups: NDArray[Any] | None, names: Ints | None
 ) -> list[_Block]:
-    """Candidates by class, one block when there are no classes; centred as the score asks."""
+    """Candidates (m, d) by class, one block without classes; centred as the score asks."""
     if score == "centred" and groups is None:
         raise ValueError("score = 'centred' needs groups, the number of candidates of each prompt")
     starts = _starts(groups, len(question))
@@ -227,7 +231,7 @@ def _blocks(
     blocks = []
     for name in np.unique(names):
         columns = np.flatnonzero(names == name)
-        rows: Any = _directions(question[columns])
+        rows: Any = question[columns]
         if score == "standardised":
             rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         elif score == "centred":
@@ -247,8 +251,8 @@ def _labels(labels: Ints, blocks: list[_Block]) -> Ints:
 def _directions(question: Rows) -> Rows:
     """Candidates at norm 1; a zero one stays zero, of similarity 0 to everything."""
     lengths = norms(question)
-    directions: Rows = question / np.where(lengths > 0, lengths, 1.0)[:, None].astype(np.float32)
-    return directions
+    divisors: Rows = np.where(lengths > 0, lengths, 1.0).astype(np.float32)
+    return np.divide(question, divisors[:, None], dtype=np.float32)
 
 
 def _starts(groups: NDArray[Any] | None, size: int) -> Ints:

@@ -1,0 +1,133 @@
+"""The answer to a score query: how similar the node's users are to each candidate (POPri)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import numpy as np
+from flwr.app import Context, Message
+
+from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.node import Node, UserTexts, open_node
+from privsyn_flower.client_apps.votes import check_embedder
+from privsyn_flower.data import EmbeddingCache, label_of
+from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.queries.scores import Score, shard_scores
+from privsyn_flower.question import MOST_CLASSES, Query
+from privsyn_flower.text import load_embedder
+from privsyn_flower.wire import Refusal, WireError
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def scores(message: Message, context: Context) -> Message:
+    """ClientApp handler for `query.scores`."""
+    return guarded(message, lambda: reply(message, context, open_node(context), SCORES))
+
+
+def check_scores(query: Query, node: Node) -> None:
+    """Refuse what this node cannot answer, before any private text is opened."""
+    cap, dimension = query.options.get("samples-cap"), query.options.get("dimension", 0)
+    # A boolean is an int to Python, and no number to us.
+    if type(cap) is not int or type(dimension) is not int or cap < 1 or dimension < 0:
+        raise _malformed("samples-cap or dimension is not a whole number in range")
+    if query.options.get("score") not in get_args(Score):
+        raise _malformed("the kind of score is not known here")
+    labels = _labels(query)
+    if query.rows.size or query.extra:  # else this is the head alone
+        _check_arrays(query, dimension, labels)
+    check_embedder(query, node)
+
+
+def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:
+    """The candidates and what belongs to them; nothing less, nothing more, nothing that is odd."""
+    expected = ["groups", *(["classes"] if labels else []), *(["projection"] if dimension else [])]
+    if len(query.rows) != query.length or sorted(query.extra) != sorted(expected):
+        raise _malformed(f"{len(query.rows)} candidates with {sorted(query.extra)}")
+    groups = query.extra["groups"]
+    if groups.dtype != np.uint16 or groups.ndim != 1 or not len(groups) or not groups.min():
+        raise _malformed("groups are no numbers of candidates")
+    if int(groups.sum(dtype=np.int64)) != query.length:
+        raise _malformed("groups do not sum to the number of candidates")
+    if labels:
+        classes = query.extra["classes"]
+        if classes.dtype != np.uint16 or classes.shape != groups.shape:
+            raise _malformed("classes are not one number for each prompt")
+        if int(classes.max()) >= len(labels):
+            raise _malformed("a class is not in the list of labels")
+    if dimension:
+        projection = query.extra["projection"]
+        if projection.dtype != np.float16 or projection.shape != (len(projection), dimension):
+            raise _malformed("the projection has another shape or type")
+        if query.rows.shape[1] != dimension or dimension > len(projection):
+            raise _malformed("the candidates do not have the projection's dimension")
+    with np.errstate(over="ignore", invalid="ignore"):
+        if not np.isfinite(query.question()).all():
+            raise _malformed("the candidates are not finite")
+
+
+def _labels(query: Query) -> list[str]:
+    """The public class list; empty for a question without classes. Raises WireError."""
+    if "labels" not in query.options:
+        return []
+    try:
+        labels = json.loads(str(query.options["labels"]))
+    except (ValueError, RecursionError):
+        raise _malformed("the labels are not a list") from None
+    names = isinstance(labels, list) and all(isinstance(name, str) and name for name in labels)
+    if not names or not 1 <= len(labels) <= MOST_CLASSES or len(set(labels)) != len(labels):
+        raise _malformed("the labels are not distinct names")
+    return list(labels)
+
+
+def user_scores(
+    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
+) -> Integers:
+    """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who take part."""
+    cache = EmbeddingCache(node.cache / "embeddings", query.model)
+    # The cache holds exactly who it is shown, so it is shown everybody.
+    rows, owner = cache.get(
+        users, lambda texts: load_embedder(node.embedder, node.device, progress=False).embed(texts)
+    )
+    kept = taking[owner]
+    groups, labels = query.extra["groups"], _labels(query)
+    classes = samples = None
+    if labels:
+        classes = np.repeat(query.extra["classes"].astype(np.intp), groups)
+        samples = _classes(users, owner, labels)[kept]
+    return shard_scores(
+        rows[kept],
+        owner[kept],
+        query.question(),
+        score=str(query.options["score"]),
+        bound=query.bound,
+        samples_cap=int(query.options["samples-cap"]),
+        groups=groups,
+        classes=classes,
+        sample_classes=samples,
+        cosines="projection" not in query.extra,
+        plan=plan,
+    )
+
+
+def _classes(users: UserTexts, owner: np.ndarray[Any, Any], labels: list[str]) -> Integers:
+    """The class of each row, PRIVATE: its label's place in the public list, -1 outside it.
+
+    A user has a row for each text, or none at all where its texts could not be embedded.
+    """
+    place = {name: number for number, name in enumerate(labels)}
+    rows = np.bincount(owner, minlength=len(users))
+    found = [
+        [place.get(label_of(text), -1) for text in texts] if count else []
+        for count, texts in zip(rows, users.values(), strict=True)
+    ]
+    return np.array([number for own in found for number in own], dtype=np.int64)
+
+
+def _malformed(text: str) -> WireError:
+    return WireError(Refusal.MALFORMED, f"the score query is malformed: {text}")
+
+
+SCORES = Kind(check_scores, user_scores)
