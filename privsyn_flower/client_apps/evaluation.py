@@ -58,9 +58,11 @@ def check_evaluation(query: Query, node: Node) -> None:
     length, tokens = int(options["sequence-length"]), int(options["max-tokens"])
     if not (2 <= length <= MOST_TOKENS and 1 <= tokens <= MOST_TOKENS):
         raise WireError(Refusal.MALFORMED, "max-tokens or sequence-length is out of range")
-    most = options.get("max-loss")
+    most, gap = options.get("max-loss"), options.get("gap")
     if not isinstance(most, int | float) or not 0 < most < math.inf:
         raise WireError(Refusal.MALFORMED, f"max-loss = {most!r} is not a positive number")
+    if not isinstance(gap, int | float) or not 0 <= gap <= 1:
+        raise WireError(Refusal.MALFORMED, f"gap = {gap!r} is not a number from 0 to 1")
     folder = _base(query, node)
     if query.rows.size or query.extra:
         _shipped(query, folder)
@@ -133,6 +135,7 @@ def user_evaluations(
         max_tokens=max_tokens,
         max_loss=max_loss,
         bound=query.bound,
+        gap=float(options["gap"]),
         plan=plan,
     )
 

@@ -4,6 +4,9 @@ A user's vector for R models is [tokens, correct_1, loss_1, ..., correct_R, loss
 divided by its public cap, so that every coordinate lies in [0, 1] and the norm is at most
 sqrt(1 + 2 R). Only the noisy sum over users is released; ratios of its coordinates are micro
 averages over tokens. The number of tokens is the same for all models and is sent once.
+
+To compare models that are nearly alike, the others can be told as differences from the first,
+cut at a share `gap` of the caps: the coordinates then hold 1 / gap times as much signal.
 """
 
 from __future__ import annotations
@@ -59,19 +62,24 @@ def user_metrics(
     max_tokens: int,
     max_loss: float,
     bound: float,
+    gap: float = 0.0,
 ) -> Floats:
     """Each user's bounded vector: (u, 1 + 2 R) float64, PRIVATE.
 
     tokens: (u,) predicted tokens. correct, loss: (u, R) sums over them, right predictions and
     nats, for each model. Users' text is cut to max_tokens tokens and a token's loss to max_loss
     before they get here; what is above these caps is cut again. A user with NaN or infinity, or
-    without tokens, is zeros. Then one joint clip: a longer vector is scaled to norm `bound`,
-    which lowers that user's weight and leaves its own ratios as they are.
+    without tokens, is zeros. gap > 0: models after the first are told as its difference from the
+    first, cut at gap of this user's tokens (correct) and of tokens * max_loss (loss), divided by
+    gap of the cap; such coordinates lie in [-1, 1]. Then one joint clip: a longer vector is
+    scaled to norm `bound`, which lowers that user's weight and leaves its own ratios as they are.
     Raises ValueError on shapes and parameters, which are all public.
     """
     for name, value in {"max_tokens": max_tokens, "max_loss": max_loss, "bound": bound}.items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name} = {value} must be finite and above 0")
+    if not 0 <= gap <= 1:
+        raise ValueError(f"gap = {gap} must be from 0 to 1")
     count, hits, nats = (np.asarray(part, dtype=np.float64) for part in (tokens, correct, loss))
     if count.ndim != 1 or hits.ndim != 2 or nats.shape != hits.shape or len(hits) != len(count):
         raise ValueError(
@@ -86,7 +94,11 @@ def user_metrics(
     vectors[:, 0] = count / max_tokens
     for column, sums, cap in ((1, hits, 1.0), (2, nats, max_loss)):
         kept = np.where(usable[:, None], sums, 0.0).clip(0, count[:, None] * cap)
-        vectors[:, column::2] = kept / (max_tokens * cap)
+        share = kept / (max_tokens * cap)
+        if gap:
+            most = gap * vectors[:, :1]
+            share[:, 1:] = (share[:, 1:] - share[:, :1]).clip(-most, most) / gap
+        vectors[:, column::2] = share
     norms = np.linalg.norm(vectors, axis=1)
     factor = np.minimum(1.0, bound / np.maximum(norms, 1e-300))
     clipped: Floats = vectors * factor[:, None]
@@ -101,6 +113,7 @@ def shard_metrics(
     max_tokens: int,
     max_loss: float,
     bound: float,
+    gap: float = 0.0,
     plan: GridEncoder | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_metrics`): (1 + 2 R,), PRIVATE.
@@ -111,15 +124,15 @@ def shard_metrics(
     smaller for it. Without a plan: float64.
     """
     vectors = user_metrics(
-        tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound
+        tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound, gap=gap
     )
     total: NDArray[Any]
     if plan is None:
         total = vectors.sum(axis=0)
         return total
     whole = np.rint(vectors * plan.scale)
-    # A quarter above the integer: an encoder that truncates and one that rounds agree on it.
-    values = np.where(whole > 0, (whole + 0.25) / plan.scale, 0.0)
+    # A quarter beyond the integer: an encoder that truncates and one that rounds agree on it.
+    values = (whole + 0.25 * np.sign(whole)) / plan.scale
     users = np.repeat(np.arange(len(vectors)), vectors.shape[1])
     total = plan.encode_users(values.ravel(), users).reshape(vectors.shape).sum(axis=0)
     return total
@@ -128,18 +141,52 @@ def shard_metrics(
 # --- the server's side: from the released sum to ratios -------------------------------------
 
 
-def accuracy(released: Floats, model: int, noise_std: float, z: float) -> Ratio:
-    """Micro accuracy of model number `model` (from 0), within [0, 1]. See `noisy_ratio`."""
-    ratio = noisy_ratio(released[1 + 2 * model], released[0], noise_std, noise_std, z)
-    return _within(ratio, 0.0, 1.0)
+@dataclass(frozen=True)
+class Reading:
+    """A released sum (1 + 2 R,) with what is needed to read it. All public.
 
+    noise_std: of every coordinate. max_loss, gap: as the question had them. z: standard
+    deviations of the intervals.
+    """
 
-def mean_loss(released: Floats, model: int, noise_std: float, z: float, max_loss: float) -> Ratio:
-    """Micro cross-entropy in nats, tokens cut at max_loss, within [0, max_loss]."""
-    ratio = noisy_ratio(released[2 + 2 * model], released[0], noise_std, noise_std, z)
-    return _within(
-        Ratio(*(max_loss * v for v in (ratio.value, ratio.low, ratio.high))), 0, max_loss
-    )
+    released: tuple[float, ...]
+    noise_std: float
+    max_loss: float
+    gap: float
+    z: float
+
+    def accuracy(self, model: int) -> Ratio:
+        """Micro accuracy of model number `model` (from 0), within [0, 1]."""
+        return _within(self._ratio(self._weights(model, 0)), 0.0, 1.0)
+
+    def loss(self, model: int) -> Ratio:
+        """Micro cross-entropy in nats, tokens cut at max_loss, within [0, max_loss]."""
+        ratio = self._ratio(self._weights(model, 1), self.max_loss)
+        return _within(ratio, 0.0, self.max_loss)
+
+    def accuracy_gained(self, model: int, other: int) -> Ratio:
+        """Accuracy of `model` less that of `other`."""
+        return self._ratio(self._weights(model, 0) - self._weights(other, 0))
+
+    def loss_saved(self, model: int, other: int) -> Ratio:
+        """Loss of `other` less that of `model`, in nats."""
+        return self._ratio(self._weights(other, 1) - self._weights(model, 1), self.max_loss)
+
+    def _weights(self, model: int, part: int) -> Floats:
+        """Coefficients of the coordinates in a model's sum; part 0: correct, 1: loss."""
+        weights = np.zeros(len(self.released))
+        weights[1 + 2 * model + part] = 1.0
+        if self.gap and model:
+            weights *= self.gap
+            weights[1 + part] = 1.0
+        return weights
+
+    def _ratio(self, weights: Floats, unit: float = 1.0) -> Ratio:
+        """A weighted sum over the tokens: coordinates have independent noise of one size."""
+        std = self.noise_std
+        top, top_std = float(weights @ self.released), float(np.linalg.norm(weights)) * std
+        ratio = noisy_ratio(top, self.released[0], top_std, std, self.z)
+        return Ratio(unit * ratio.value, unit * ratio.low, unit * ratio.high)
 
 
 def noisy_ratio(

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.queries.metrics import Ratio, accuracy, mean_loss, metrics_bound, noisy_ratio
+from privsyn_flower.queries.metrics import Ratio, Reading, metrics_bound
 from privsyn_flower.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
@@ -50,13 +50,17 @@ class Caps:
     user holds: a higher cap makes everybody's share of the norm smaller. max_loss: nats of one
     token; log of the vocabulary is what a model that knows nothing loses. sequence_length:
     tokens of one text. bound: L2 norm of the joint clip; 0 for sqrt(1 + 2 models), which never
-    clips. A smaller one adds less noise, and weighs users with much text less.
+    clips. A smaller one adds less noise, and weighs users with much text less. gap: above 0,
+    models after the first are told as their difference from it, cut at this share of a user's
+    tokens and of max_loss nats; differences have 1 / gap times less noise then. 0.1 is right for
+    checkpoints of one training.
     """
 
     max_tokens: int = 512
     max_loss: float = 10.0
     sequence_length: int = 64
     bound: float = 0.0
+    gap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Estimate:
 
     accuracy: share of tokens predicted right. loss: nats a token, each cut at max_loss. The
     intervals cover the noise of this release and nothing else: they are about the users who took
-    part, not about users in general. released, number, noise_std, max_loss: what they come from.
+    part, not about users in general. reading, number: what they come from.
     """
 
     accuracy: float
@@ -74,11 +78,8 @@ class Estimate:
     loss: float
     loss_low: float
     loss_high: float
-    released: tuple[float, ...]
+    reading: Reading
     number: int
-    noise_std: float
-    max_loss: float
-    z: float
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps
         raise ValueError(f"{len(models)} models: from 1 to {MOST_MODELS} fit one evaluation")
     if caps.max_tokens < 1 or caps.sequence_length < 2 or not 0 < caps.max_loss < math.inf:
         raise ValueError(f"{caps}: max_tokens >= 1, sequence_length >= 2 and max_loss > 0 needed")
+    if not 0 <= caps.gap <= 1:
+        raise ValueError(f"gap = {caps.gap} must be from 0 to 1")
     full = metrics_bound(len(models))
     if not 0 <= caps.bound <= full:
         raise ValueError(f"bound = {caps.bound} must be at most {full:.4g}, or 0 for that")
@@ -124,6 +127,7 @@ def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps
             "max-tokens": caps.max_tokens,
             "max-loss": caps.max_loss,
             "sequence-length": caps.sequence_length,
+            "gap": caps.gap,
         },
         extra=dict(zip(model_names(len(models)), packed, strict=True)),
     )
@@ -137,13 +141,13 @@ def read_estimates(
     Raises TooNoisyError when the number of tokens cannot be told from zero.
     """
     z = NormalDist().inv_cdf((1 + confidence) / 2)
+    sums = tuple(float(value) for value in released)
+    reading = Reading(sums, noise_std, caps.max_loss, caps.gap, z)
     estimates = {}
     for number, name in enumerate(names):
-        right = accuracy(released, number, noise_std, z)
-        loss = mean_loss(released, number, noise_std, z, caps.max_loss)
+        right, loss = reading.accuracy(number), reading.loss(number)
         figures = (right.value, right.low, right.high, loss.value, loss.low, loss.high)
-        sums = tuple(float(value) for value in released)
-        estimates[name] = Estimate(*figures, sums, number, noise_std, caps.max_loss, z)
+        estimates[name] = Estimate(*figures, reading, number)
     return estimates
 
 
@@ -153,18 +157,11 @@ def better(first: Estimate, second: Estimate) -> Difference:
     Both ratios have the same denominator, so the difference is one ratio, and its interval is
     narrower than the two intervals make believe. Raises ValueError for two evaluations.
     """
-    if first.released != second.released:
+    reading = first.reading
+    if reading != second.reading:
         raise ValueError("the two models were not measured in the same evaluation")
-    sums, std, z = first.released, first.noise_std, first.z
-    # Two independent coordinates; a model compared with itself has no noise at all.
-    spread = math.sqrt(2) * std if first.number != second.number else 0.0
-
-    def difference(better: int, worse: int, unit: float) -> Ratio:
-        found = noisy_ratio(sums[better] - sums[worse], sums[0], spread, std, z)
-        return Ratio(unit * found.value, unit * found.low, unit * found.high)
-
-    a, b = 1 + 2 * first.number, 1 + 2 * second.number
-    return Difference(difference(a, b, 1.0), difference(b + 1, a + 1, first.max_loss))
+    pair = first.number, second.number
+    return Difference(reading.accuracy_gained(*pair), reading.loss_saved(*pair))
 
 
 class FederatedEvaluation(Strategy):

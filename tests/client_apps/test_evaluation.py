@@ -212,6 +212,8 @@ def tampered(base: Path, change: str) -> Query:
         "short": {"options": {**options, "sequence-length": 1}},
         "beyond the positions": {"options": {**options, "sequence-length": 201}},
         "infinite": {"options": {**options, "max-loss": math.inf}},
+        "a wide gap": {"options": {**options, "gap": 1.5}},
+        "no gap": {"options": {k: v for k, v in options.items() if k != "gap"}},
         "negative": {"options": {**options, "max-loss": -1.0}},
         "no bytes": {"extra": {**extra, "model-a": np.zeros(0, np.uint8)}},
         "not bytes": {"extra": {**extra, "model-a": np.zeros(64, np.float32)}},
@@ -235,8 +237,8 @@ CODES = {"another base": Refusal.MODEL}
     "change",
     ["another base", "a model is missing", "another name", "more models", "rows", "wrong length",
      "no models", "too many", "a boolean", "text", "no tokens", "endless", "short",
-     "beyond the positions", "infinite", "negative", "no bytes", "not bytes", "too large",
-     "pickle", "wrong shape", "unknown", "not finite"],
+     "beyond the positions", "infinite", "negative", "a wide gap", "no gap", "no bytes",
+     "not bytes", "too large", "pickle", "wrong shape", "unknown", "not finite"],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_before_private_text_is_opened(
     tmp_path: Path, base: Path, loopback: Any, change: str

@@ -11,8 +11,13 @@ import pytest
 
 from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
 from privsyn_flower.privacy.skellam import seeded_skellam
-from privsyn_flower.queries import metrics
-from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound, noisy_ratio, shard_metrics
+from privsyn_flower.queries.metrics import (
+    Reading,
+    TooNoisyError,
+    metrics_bound,
+    noisy_ratio,
+    shard_metrics,
+)
 
 CAPS: dict[str, Any] = {"max_tokens": 100, "max_loss": 8.0}
 Z = NormalDist().inv_cdf(0.975)
@@ -40,20 +45,22 @@ def integer_plan(models: int, bound: float, sensitivity: float = 4096.0) -> Inte
 @pytest.mark.parametrize("models", [1, 2, 3])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("sensitivity", [4096.0, 3.0])
+@pytest.mark.parametrize("gap", [0.0, 0.2])
 def test_one_user_changes_the_integers_by_at_most_the_sensitivity(
-    models: int, share: float, sensitivity: float
+    models: int, share: float, sensitivity: float, gap: float
 ) -> None:
     bound = share * metrics_bound(models)
     plan = integer_plan(models, bound, sensitivity)
     tokens, correct, loss = population(30, models, seed=models)
-    whole = shard_metrics(tokens, correct, loss, **CAPS, bound=bound, plan=plan)
+    if gap:  # the corner: the others as far from the first as they can be
+        correct[0, 1:], loss[0, 1:] = 0, 0
+    kwargs: dict[str, Any] = {**CAPS, "bound": bound, "gap": gap, "plan": plan}
+    whole = shard_metrics(tokens, correct, loss, **kwargs)
     assert whole.dtype == np.int64 and whole.shape == (1 + 2 * models,)
     norms = []
     for gone in range(len(tokens)):
         kept = np.arange(len(tokens)) != gone
-        rest = shard_metrics(
-            tokens[kept], correct[kept], loss[kept], **CAPS, bound=bound, plan=plan
-        )
+        rest = shard_metrics(tokens[kept], correct[kept], loss[kept], **kwargs)
         change = (whole - rest).astype(object)
         assert sum(change * change) <= plan.sensitivity**2
         norms.append(math.sqrt(sum(change * change)))
@@ -129,6 +136,7 @@ def test_integers_are_the_nearest_ones() -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_loss": math.nan}, "max_loss"),
         ({"bound": 0.0}, "bound"),
+        ({"gap": 1.5}, "gap"),
     ],
 )
 def test_parameters_out_of_range(wrong: dict[str, Any], named: str) -> None:
@@ -146,27 +154,54 @@ def test_shapes_must_agree() -> None:
 # --- reading the noisy sum -------------------------------------------------------------------
 
 
-def test_the_interval_covers_at_its_nominal_rate() -> None:
+def reading(*released: float, gap: float = 0.0) -> Reading:
+    return Reading(released, 3.0, 8.0, gap, Z)
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.5])
+def test_the_interval_covers_at_its_nominal_rate(gap: float) -> None:
     """A population, its integers, the nodes' noise, 4000 times: 95 of 100 intervals cover."""
     models, bound, repetitions = 2, metrics_bound(2), 4000
     tokens, correct, loss = population(300, models, seed=1)
+    if gap:  # two models that are so close that nobody's difference is cut
+        correct[:, 1], loss[:, 1] = correct[:, 0] * 0.8, loss[:, 0] * 0.9
     plan = plan_histogram(bound, 5, noise_multiplier=4.0, weight=300, min_weight=300)
-    sums = shard_metrics(tokens, correct, loss, **CAPS, bound=bound, plan=plan)
+    sums = shard_metrics(tokens, correct, loss, **CAPS, bound=bound, gap=gap, plan=plan)
     variance = (4.0 * plan.sensitivity) ** 2
     noise = seeded_skellam(5 * repetitions, variance, np.random.default_rng(3))
     released = (sums + noise.reshape(repetitions, 5)) / plan.scale
-    std = 4.0 * bound
-    right = correct.sum(0) / tokens.sum()
-    nats = loss.sum(0) / tokens.sum()
-    covered = np.zeros((repetitions, 2, models))
-    for row, value in enumerate(released):
-        for model in range(models):
-            found = metrics.accuracy(value, model, std, Z)
-            covered[row, 0, model] = found.low <= right[model] <= found.high
-            found = metrics.mean_loss(value, model, std, Z, 8.0)
-            covered[row, 1, model] = found.low <= nats[model] <= found.high
+    right, nats = correct.sum(0) / tokens.sum(), loss.sum(0) / tokens.sum()
+    covered = []
+    for row in released:
+        got = Reading(tuple(row), 4.0 * bound, 8.0, gap, Z)
+        pairs = [(got.accuracy(m), right[m]) for m in range(2)]
+        pairs += [(got.loss(m), nats[m]) for m in range(2)]
+        pairs += [(got.accuracy_gained(1, 0), right[1] - right[0])]
+        pairs += [(got.loss_saved(1, 0), nats[0] - nats[1])]
+        covered.append([found.low <= true <= found.high for found, true in pairs])
     # 4000 repetitions: three standard errors are 0.0103
-    assert covered.mean(axis=0) == pytest.approx(0.95, abs=0.0104)
+    assert np.mean(covered, axis=0) == pytest.approx(0.95, abs=0.0104)
+
+
+def test_differences_are_told_with_less_noise() -> None:
+    """The same difference, 0.02 of the tokens, in both ways of telling it."""
+    apart = reading(100.0, 30.0, 50.0, 32.0, 48.0).accuracy_gained(1, 0)
+    close = reading(100.0, 30.0, 50.0, 20.0, -20.0, gap=0.1)
+    gained = close.accuracy_gained(1, 0)
+    assert gained.value == pytest.approx(apart.value) == pytest.approx(0.02)
+    width, wide = gained.high - gained.low, apart.high - apart.low
+    assert width == pytest.approx(0.1 / math.sqrt(2) * wide, rel=0.03)
+    assert close.accuracy(1).value == pytest.approx(0.32)
+    assert close.loss_saved(1, 0).value == pytest.approx(0.02 * 8)
+    assert close.loss(1).value == pytest.approx(0.48 * 8)
+
+
+def test_a_users_difference_is_cut_at_the_gap() -> None:
+    sums = shard_metrics(
+        [50], [[10, 50, 8]], [[200, 0, 210]], **CAPS, bound=metrics_bound(3), gap=0.2
+    )
+    # 0.8 of 50 tokens more is cut to 0.2; 2 of 50 less is 0.04 of them; likewise the nats
+    assert sums * 100 == pytest.approx([50, 10, 25, 50, -50, -10, 50 / 8])
 
 
 def test_fieller_is_the_set_of_ratios_that_the_noise_explains() -> None:
@@ -179,11 +214,11 @@ def test_fieller_is_the_set_of_ratios_that_the_noise_explains() -> None:
 @pytest.mark.parametrize("tokens", [-50.0, 0.0, 5.0])
 def test_too_few_tokens_for_the_noise_give_no_number(tokens: float) -> None:
     with pytest.raises(TooNoisyError, match="max-tokens"):
-        metrics.accuracy(np.array([tokens, 3.0, 2.0]), 0, 3.0, Z)
+        reading(tokens, 3.0, 2.0).accuracy(0)
 
 
 def test_figures_stay_where_they_can_be() -> None:
-    low = metrics.accuracy(np.array([100.0, -5.0, 120.0]), 0, 3.0, Z)
+    got = reading(100.0, -5.0, 120.0)
+    low, high = got.accuracy(0), got.loss(0)
     assert (low.value, low.low) == (0.0, 0.0) and 0 < low.high < 0.1
-    high = metrics.mean_loss(np.array([100.0, -5.0, 120.0]), 0, 3.0, Z, 8.0)
     assert (high.value, high.low, high.high) == (8.0, 8.0, 8.0)
