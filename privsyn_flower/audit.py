@@ -6,8 +6,8 @@ absent (zero-out) and everything else known to the adversary:
 threshold   the canary's shift is looked for with a matched filter. Its hits and false alarms
             bound mu of Gaussian differential privacy from below, and so epsilon (Nasr et al.
             2023, "Tight auditing of differentially private machine learning").
-variance    the noise in coordinates that nobody's vector touches, at survivors of honest weight
-            W_min, against the variance that is charged.
+variance    what is left of the sums without users' vectors, at survivors of honest weight W_min,
+            against the variance that is charged.
 
 What this does not know: the bound reads epsilon off mu, which is exact for Gaussian noise and as
 good as exact for Skellam noise at these sensitivities; one canary and one configuration are
@@ -31,8 +31,10 @@ from privsyn_flower.audit_path import (
     run_trials,
     smallest_population,
 )
+from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.data import LabelledText
 from privsyn_flower.privacy import accounting
 from privsyn_flower.question import Query
 from privsyn_flower.server_apps.parts import AGGREGATIONS, noise_multiplier
@@ -82,7 +84,7 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS) -> Audit:
     """
     if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
         raise ValueError(f"trials = {trials} must be from {FEWEST_TRIALS} to {MOST_TRIALS}")
-    kind, plan = METHODS[config.method], _plan(config)
+    kind, plan = query_kind(config), _plan(config)
     case = KINDS[kind](config)
     seen = run_trials(case, plan, AGGREGATIONS[config.aggregation](), trials)
     multiplier, sensitivity = seen.noise.multiplier, seen.noise.sensitivity
@@ -91,7 +93,7 @@ def audit(config: RunConfig, trials: int = DEFAULT_TRIALS) -> Audit:
     )
     mu = mu_lower_bound(*_statistics(seen), CONFIDENCE)
     bound = accounting.gaussian_epsilon(1 / mu, config.delta) if mu > 0 else 0.0
-    ratio, p_value = variance_test(seen.released[:, seen.free], multiplier * case.query.bound)
+    ratio, p_value = variance_test(seen.residue, multiplier * case.query.bound)
     return Audit(
         kind=kind,
         claimed_epsilon=claimed,
@@ -198,29 +200,70 @@ def _plan(config: RunConfig) -> RoundPlan:
     )
 
 
+def query_kind(config: RunConfig) -> str:
+    """The kind of query that the configured method asks in its rounds."""
+    if config.method == "popri" and config.popri.score == "nearest":
+        return "votes"
+    return METHODS[config.method]
+
+
 def votes_case(config: RunConfig) -> Case:
     """All of the canary's samples vote for the same candidates: the longest vector there is.
 
     Its node's other user has one sample, so that a clip of the node's sum would let the canary
-    push that user's vote aside; two candidates at least get no vote.
+    push that user's vote aside.
     """
-    options, cap = config.pretext, config.data.samples_per_user
-    names = range(3 * options.neighbors + 2)
+    options: dict[str, Any] = {"bound": config.popri.score_bound}
+    if config.method == "pretext":
+        own = config.pretext
+        options = {
+            "bound": own.vote_bound,
+            "clip": own.clip,
+            "neighbors": own.neighbors,
+            "metric": own.metric,
+        }
+    cap, names = config.data.samples_per_user, range(3 * options.get("neighbors", 1) + 2)
     texts = [f"candidate {at} {'abcdefghijklmnopqrstuvwxyz'[at % 26] * 8} {at}" for at in names]
     embedder = load_embedder(EMBEDDER)
     query = Query.votes(
-        embedder.embed(texts),
-        bound=options.vote_bound,
-        model=embedder.fingerprint,
-        clip=options.clip,
-        samples_cap=cap,
-        neighbors=options.neighbors,
-        metric=options.metric,
+        embedder.embed(texts), model=embedder.fingerprint, samples_cap=cap, **options
     )
     return Case(query, VOTES, [texts[0]] * cap, [texts[1]], [texts[2]] * cap)
 
 
-KINDS: dict[str, Callable[[RunConfig], Case]] = {"votes": votes_case}
-METHODS = {"pretext": "votes"}  # the kind of query that a method asks
+def scores_case(config: RunConfig) -> Case:
+    """The canary's samples are one half of the candidates, its node's other user has the other.
+
+    Their scores point away from each other, so a clip of the node's sum would let the canary turn
+    that user's vector round. Half of the candidates at similarity 1 reach the bound, or as much of
+    it as a round's candidates can. With labels the canary has samples of each, so that a clip of
+    every class by itself would be too long; one sample a class where the cap leaves no more.
+    """
+    options, cap = config.popri, config.data.samples_per_user
+    labels = split_list(options.labels)[:cap]
+    most = options.prompts * options.responses // 4
+    prompts = max(len(labels), 3, min(most, math.ceil(options.score_bound**2 / 2)))
+    sides = ["alpha beta gamma delta", "one two three four five"]
+    embedder = load_embedder(EMBEDDER)
+    query = Query.scores(
+        np.tile(embedder.embed(sides), (2 * prompts, 1)),
+        bound=options.score_bound,
+        model=embedder.fingerprint,
+        score=options.score,
+        samples_cap=cap,
+        groups=[4] * prompts,
+        classes=[labels[at % len(labels)] for at in range(prompts)] if labels else None,
+        labels=labels,
+        dimension=min(options.dimension, embedder.dimension - 1),
+    )
+    canary, other = (
+        [LabelledText(side, (labels or [""])[at % max(1, len(labels))]) for at in range(cap)]
+        for side in sides
+    )
+    return Case(query, SCORES, canary, other[: max(1, len(labels))], other)
+
+
+KINDS: dict[str, Callable[[RunConfig], Case]] = {"votes": votes_case, "scores": scores_case}
+METHODS = {"pretext": "votes", "popri": "scores"}  # the kind of query that a method asks
 
 __all__ = ["Audit", "AuditError", "audit", "described", "mu_lower_bound", "variance_test"]

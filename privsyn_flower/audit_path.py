@@ -78,14 +78,14 @@ class Trials:
     """What an adversary sees who knows every text and the colluders' noise.
 
     released (T, L): the noisy sums. present (T,): whether the canary took part. shift (L,): what
-    the canary changes without noise, in units of the bound. free (L,): coordinates in which no
-    node has anything. noise: the numbers that are charged.
+    the canary changes without noise, in units of the bound. residue (T, L): the noisy sums less
+    what the nodes' users put into them. noise: the numbers that are charged.
     """
 
     released: Floats
     present: Bools
     shift: Floats
-    free: Bools
+    residue: Floats
     noise: Noise
 
 
@@ -109,11 +109,13 @@ def run_trials(case: Case, plan: RoundPlan, aggregation: Aggregation, trials: in
     if not (with_canary != without).any():
         raise AuditError("the canary's vector is zero: there is nothing to distinguish")
     noise = integer_noise(plan, query)
+    scale = integer_plan(query, noise).scale
+    rows, present = released.reshape(trials, -1), np.arange(trials) % 2 == 0
     return Trials(
-        released=released.reshape(trials, -1),
-        present=np.arange(trials) % 2 == 0,
-        shift=(with_canary - without) / integer_plan(query, noise).scale,
-        free=(with_canary == 0) & (without == 0),
+        released=rows,
+        present=present,
+        shift=(with_canary - without) / scale,
+        residue=rows - np.where(present[:, None], with_canary, without) / scale,
         noise=noise,
     )
 
