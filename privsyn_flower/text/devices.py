@@ -26,3 +26,18 @@ def resolve_device(name: str = "auto") -> str:
     if kind == "mps" and not mps:
         raise RuntimeError("models.device = 'mps', but torch has no MPS backend here")
     return name
+
+
+def empty_cache(device: str) -> None:
+    """Give memory that torch holds but no longer uses back to the accelerator."""
+    if device == "cpu":
+        return
+    import gc
+
+    import torch
+
+    gc.collect()
+    if device.startswith("cuda"):
+        torch.cuda.empty_cache()
+    elif device == "mps":
+        torch.mps.empty_cache()

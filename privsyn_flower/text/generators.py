@@ -11,14 +11,16 @@ import inspect
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from privsyn_flower.progress import Progress
+from privsyn_flower.text.adapters import attach, base_of, check_adapter, detach
 from privsyn_flower.text.bars import bar
-from privsyn_flower.text.devices import resolve_device
+from privsyn_flower.text.devices import empty_cache, resolve_device
 from privsyn_flower.text.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.sampling import banned_tokens, check_sampling, choose_tokens
@@ -35,7 +37,7 @@ SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are sti
 
 
 class HuggingFaceGenerator:
-    """Any Hugging Face causal language model (a Generator).
+    """Any Hugging Face causal language model (an AdaptableGenerator).
 
     Args:
         model: folder or hub name.
@@ -69,6 +71,7 @@ class HuggingFaceGenerator:
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
         self.device = resolve_device(device)
+        self._name, self._adapted, self._resting = model, None, False
         self.tokenizer = load_tokenizer(model, KEY)
         self.model = load_model("AutoModelForCausalLM", model, KEY, self.device, dtype)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
@@ -89,6 +92,7 @@ class HuggingFaceGenerator:
         """
         if n < 1:
             raise ValueError(f"n = {n}: at least one completion per prompt")
+        self._wake()
         uniforms = rng.random((len(prompts), n, self.max_tokens), dtype=np.float32)
         encoded = self._encode(prompts)
         order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]), reverse=True)
@@ -107,6 +111,41 @@ class HuggingFaceGenerator:
                     result[i] = texts[place * n : (place + 1) * n]
                 advance(len(texts))
         return result
+
+    def use_adapter(self, folder: Path | None) -> None:
+        """Generate with the LoRA adapter in `folder` on top of the base; None: the base exactly.
+
+        The base stays loaded; only the adapter's layers change. AdapterError for a folder that
+        is missing, damaged or of another base: then the model is as it was before the call.
+        """
+        self._wake()
+        base = base_of(self._name, self.model, KEY)
+        if folder is not None:
+            check_adapter(folder, base)
+        if self._adapted is not None:
+            self.model, self._adapted = detach(self._adapted), None
+        if folder is not None:
+            self._adapted = attach(self.model, folder, base)
+
+    def rest(self) -> None:
+        """Move the model from the accelerator to main memory until it is used again."""
+        if self.model is None or self.device == "cpu" or self._resting:
+            return
+        self.model.to("cpu")
+        self._resting = True
+        empty_cache(self.device)
+
+    def close(self) -> None:
+        """Let go of the model; after it `complete` and `use_adapter` raise RuntimeError."""
+        self.model = self._adapted = None
+        empty_cache(self.device)
+
+    def _wake(self) -> None:
+        if self.model is None:
+            raise RuntimeError("this generator was closed")
+        if self._resting:
+            self.model.to(self.device)
+            self._resting = False
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         if not len(prompts):
