@@ -71,7 +71,8 @@ class HuggingFaceGenerator:
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
         self.device = resolve_device(device)
-        self._name, self._adapted, self._resting = model, None, False
+        self._name, self._resting = model, False
+        self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
         self.tokenizer = load_tokenizer(model, KEY)
         self.model = load_model("AutoModelForCausalLM", model, KEY, self.device, dtype)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))

@@ -48,10 +48,8 @@ def encode_pairs(
     prompts = [pair["prompt"] for pair in pairs]
     rows = [{"prompt_ids": list(ids)} for ids in tokenizer(prompts)["input_ids"]]
     for name in names:
-        texts = [pair[name] for pair in pairs]
-        for row, ids in zip(
-            rows, _completions(tokenizer, rows, prompts, texts, ending), strict=True
-        ):
+        found = _completions(tokenizer, rows, prompts, [pair[name] for pair in pairs], ending)
+        for row, ids in zip(rows, found, strict=True):
             row[f"{name}_ids"] = ids
     long = 0
     for row in rows:

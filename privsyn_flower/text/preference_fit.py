@@ -5,7 +5,6 @@ This module loads torch, transformers, PEFT and TRL; it is imported when a train
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import random
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import transformers
+import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig
 from peft.utils import load_peft_weights, set_peft_model_state_dict
@@ -29,6 +29,7 @@ from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.adapters import AdapterError, Base, base_of, check_adapter, save_adapter
 from privsyn_flower.text.bars import bar
+from privsyn_flower.text.devices import empty_cache
 from privsyn_flower.text.preference import CHECKPOINTS, KEY, Tuning, epoch_folder
 from privsyn_flower.text.preference_data import Row, encode_pairs
 from privsyn_flower.text.pretrained import load_model, load_tokenizer
@@ -54,7 +55,7 @@ def fit(
     switched off it is the reference.
     """
     tuning, checkpoints = owner.tuning, work / CHECKPOINTS
-    with _quiet(), _untouched_randomness(), _device(owner.device):
+    with _quiet(), _untouched_randomness(), _device(owner.device), _responses_only(owner.device):
         tokenizer = load_tokenizer(owner.model, KEY)
         model = load_model("AutoModelForCausalLM", owner.model, KEY, owner.device, owner.dtype)
         base = base_of(owner.model, model, KEY)
@@ -71,9 +72,7 @@ def fit(
         metrics = _metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
         trainer.accelerator.free_memory()
         del trainer, model
-        gc.collect()
-        if owner.device.startswith("cuda"):
-            torch.cuda.empty_cache()
+        empty_cache(owner.device)
     return metrics
 
 
@@ -336,6 +335,26 @@ def _device(name: str) -> Iterator[None]:
         if name.startswith("cuda:"):
             stack.enter_context(torch.cuda.device(name))
         yield
+
+
+@contextmanager
+def _responses_only(device: str) -> Iterator[None]:
+    """On a CPU, score the responses' tokens alone, as TRL does on a GPU.
+
+    There it scores the prompts as well and drops the result, because some accelerators compile
+    anew for every shape; with short responses that is most of the work. A TRL that no longer has
+    the switch is slower and as right.
+    """
+    switch = "_use_triton"
+    if device != "cpu" or not hasattr(trl.trainer.utils, switch):
+        yield
+        return
+    before = getattr(trl.trainer.utils, switch)
+    setattr(trl.trainer.utils, switch, lambda _: True)
+    try:
+        yield
+    finally:
+        setattr(trl.trainer.utils, switch, before)
 
 
 @contextmanager
