@@ -99,12 +99,19 @@ def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
     for pair, (value, low, high) in benchmark["accuracy_difference"].items():
         interval = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
         models.add_row(f"accuracy, {pair.replace('-', ' minus ')}", interval, "")
-    votes = Table(title="what the votes found", title_justify="left")
+    votes = Table(title="what the answers found", title_justify="left")
     votes.add_column("benchmark-only figure")
     votes.add_column("value", justify="right")
-    shares = benchmark["true_votes"]
-    votes.add_row("true votes of survivors / of as many random", str(shares["mean_ratio"]))
-    votes.add_row("seeds' share against random public text", str(shares["seeds_against_random"]))
+    shares = benchmark.get("true_votes")
+    if shares:
+        ratio, share = str(shares["mean_ratio"]), str(shares["seeds_against_random"])
+        votes.add_row("true votes of survivors / of as many random", ratio)
+        votes.add_row("seeds' share against random public text", share)
+    rates = [rate for rate in benchmark.get("responses", {}).get("recovery_rate", []) if rate]
+    if rates:
+        votes.add_row("recovery rate of the preferences", f"{sum(rates) / len(rates):.3f}")
+    for name, found in benchmark.get("near_duplicates", {}).items():
+        votes.add_row(f"synthetic texts that repeat {name} text", f"{found['share']:.4f}")
     for group, distances in benchmark["frechet"].items():
         for name, value in distances.items():
             votes.add_row(f"Frechet distance to held-out ({group}): {name}", f"{value:.4f}")

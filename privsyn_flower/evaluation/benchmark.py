@@ -1,73 +1,59 @@
 """What a simulated run is worth, measured with private and held-out text.
 
-The ONLY file that opens private or held-out text outside the nodes (ARCHITECTURE, rule 4). It
-runs in simulation with `benchmark = true`, and its figures are no part of the private result:
-they go under `benchmark` in summary.json and are not covered by epsilon.
+With `private.py` the ONLY file that opens private or held-out text outside the nodes
+(ARCHITECTURE, rule 4). It runs in simulation with `benchmark = true`, and its figures are no part
+of the private result: they go under `benchmark` in summary.json and are not covered by epsilon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
-from privsyn_flower.data import EmbeddingCache, Federation
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.bootstrap import paired_bootstrap
 from privsyn_flower.evaluation.distances import frechet_by_size
 from privsyn_flower.evaluation.downstream import Downstream, Rows, Tuning, choose_learning_rate
+from privsyn_flower.evaluation.duplicates import near_duplicates
+from privsyn_flower.evaluation.feedback import (
+    RunRecord,
+    response_rounds,
+    seed_votes,
+    vote_shares,
+)
+from privsyn_flower.evaluation.private import Private
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.protocols import Embedder
 
 Floats = npt.NDArray[np.float32]
+Sets = Mapping[str, Sequence[str]]
 
 FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
 METHODS = {
     "pretrained": "the downstream model as it is",
     "random_public": "(a) fine-tuned on random public text",
+    "unaligned": "(a1) on the generator's text before alignment",
     "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
+    "noise_scores": "(a2) on the same pipeline's text, its scores replaced by noise",
+    "pretext": "(a3) on PrE-Text's synthetic text at the same noise and rounds, simulated",
     "synthetic": "(b) on the synthetic text",
     "private": "(c) on the private text, without privacy",
 }
 PAIRS = (
     ("synthetic", "random_public"),
+    ("synthetic", "unaligned"),
     ("synthetic", "noise_votes"),
+    ("synthetic", "noise_scores"),
+    ("synthetic", "pretext"),
     ("private", "random_public"),
     ("private", "synthetic"),
 )
-
-
-class Asked(Protocol):
-    """The part of a stored query that is needed here."""
-
-    def question(self) -> Floats:
-        """Candidates (m, d), public."""
-
-
-class RunRecord(Protocol):
-    """The part of a run folder that is needed here: questions, releases, metrics."""
-
-    def load_query(self, rnd: int) -> Any: ...
-
-    def load_release(self, rnd: int) -> npt.NDArray[np.float64] | None: ...
-
-    def metrics(self) -> list[dict[str, Any]]: ...
-
-
-@dataclass(frozen=True)
-class Texts:
-    """What the run made, and what the same pipeline made of votes that are pure noise."""
-
-    seeds: Sequence[str]
-    synthetic: Sequence[str]
-    control_seeds: Sequence[str]
-    control_synthetic: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -82,117 +68,61 @@ class Benchmark:
 
 def run_benchmark(
     config: RunConfig,
-    federation: Federation,
+    private: Private,
     *,
-    embedder: Embedder,
     downstream: str | Path,
     record: RunRecord,
-    texts: Texts,
+    synthetic: Sets,
+    seeds: Sets,
     progress: Progress = silent,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
-    downstream: folder or name of the causal LM to fine-tune. Raises ConfigError unless
-    `benchmark` is true.
+    downstream: folder or name of the causal LM to fine-tune. synthetic: texts by the names in
+    METHODS, "synthetic" the run's own and the others its controls. seeds: PrE-Text's, "seeds" the
+    run's own; empty for methods without.
     """
-    if not config.benchmark:
-        raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
-    private = Private(config, federation, embedder)
-    pool = federation.public()
-    rounds, candidates = vote_shares(record, private, config)
+    federation, pool = private.federation, private.federation.public()
     held_out = private.held_out()
-    progress("benchmark: distances", 0, 1)
     summary: dict[str, Any] = {
         "note": "measured with private and held-out text; not covered by epsilon",
         "held_out": config.evaluation.on,
-        "true_votes": {**rounds, **seed_votes(texts.seeds, pool, private, config)},
-        "frechet": distances(texts, pool, private, held_out, config),
     }
-    progress("benchmark: distances", 1, 1)
-    summary |= next_token(config, federation, downstream, texts, progress)
+    progress("benchmark: distances", 0, 2)
+    if config.method == "pretext":
+        rounds, candidates = vote_shares(record, private, config)
+        summary["true_votes"] = {**rounds, **seed_votes(seeds["seeds"], pool, private, config)}
+    else:
+        rank = config.popri.rejected_rank
+        summary["responses"], candidates = response_rounds(record, private, held_out, rank)
+    groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
+    summary["frechet"] = distances(groups, pool, private, held_out, config)
+    progress("benchmark: distances", 1, 2)
+    summary["near_duplicates"] = repeated(synthetic["synthetic"], federation, config)
+    progress("benchmark: distances", 2, 2)
+    summary |= next_token(config, federation, downstream, synthetic, progress)
     return Benchmark(summary, held_out, candidates)
 
 
-class Private:
-    """Private and held-out text with embeddings, from the simulated nodes' own caches. PRIVATE."""
-
-    def __init__(self, config: RunConfig, federation: Federation, embedder: Embedder) -> None:
-        self.config, self.federation, self.embedder = config, federation, embedder
-        root = cache_folder(config)
-        rows, owners, first = [], [], 0
-        for node in range(config.nodes):
-            folder = root / "nodes" / f"{node}-of-{config.nodes}" / "embeddings"
-            users = federation.shard(node, config.nodes)
-            block, owner = EmbeddingCache(folder, embedder.fingerprint).get(users, embedder.embed)
-            rows.append(block)
-            owners.append(owner + first)
-            first += len(users)
-        self.rows: Floats = np.concatenate(rows)
-        self.owners = np.concatenate(owners)
-
-    def held_out(self) -> Floats:
-        """(n, d) embeddings of the held-out users' texts."""
-        folder = cache_folder(self.config) / "benchmark"
-        users = self.federation.held_out(self.config.evaluation.on)
-        cache = EmbeddingCache(folder, self.embedder.fingerprint)
-        return cache.get(users, self.embedder.embed)[0]
-
-    def votes(self, candidates: Floats) -> npt.NDArray[np.float64]:
-        """The users' true, clipped votes for candidates (m, d): (m,), without noise."""
-        options = self.config.pretext
-        return shard_votes(
-            self.rows,
-            self.owners,
-            candidates,
-            clip=options.clip,
-            bound=options.vote_bound,
-            samples_cap=self.config.data.samples_per_user,
-            neighbors=options.neighbors,
-            metric=options.metric,
-        )
-
-
-def vote_shares(
-    record: RunRecord, private: Private, config: RunConfig
-) -> tuple[dict[str, Any], list[Floats]]:
-    """Per round: which share of the true votes the candidates above the threshold hold, and
-    which share of the candidates they are (what random ones would hold)."""
-    survivors, expected, candidates = [], [], []
-    for row in record.metrics():
-        query, released = record.load_query(row["round"]), record.load_release(row["round"])
-        if query is None or released is None:
-            continue
-        question = query.question()
-        true = private.votes(question)
-        alive = released > row["threshold_votes"]
-        survivors.append(float(true[alive].sum() / max(true.sum(), 1e-12)))
-        expected.append(float(alive.mean()))
-        candidates.append(question)
-    ratios = [share / even for share, even in zip(survivors, expected, strict=True) if even]
-    figures = {
-        "survivors": [round(share, 4) for share in survivors],
-        "random": [round(share, 4) for share in expected],
-        "mean_ratio": round(float(np.mean(ratios)), 3) if ratios else None,
+def repeated(
+    synthetic: Sequence[str], federation: Federation, config: RunConfig
+) -> dict[str, dict[str, float]]:
+    """How much of the synthetic text repeats private, held-out (chance) and public text."""
+    references = {
+        "private": federation.shard(0, 1),
+        "held_out": federation.held_out(config.evaluation.on),
     }
-    return figures, candidates
-
-
-def seed_votes(
-    seeds: Sequence[str], pool: Sequence[str], private: Private, config: RunConfig
-) -> dict[str, Any]:
-    """Seeds against as many random public texts, as candidates of one question: the seeds'
-    share of the true votes (0.5 if they were no better)."""
-    rng = seeded(config.seed, "seed votes")
-    count = min(len(seeds), len(pool), FRECHET_TEXTS)
-    chosen = [seeds[i] for i in rng.choice(len(seeds), count, replace=False)]
-    other = [pool[i] for i in rng.choice(len(pool), count, replace=False)]
-    rows = private.embedder.embed([*chosen, *other])
-    true = private.votes(rows)
-    return {"seeds_against_random": round(float(true[:count].sum() / max(true.sum(), 1e-12)), 4)}
+    texts = {name: [t for own in users.values() for t in own] for name, users in references.items()}
+    texts["public"] = federation.public_corpus()
+    return {name: near_duplicates(synthetic, reference) for name, reference in texts.items()}
 
 
 def distances(
-    texts: Texts, pool: Sequence[str], private: Private, held_out: Floats, config: RunConfig
+    groups: Mapping[str, Sets],
+    pool: Sequence[str],
+    private: Private,
+    held_out: Floats,
+    config: RunConfig,
 ) -> dict[str, dict[str, float]]:
     """Frechet distances to held-out text, each group at equal numbers of texts; `private` is
     the floor: private users' text at the same number."""
@@ -207,10 +137,6 @@ def distances(
     own = private.rows[
         rng.choice(len(private.rows), len(public), replace=len(private.rows) < len(public))
     ]
-    groups = {
-        "seeds": {"seeds": texts.seeds, "noise_votes": texts.control_seeds},
-        "synthetic": {"synthetic": texts.synthetic, "noise_votes": texts.control_synthetic},
-    }
     return {
         group: {
             name: round(value, 5)
@@ -229,7 +155,7 @@ def next_token(
     config: RunConfig,
     federation: Federation,
     downstream: str | Path,
-    texts: Texts,
+    synthetic: Sets,
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set at equal cost -> accuracy and loss on held-out users.
@@ -244,8 +170,7 @@ def next_token(
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
     sets: dict[str, Sequence[str]] = {
         "random_public": federation.public(),
-        "noise_votes": texts.control_synthetic,
-        "synthetic": texts.synthetic,
+        **synthetic,
         "private": [t for own in federation.shard(0, 1).values() for t in own],
     }
     model.reset()  # the rehearsal left the weights of its last trial
@@ -256,7 +181,7 @@ def next_token(
     result: dict[str, Any] = {
         "held_out_users": len(held_out),
         "held_out_tokens": int(sums["private"][:, 2].sum()),
-        "methods": METHODS,
+        "methods": {name: METHODS[name] for name in METHODS if name in sums},
         "training_texts": {name: len(source) for name, source in sets.items()},
         "tokens_per_fine_tuning": tuning.steps * tuning.batch_tokens,
         "learning_rate": rate,
@@ -264,8 +189,8 @@ def next_token(
     }
     for measure, column in (("loss", 0), ("accuracy", 1)):
         intervals = paired_bootstrap(
-            {name: table[:, [column, 2]] for name, table in sums.items()},
-            PAIRS,
+            {name: sums[name][:, [column, 2]] for name in METHODS if name in sums},
+            [pair for pair in PAIRS if set(pair) <= set(sums)],
             seeded(config.seed, "bootstrap"),
             resamples=options.bootstrap,
         )

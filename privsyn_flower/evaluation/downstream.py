@@ -130,6 +130,13 @@ class Downstream:
         parts = np.split(table, ends[:-1]) if len(ends) else []
         return np.array([part.sum(axis=0) for part in parts]).reshape(-1, SUMS)
 
+    def parameters(self) -> dict[str, npt.NDArray[np.float32]]:
+        """The current weights by name, as copies."""
+        return {
+            name: value.detach().cpu().numpy().astype(np.float32, copy=True)
+            for name, value in self.model.named_parameters()
+        }
+
     def loss(self, rows: Rows) -> float:
         """Micro cross-entropy in nats over `rows`."""
         total = self.sums(rows).sum(axis=0)

@@ -1,4 +1,4 @@
-"""Two pictures of a run, drawn without a display."""
+"""Pictures of a run, drawn without a display."""
 
 from __future__ import annotations
 
@@ -79,6 +79,49 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     panel.set_ylabel("next-token accuracy, held-out users")
     panel.spines[["top", "right"]].set_visible(False)
     return _save(figure, path)
+
+
+def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
+    """Frechet distances of the rounds' responses, {to what: [round 1, ...]}, as lines.
+
+    Writes a PNG to `path`. Raises ValueError without rounds.
+    """
+    if not by_round or not all(map(len, by_round.values())):
+        raise ValueError("no rounds to draw")
+    plt = _pyplot()
+    figure, panel = plt.subplots(figsize=(4.8, 3.6))
+    for colour, (name, values) in zip((BLUE, GREY, "#c2571a"), by_round.items(), strict=False):
+        rounds = range(1, len(values) + 1)
+        panel.plot(rounds, values, marker="o", markersize=4, color=colour, label=name)
+    panel.set_xlabel("round")
+    panel.set_ylabel("Frechet distance of the responses")
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.legend(fontsize=8, frameon=False)
+    panel.spines[["top", "right"]].set_visible(False)
+    return _save(figure, path)
+
+
+def draw_benchmark(
+    summary: Mapping[str, Any], candidates: Sequence[Floats], held_out: Floats, folder: Path
+) -> None:
+    """All pictures of a benchmark: accuracy.png, candidates.png, and distances.png for responses.
+
+    Candidates of fewer dimensions than held_out (a public projection) are not drawn.
+    """
+    accuracy = {
+        name: [value, *summary["accuracy_interval"][name]]
+        for name, value in summary["accuracy"].items()
+    }
+    draw_accuracy(accuracy, folder / "accuracy.png")
+    if candidates and candidates[0].shape[1] == held_out.shape[1]:
+        draw_rounds(candidates, held_out, folder / "candidates.png")
+    if "responses" in summary:
+        rounds = summary["responses"]
+        by_round = {
+            "to held-out users' text": rounds["frechet_held_out"],
+            "to the private users' text": rounds["frechet_private"],
+        }
+        draw_distances(by_round, folder / "distances.png")
 
 
 def _pyplot() -> Any:

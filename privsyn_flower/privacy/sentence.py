@@ -35,7 +35,8 @@ class PrivacyStatement:
     consistency: how nodes check each other's keys and the server's lists under secure
     aggregation. ledger_scope: "run" for a ledger made for this run, "population" for one that
     spans runs. simulated: one machine played all parties. benchmark: held-out text was opened
-    to measure the result.
+    to measure the result. evaluations: releases beside the rounds that compare models on the
+    nodes. private_selection: a checkpoint was chosen by private text, without noise.
     """
 
     epsilon: float
@@ -56,6 +57,8 @@ class PrivacyStatement:
     simulated: bool = False
     simulation_seeded: bool = False
     benchmark: bool = False
+    evaluations: int = 0
+    private_selection: bool = False
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -115,6 +118,9 @@ class PrivacyStatement:
         releases = f"{self.rounds} rounds"
         if self.spare_rounds:
             releases += f" and {self.spare_rounds} spare"
+        if self.evaluations:
+            plural = "s" if self.evaluations > 1 else ""
+            releases += f" and {self.evaluations} evaluation{plural} of models on the nodes"
         return (
             f"Epsilon = {_at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
             f"{_ACCOUNTANTS[self.mechanism, self.accountant]}, over {releases}, each with "
@@ -187,7 +193,14 @@ class PrivacyStatement:
                 "the figures under `benchmark`, which were measured on private or held-out text "
                 "outside the nodes, without noise, for this evaluation only"
             )
-        return f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
+        text = f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
+        if self.private_selection:
+            text += (
+                " EPSILON DOES NOT COVER THE SELECTION: the checkpoint of each round was chosen by "
+                "private text without noise, as in the paper's experiments, so the synthetic text "
+                "of this run is for comparison with them and must not be released."
+            )
+        return text
 
 
 def _at_most(value: float) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, ledger_folder
-from privsyn_flower.data import Federation, cached_embeddings, prepare
+from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
 from privsyn_flower.privacy.accounting import SENSITIVITY
@@ -15,17 +15,16 @@ from privsyn_flower.privacy.renyi import plan_order
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, PlainSum, SecureAggregation
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.text.known import KnownRows
-from privsyn_flower.text import Embedder, Generator, Infiller, load_embedder
 
 
 @dataclass(frozen=True)
 class PublicText:
-    """pool: candidates and retrieval; federation: the simulated one, None in deployment."""
+    """pool: candidates, examples and retrieval. validation: other public text, like the pool.
+    federation: the simulated one, None in deployment."""
 
     pool: list[str]
     federation: Federation | None
+    validation: list[str] = field(default_factory=list)
 
 
 def is_deployment(config: RunConfig) -> bool:
@@ -43,12 +42,15 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
             )
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
         pool = [sample.text for group in groups for sample in group.samples]
-        return PublicText(candidates(pool, config)[: config.data.public_pool], None)
+        texts = candidates(pool, config)
+        size = config.data.public_pool
+        return PublicText(texts[:size], None, texts[size : size + config.data.public_validation])
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
     federation = Federation(folder)
     progress("data", 1, 1)
-    return PublicText(candidates(federation.public(), config), federation)
+    validation = candidates(federation.public_validation(), config)
+    return PublicText(candidates(federation.public(), config), federation, validation)
 
 
 def candidates(pool: list[str], config: RunConfig) -> list[str]:
@@ -66,17 +68,24 @@ def _mechanism(config: RunConfig) -> dict[str, Any]:
     return {"mechanism": "skellam", "sampling_rate": config.sampling_rate}
 
 
+def paid_releases(config: RunConfig) -> int:
+    """Releases that the noise is calibrated for: rounds, spare rounds, and a paid selection."""
+    selection = config.method == "popri" and config.popri.select == "federated"
+    return config.rounds + config.spare_rounds + int(selection)
+
+
 def noise_multiplier(config: RunConfig) -> float:
     """Calibrated, or the configured one when it keeps epsilon; spare rounds are paid for."""
-    releases = config.rounds + config.spare_rounds
+    releases = paid_releases(config)
     if config.noise_multiplier == 0:
         return calibrate(config.epsilon, releases, config.delta, **_mechanism(config))
     spent = epsilon(config.noise_multiplier, releases, config.delta, **_mechanism(config))
     if spent > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {config.noise_multiplier} costs epsilon {spent:.4f} for "
-            f"{releases} releases (rounds + spare-rounds), above epsilon = {config.epsilon}: "
-            "raise noise-multiplier, lower rounds, or set noise-multiplier = 0 to calibrate it"
+            f"{releases} releases (rounds, spare-rounds, selection), above epsilon = "
+            f"{config.epsilon}: raise noise-multiplier, lower rounds, or set "
+            "noise-multiplier = 0 to calibrate it"
         )
     return config.noise_multiplier
 
@@ -109,7 +118,7 @@ def _filter_order(config: RunConfig) -> int | None:
     """The order at which a sampled plan is cheapest; without sampling the ledger knows it."""
     if config.sampling_rate == 1.0:
         return None
-    releases = config.rounds + config.spare_rounds
+    releases = paid_releases(config)
     noise, rate = noise_multiplier(config), config.sampling_rate
     return plan_order(noise, releases, config.delta, rate, SENSITIVITY)
 
@@ -122,9 +131,8 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
 
 def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
     """What the run claims, for the guaranteed noise and all releases that are paid for."""
-    releases = config.rounds + config.spare_rounds
     return PrivacyStatement(
-        epsilon=epsilon(multiplier, releases, config.delta, **_mechanism(config)),
+        epsilon=epsilon(multiplier, paid_releases(config), config.delta, **_mechanism(config)),
         delta=config.delta,
         noise_multiplier=multiplier,
         rounds=config.rounds,
@@ -140,102 +148,6 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         ledger_scope="population" if config.population_name else "run",
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,
+        evaluations=paid_releases(config) - config.rounds - config.spare_rounds,
+        private_selection=config.method == "popri" and config.popri.checkpoint == "private",
     )
-
-
-class Models:
-    """The run's models, each loaded when first used; embedded tiny ones trained if needed."""
-
-    def __init__(self, config: RunConfig, public: PublicText, progress: Progress) -> None:
-        self.config = config
-        self.public = public
-        self.progress = progress
-        self.cache = cache_folder(config)
-        self._embedder: Embedder | None = None
-
-    def folder(self, kind: str) -> str:
-        """Name or folder of the infiller, generator or downstream model."""
-        name: str = getattr(self.config.models, kind)
-        if name != "tiny":
-            return name
-        from privsyn_flower.text.tiny import ensure_model
-
-        if self.public.federation is None:
-            raise ConfigError(
-                f"models.{kind} = 'tiny' is trained on the simulated federation's public text; "
-                "in deployment name a folder or a Hugging Face model"
-            )
-        return str(ensure_model(kind, self.public.federation, self.config, self.progress))
-
-    def embedder(self) -> Embedder:
-        """For public text: the pool's rows come from the cache on disk, others are remembered."""
-        if self._embedder is None:
-            models = self.config.models
-            embedder = load_embedder(models.embedder, models.device, self.progress)
-            pool = self.public.pool if self.config.pretext.variation != "mask-fill" else []
-            rows = cached_embeddings(
-                self.cache / "public", embedder.fingerprint, pool, embedder.embed
-            )
-            self._embedder = KnownRows(embedder, pool, rows)
-        return self._embedder
-
-    def infiller(self) -> Infiller:
-        """Variation: mask-fill (the paper), public nearest neighbours, or some of each."""
-        kind = self.config.pretext.variation
-        if kind == "mask-fill":
-            return self._mask_fill()
-        if kind == "retrieval":
-            return self._retrieval()
-        from privsyn_flower.text.retrieval import Mixed
-
-        return Mixed(self._retrieval(), self._mask_fill(), self.config.pretext.retrieval_share)
-
-    def _mask_fill(self) -> Infiller:
-        from privsyn_flower.text.infillers import MaskFill
-
-        pretext = self.config.pretext
-        return MaskFill(
-            self.folder("infiller"),
-            mask_fraction=pretext.mask_fraction,
-            steps=pretext.mask_steps,
-            temperature=pretext.temperature,
-            top_p=pretext.top_p,
-            max_tokens=pretext.max_tokens,
-            device=self.config.models.device,
-            progress=self.progress,
-        )
-
-    def _retrieval(self) -> Infiller:
-        from privsyn_flower.text.retrieval import Retrieval
-
-        embedder, pool = self.embedder(), self.public.pool
-        neighbors = self.config.pretext.retrieval_neighbors
-        return Retrieval(pool, embedder.embed(pool), embedder, neighbors)
-
-    def generator(self) -> Generator:
-        from privsyn_flower.text.generators import HuggingFaceGenerator
-
-        expand = self.config.expand
-        return HuggingFaceGenerator(
-            self.folder("generator"),
-            temperature=expand.temperature,
-            top_p=expand.top_p,
-            max_tokens=expand.max_tokens,
-            batch_size=expand.batch_size,
-            device=self.config.models.device,
-            progress=self.progress,
-        )
-
-    def strategy(self) -> PrEText:
-        """The configured method."""
-        config = self.config
-        return PrEText(
-            self.public.pool,
-            embedder=self.embedder(),
-            infiller=self.infiller(),
-            rounds=config.rounds,
-            config=config.pretext,
-            samples_cap=config.data.samples_per_user,
-            seed=config.seed,
-            progress=self.progress,
-        )

@@ -8,27 +8,31 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import numpy as np
 from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.private import Private
 from privsyn_flower.progress import ProgressLog
-from privsyn_flower.randomness import seeded
-from privsyn_flower.runs import RunFolder, StageClock, read_jsonl, write_json, write_jsonl
+from privsyn_flower.runs import RunFolder, StageClock, write_json
+from privsyn_flower.server_apps.controls import noise_control, pretext_rival, synthesise
+from privsyn_flower.server_apps.models import Method, Models
 from privsyn_flower.server_apps.parts import (
     AGGREGATIONS,
-    Models,
     is_deployment,
     noise_multiplier,
     open_ledger,
     public_text,
     statement,
 )
-from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.server_apps.selection import select_round
+from privsyn_flower.strategies.checkpoints import Distance
 from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.rounds import NothingSurvived, Rounds
+from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.rounds import Rounds
 from privsyn_flower.strategies.synthesis import run_id
-from privsyn_flower.text.prompts import expand
+from privsyn_flower.text.prompts import LabelledText
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -52,17 +56,21 @@ class Pipeline:
         """All stages; the summary is written last and marks the run as complete."""
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
-        self.models = Models(self.config, self.public, self.progress)
-        with self.clock("models"):
-            strategy = self.models.strategy()
-        with self.clock("rounds"):
-            done = self._rounds(strategy)
-        with self.clock("expansion"):
-            synthetic = self._expand("synthetic", strategy.seeds)
-        benchmark = None
-        if self.config.benchmark:
-            benchmark = self._benchmark(strategy.seeds, synthetic)
-        write_json(self.folder.path / "summary.json", self._summary(done, synthetic, benchmark))
+        self.models = Models(self.config, self.public, self.folder, self.progress)
+        try:
+            with self.clock("models"):
+                strategy = self.models.strategy(self._private_distance())
+                strategy.attach(self.folder)
+            with self.clock("rounds"):
+                done = self._rounds(strategy)
+            with self.clock("expansion"):
+                synthetic = self._synthesise("synthetic", strategy)
+            benchmark = self._benchmark(strategy, synthetic) if self.config.benchmark else None
+        finally:
+            self.models.close()
+        write_json(
+            self.folder.path / "summary.json", self._summary(done, len(synthetic), benchmark)
+        )
 
     def plan(self) -> RoundPlan:
         """The public numbers of the rounds."""
@@ -85,21 +93,27 @@ class Pipeline:
             seed=config.seed,
         )
 
-    def _rounds(self, strategy: PrEText) -> int:
+    def _rounds(self, strategy: Method) -> int:
         ledger = open_ledger(self.config, self.folder)
-        plan = self.plan()
+        plan, aggregation = self.plan(), AGGREGATIONS[self.config.aggregation]()
+        self.selection: dict[str, Any] | None = None
         with ledger.exclusive():
             engine = Rounds(
-                self.grid,
-                strategy,
-                plan,
-                self.folder,
-                ledger,
-                AGGREGATIONS[self.config.aggregation](),
-                self.progress,
+                self.grid, strategy, plan, self.folder, ledger, aggregation, self.progress
             )
             try:
                 done = engine.run()
+                if isinstance(strategy, POPri) and self.config.popri.select == "federated":
+                    self.selection = select_round(
+                        strategy,
+                        self.models,
+                        self.config,
+                        self.folder,
+                        grid=self.grid,
+                        plan=plan,
+                        ledger=ledger,
+                        aggregation=aggregation,
+                    )
             finally:  # a failed run has charges too
                 if ledger.path != self.folder.path / "ledger.jsonl":
                     ledger.export(plan.run, self.folder.path / "ledger.jsonl")
@@ -107,87 +121,85 @@ class Pipeline:
             self.ledger_total = ledger.header.total_epsilon
         return done
 
-    def _expand(self, name: str, seeds: list[str]) -> list[str]:
-        """Seeds -> synthetic texts in NAME.jsonl (post-processing: costs no privacy)."""
+    def _synthesise(self, name: str, strategy: Method) -> list[LabelledText]:
         path = self.folder.path / f"{name}.jsonl"
-        if path.exists():
-            return [row["text"] for row in read_jsonl(path)]
-        options = self.config.expand
-        texts = list(seeds) if options.include_seeds or not options.samples else []
-        if options.samples:
-            texts += expand(
-                seeds,
-                self.models.generator(),
-                samples=options.samples,
-                seeds_per_prompt=options.seeds_per_prompt,
-                rng=seeded(self.config.seed, name, "expand"),
-                min_words=options.min_words,
-                progress=self.progress,
-            )
-        write_jsonl(path, ({"text": text} for text in texts))
-        return texts
+        return synthesise(strategy, self.models, self.config, path, name)
 
-    def _control(self) -> tuple[list[str], list[str]]:
-        """The identical pipeline on pure noise of the same variance: what votes are worth.
+    def _federation(self) -> Federation:
+        if self.public.federation is None:  # public_text refused this already
+            raise ConfigError("benchmark = true needs a simulated federation")
+        return self.public.federation
 
-        The noise lies around the mean of the released votes of the same round, as if every
-        candidate had been equally popular; around zero hardly any would pass the threshold, and
-        the comparison would be with next to nothing. Opens nothing private; returns the
-        control's seeds and synthetic texts.
-        """
-        strategy, size = self.models.strategy(), self.config.pretext.population
-        stored = self.folder.load_value("control")
-        if stored is None:
-            for row in self.folder.metrics():
-                rnd, std = row["round"], row["noise_std"]
-                rng = seeded(self.config.seed, rnd, "control")
-                votes = row["released_votes"] / size + rng.normal(0.0, std, size)
-                try:
-                    strategy.learn(rnd, votes, std)
-                except NothingSurvived:
-                    logger.warning("control: no candidate above the threshold in round %d", rnd)
-                self.progress("control rounds", rnd, strategy.rounds)
-            self.folder.save_value("control", strategy.state())
-        else:
-            strategy.restore(stored)
-        return strategy.seeds, self._expand("control", strategy.seeds)
+    def _private_distance(self) -> Distance | None:
+        """The paper's choice of checkpoints, by text that epsilon does not cover."""
+        if self.config.method != "popri" or self.config.popri.checkpoint != "private":
+            return None
+        logger.warning("popri.checkpoint = 'private': epsilon does not cover the selection")
+        from privsyn_flower.evaluation.private import distance_to_development
 
-    def _benchmark(self, seeds: list[str], synthetic: list[str]) -> dict[str, Any]:
+        return distance_to_development(self.config, self._federation(), self.models.embedder())
+
+    def _control(self, strategy: Method) -> Method:
+        """The identical pipeline on pure noise of the same variance: what answers are worth."""
+        folder = RunFolder(self.folder.path / "control")
+        noise_control(strategy, self.config, self.folder, folder, self.progress)
+        return strategy
+
+    def _rival(self, private: Private) -> PrEText:
+        """PrE-Text at the run's noise multiplier and number of rounds."""
+        folder = RunFolder(self.folder.path / "rival")
+        strategy = self.models.pretext()
+        std = self.multiplier * self.config.pretext.vote_bound
+        pretext_rival(strategy, private, std, folder, self.progress)
+        return strategy
+
+    def _comparisons(
+        self, strategy: Method, private: Private
+    ) -> tuple[dict[str, list[LabelledText]], dict[str, list[str]]]:
+        """Synthetic texts, and seeds, of the controls by their names in the benchmark."""
+        with self.clock("control"):
+            control = self._control(self.models.strategy(self._private_distance()))
+            texts = self._synthesise("control", control)
+        if isinstance(strategy, PrEText):
+            return {"noise_votes": texts}, {"seeds": strategy.seeds, "noise_votes": control.seeds}
+        sets = {"noise_scores": texts}
+        with self.clock("unaligned"):
+            base = self.models.strategy(self._private_distance())
+            base.attach(RunFolder(self.folder.path / "unaligned"))
+            if isinstance(base, POPri):
+                base.choose(0)
+            sets["unaligned"] = self._synthesise("unaligned", base)
+        if self.config.evaluation.rival == "pretext":
+            with self.clock("rival"):
+                sets["pretext"] = self._synthesise("rival", self._rival(private))
+        return sets, {}
+
+    def _benchmark(self, strategy: Method, synthetic: list[LabelledText]) -> dict[str, Any]:
         """Figures on private and held-out users; simulation only, not covered by epsilon."""
         stored: dict[str, Any] | None = self.folder.load_value("benchmark")
         if stored is not None:
             return stored
-        federation = self.public.federation
-        if federation is None:  # public_text refused this already
-            raise ConfigError("benchmark = true needs a simulated federation")
-        with self.clock("control"):
-            control_seeds, control = self._control()
-        from privsyn_flower.evaluation.benchmark import Texts, run_benchmark
-        from privsyn_flower.evaluation.pictures import draw_accuracy, draw_rounds
+        from privsyn_flower.evaluation.benchmark import run_benchmark
+        from privsyn_flower.evaluation.pictures import draw_benchmark
 
+        private = Private(self.config, self._federation(), self.models.embedder())
+        sets, seeds = self._comparisons(strategy, private)
+        labelled = {"synthetic": synthetic, **sets}
         with self.clock("benchmark"):
             result = run_benchmark(
                 self.config,
-                federation,
-                embedder=self.models.embedder(),
+                private,
                 downstream=self.models.folder("downstream"),
                 record=self.folder,
-                texts=Texts(seeds, synthetic, control_seeds, control),
+                synthetic={name: [one.text for one in found] for name, found in labelled.items()},
+                seeds=seeds,
                 progress=self.progress,
             )
-            path = self.folder.path
-            draw_rounds(result.candidates, result.held_out, path / "candidates.png")
-            accuracy = {
-                name: [value, *result.summary["accuracy_interval"][name]]
-                for name, value in result.summary["accuracy"].items()
-            }
-            draw_accuracy(accuracy, path / "accuracy.png")
+            draw_benchmark(result.summary, result.candidates, result.held_out, self.folder.path)
         self.folder.save_value("benchmark", result.summary)
         return result.summary
 
-    def _summary(
-        self, done: int, synthetic: list[str], benchmark: dict[str, Any] | None
-    ) -> dict[str, Any]:
+    def _summary(self, done: int, samples: int, benchmark: dict[str, Any] | None) -> dict[str, Any]:
         config, metrics = self.config, self.folder.metrics()
         data = config.data
         source = data.private_packages if data.source == "docstrings" else data.path
@@ -209,7 +221,7 @@ class Pipeline:
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "privacy": self.statement.sentence(),
-            "synthetic_samples": len(synthetic),
+            "synthetic_samples": samples,
             "bytes_up_per_user_round": up,
             "bytes_down_per_user_round": down,
             "bytes_up_all_nodes": up * nodes,
@@ -217,6 +229,8 @@ class Pipeline:
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,
         }
+        if self.selection is not None:
+            summary["selection"] = self.selection
         if benchmark is not None:
             summary["benchmark"] = benchmark
         return summary

@@ -10,15 +10,10 @@ import torch
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.evaluation.benchmark import (
-    Private,
-    Texts,
-    distances,
-    rehearse,
-    run_benchmark,
-    vote_shares,
-)
+from privsyn_flower.evaluation.benchmark import distances, rehearse, run_benchmark
 from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.feedback import recovery_rate, response_rounds, vote_shares
+from privsyn_flower.evaluation.private import Private, distance_to_development
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.recipes import RECIPES
 from privsyn_flower.text.tiny import train
@@ -104,31 +99,33 @@ class Record:
 
 
 def texts_of(setting):
-    good = sentences(PRIVATE_WORDS, setting.rng, 60)
-    return Texts(good[:30], good, setting.federation.public()[:30], setting.federation.public())
+    """Synthetic texts and seeds: the run's own like the private text, the control's unlike it."""
+    good, public = sentences(PRIVATE_WORDS, setting.rng, 60), setting.federation.public()
+    return {
+        "synthetic": {"synthetic": good, "noise_votes": public},
+        "seeds": {"seeds": good[:30], "noise_votes": public[:30]},
+    }
+
+
+def private_of(setting):
+    return Private(setting.config, setting.federation, setting.embedder)
 
 
 def test_private_text_stays_shut_without_benchmark(setting):
     config = setting.config.model_copy(update={"benchmark": False})
     with pytest.raises(ConfigError, match="benchmark = true"):
-        run_benchmark(
-            config,
-            setting.federation,
-            embedder=setting.embedder,
-            downstream=setting.downstream,
-            record=Record(setting),
-            texts=texts_of(setting),
-        )
+        Private(config, setting.federation, setting.embedder)
+    with pytest.raises(ConfigError, match="benchmark = true"):
+        distance_to_development(config, setting.federation, setting.embedder)
 
 
 def test_whole_benchmark_finds_what_was_built_in(setting):
     found = run_benchmark(
         setting.config,
-        setting.federation,
-        embedder=setting.embedder,
+        private_of(setting),
         downstream=setting.downstream,
         record=Record(setting),
-        texts=texts_of(setting),
+        **texts_of(setting),
     )
     summary = json.loads(json.dumps(found.summary))
     assert summary["held_out_users"] == 10 and summary["held_out"] == "test"
@@ -147,13 +144,15 @@ def test_whole_benchmark_finds_what_was_built_in(setting):
     assert frechet["seeds"]["seeds"] < 0.5 * frechet["seeds"]["noise_votes"]
     assert summary["true_votes"]["seeds_against_random"] > 0.9
     assert summary["true_votes"]["mean_ratio"] > 1.8
+    repeated = summary["near_duplicates"]
+    assert repeated["private"]["share"] > repeated["public"]["share"] == 0.0
     held_out = setting.federation.held_out("test")
     assert found.held_out.shape == (sum(map(len, held_out.values())), 64)
     assert found.candidates[0].shape == (20, 64)
 
 
 def test_shares_are_of_true_votes_not_released_ones(setting):
-    private = Private(setting.config, setting.federation, setting.embedder)
+    private = private_of(setting)
     good, _ = vote_shares(Record(setting), private, setting.config)
     bad, _ = vote_shares(Record(setting, flip=True), private, setting.config)
     assert good["random"] == bad["random"] == [0.5]
@@ -162,18 +161,18 @@ def test_shares_are_of_true_votes_not_released_ones(setting):
 
 
 def test_private_votes_are_bounded_and_cover_all_nodes(setting):
-    private = Private(setting.config, setting.federation, setting.embedder)
+    private = private_of(setting)
     assert len(set(private.owners.tolist())) == 20
     one = private.votes(setting.embedder.embed(setting.federation.public()[:1]))
     assert one == pytest.approx([20.0])  # every user's whole norm on the only candidate
 
 
 def test_distances_compare_equal_numbers(setting):
-    private = Private(setting.config, setting.federation, setting.embedder)
+    private = private_of(setting)
     held_out = private.held_out()
-    texts = texts_of(setting)
-    found = distances(texts, setting.federation.public(), private, held_out, setting.config)
-    again = distances(texts, setting.federation.public(), private, held_out, setting.config)
+    groups = texts_of(setting)
+    found = distances(groups, setting.federation.public(), private, held_out, setting.config)
+    again = distances(groups, setting.federation.public(), private, held_out, setting.config)
     assert found == again
     assert found["seeds"]["private"] < found["seeds"]["random_public"]
 
@@ -190,3 +189,64 @@ def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
     rate, tried = rehearse(config, setting.federation, model)
     assert set(tried) == {"1e-07", "0.003"}
     assert tried[f"{rate:g}"] == min(tried.values())
+
+
+class Responses(Record):
+    """A POPri round: prompts with one response like the private text and one unlike it."""
+
+    def __init__(self, setting, released, projection=None):
+        good = sentences(PRIVATE_WORDS, setting.rng, 10)
+        bad = setting.federation.public()[:10]
+        rows = setting.embedder.embed(
+            [text for pair in zip(good, bad, strict=True) for text in pair]
+        )
+        self.extra = {"groups": np.full(10, 2)}
+        if projection is not None:
+            self.extra["projection"] = projection
+            rows = rows @ projection
+        self.rows, self.released = rows, released
+
+    def load_query(self, rnd):
+        return SimpleNamespace(question=lambda: self.rows, extra=self.extra, length=20)
+
+    def load_release(self, rnd):
+        return self.released
+
+    def metrics(self):
+        return [{"round": 1, "prompts_asked": 10}]
+
+
+@pytest.mark.parametrize("projected", [False, True])
+def test_recovery_is_of_unnoised_scores(setting, projected):
+    private = private_of(setting)
+    held_out = private.held_out()
+    projection = (
+        np.linalg.qr(np.random.default_rng(0).normal(size=(64, 40)))[0] if projected else None
+    )
+    right, wrong = np.tile([1.0, 0.0], 10), np.tile([0.0, 1.0], 10)
+    found, responses = response_rounds(Responses(setting, right, projection), private, held_out, 2)
+    lost, _ = response_rounds(Responses(setting, wrong, projection), private, held_out, 2)
+    assert found["recovery_rate"] == [1.0] and lost["recovery_rate"] == [0.0]
+    assert found["frechet_private"][0] > 0 and responses[0].shape == (20, 40 if projected else 64)
+
+
+def test_recovery_rate_counts_pairs_only():
+    true, released = np.array([0.0, 1.0, 5.0, 3.0]), np.array([2.0, 1.0, 0.0, 9.0])
+    assert recovery_rate(true, released, [1, 3], 5) == 0.0  # 3.0 chosen, 5.0 rejected
+    assert recovery_rate(true, released, [1, 3], 2) == 1.0  # 3.0 chosen, 1.0 rejected
+    assert recovery_rate(true, released, [1, 1, 1, 1], 2) is None
+
+
+def test_mean_cosine_weighs_users_alike(setting):
+    private = private_of(setting)
+    candidates = setting.embedder.embed(setting.federation.public()[:3])
+    users = [private.rows[private.owners == u] for u in range(private.users)]
+    expected = np.mean([(candidates @ rows.T).mean(axis=1) for rows in users if len(rows)], axis=0)
+    assert private.mean_cosines(candidates, None) == pytest.approx(expected, abs=1e-5)
+
+
+def test_distance_to_development_prefers_what_is_like_it(setting):
+    distance = distance_to_development(setting.config, setting.federation, setting.embedder)
+    good = sentences(PRIVATE_WORDS, setting.rng, 20)
+    assert distance(good) < distance(setting.federation.public()[:20])
+    assert distance(good[:1]) == float("inf")

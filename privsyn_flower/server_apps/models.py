@@ -1,0 +1,210 @@
+"""The run's models, each loaded when first used, and the method that is made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.data import cached_embeddings
+from privsyn_flower.progress import Progress
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.parts import PublicText
+from privsyn_flower.strategies.checkpoints import Distance
+from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
+from privsyn_flower.text.known import KnownRows
+
+Method = PrEText | POPri
+
+
+class Models:
+    """The models of one run; embedded tiny ones are trained if they are not there.
+
+    folder: where a vLLM server of the run keeps its log.
+    """
+
+    def __init__(
+        self, config: RunConfig, public: PublicText, folder: RunFolder, progress: Progress
+    ) -> None:
+        self.config = config
+        self.public = public
+        self.run_folder = folder
+        self.progress = progress
+        self.cache = cache_folder(config)
+        self._embedder: Embedder | None = None
+        self._generator: AdaptableGenerator | None = None
+
+    def folder(self, kind: str) -> str:
+        """Name or folder of the infiller, generator or downstream model."""
+        name: str = getattr(self.config.models, kind)
+        if name != "tiny":
+            return name
+        from privsyn_flower.text.tiny import ensure_model
+
+        if self.public.federation is None:
+            raise ConfigError(
+                f"models.{kind} = 'tiny' is trained on the simulated federation's public text; "
+                "in deployment name a folder or a Hugging Face model"
+            )
+        return str(ensure_model(kind, self.public.federation, self.config, self.progress))
+
+    def embedder(self) -> Embedder:
+        """For public text: the pool's rows come from the cache on disk, others are remembered."""
+        if self._embedder is None:
+            config, models = self.config, self.config.models
+            embedder = load_embedder(models.embedder, models.device, self.progress)
+            # Only retrieval compares with the whole pool; anything else would embed it in vain.
+            retrieves = config.pretext.variation != "mask-fill"
+            needed = retrieves and "pretext" in (config.method, config.evaluation.rival)
+            pool = self.public.pool if needed else []
+            rows = cached_embeddings(
+                self.cache / "public", embedder.fingerprint, pool, embedder.embed
+            )
+            self._embedder = KnownRows(embedder, pool, rows)
+        return self._embedder
+
+    def infiller(self) -> Infiller:
+        """Variation: mask-fill (the paper), public nearest neighbours, or some of each."""
+        kind = self.config.pretext.variation
+        if kind == "mask-fill":
+            return self._mask_fill()
+        if kind == "retrieval":
+            return self._retrieval()
+        from privsyn_flower.text.retrieval import Mixed
+
+        return Mixed(self._retrieval(), self._mask_fill(), self.config.pretext.retrieval_share)
+
+    def _mask_fill(self) -> Infiller:
+        from privsyn_flower.text.infillers import MaskFill
+
+        pretext = self.config.pretext
+        return MaskFill(
+            self.folder("infiller"),
+            mask_fraction=pretext.mask_fraction,
+            steps=pretext.mask_steps,
+            temperature=pretext.temperature,
+            top_p=pretext.top_p,
+            max_tokens=pretext.max_tokens,
+            device=self.config.models.device,
+            progress=self.progress,
+        )
+
+    def _retrieval(self) -> Infiller:
+        from privsyn_flower.text.retrieval import Retrieval
+
+        embedder, pool = self.embedder(), self.public.pool
+        neighbors = self.config.pretext.retrieval_neighbors
+        return Retrieval(pool, embedder.embed(pool), embedder, neighbors)
+
+    def generator(self) -> AdaptableGenerator:
+        """The causal LM where `generation.backend` says: one engine for the whole run."""
+        if self._generator is None:
+            self._generator = self._make_generator()
+        return self._generator
+
+    def _make_generator(self) -> AdaptableGenerator:
+        where, expand = self.config.generation, self.config.expand
+        sampling: dict[str, Any] = {
+            "temperature": expand.temperature,
+            "top_p": expand.top_p,
+            "max_tokens": expand.max_tokens,
+        }
+        name = self.folder("generator")
+        if where.backend == "huggingface":
+            from privsyn_flower.text.generators import HuggingFaceGenerator
+
+            return HuggingFaceGenerator(
+                name,
+                **sampling,
+                batch_size=expand.batch_size,
+                device=self.config.models.device,
+                progress=self.progress,
+            )
+        from privsyn_flower.text.http_generator import OpenAIGenerator
+        from privsyn_flower.text.vllm_server import VllmGenerator, VllmServer
+
+        asking: dict[str, Any] = {
+            "concurrency": where.concurrency,
+            "timeout": where.timeout,
+            "retries": where.retries,
+            "progress": self.progress,
+        }
+        if where.base_url:
+            return OpenAIGenerator(
+                where.base_url,
+                name,
+                api_key_env=where.api_key_env,
+                adapters=where.backend == "vllm",
+                **sampling,
+                **asking,
+            )
+        if where.backend == "openai":
+            raise ConfigError("generation.backend = 'openai' needs the server: set base-url")
+        server = VllmServer(
+            name,
+            log=self.run_folder.path / "vllm.log",
+            python=Path(where.vllm_python) if where.vllm_python else None,
+            lora_rank=self.config.popri.lora_rank,
+            seed=self.config.seed,
+            arguments=where.vllm_arguments,
+            start_timeout=where.start_timeout,
+        )
+        return VllmGenerator(server, **sampling, **asking)
+
+    def strategy(self, private_distance: Distance | None = None) -> Method:
+        """The configured method; private_distance: for popri.checkpoint = "private" only."""
+        if self.config.method == "pretext":
+            return self.pretext()
+        from privsyn_flower.text.preference import PreferenceTrainer
+
+        config, popri = self.config, self.config.popri
+        trainer = PreferenceTrainer(
+            self.folder("generator"),
+            method=popri.training,
+            beta=popri.beta,
+            label_smoothing=popri.label_smoothing,
+            learning_rate=popri.learning_rate,
+            epochs=popri.epochs,
+            batch_size=popri.batch_size,
+            micro_batch_size=popri.micro_batch_size,
+            lora_rank=popri.lora_rank,
+            lora_alpha=popri.lora_alpha,
+            device=config.models.device,
+            progress=self.progress,
+        )
+        return POPri(
+            self.public.pool,
+            embedder=self.embedder(),
+            generator=self.generator(),
+            trainer=trainer,
+            rounds=config.rounds,
+            config=popri,
+            samples_cap=config.data.samples_per_user,
+            min_words=config.expand.min_words,
+            max_words=config.data.sample_words,
+            validation=self.public.validation,
+            private_distance=private_distance,
+            seed=config.seed,
+            progress=self.progress,
+        )
+
+    def pretext(self) -> PrEText:
+        """PrE-Text: the method, or another method's rival."""
+        config = self.config
+        return PrEText(
+            self.public.pool,
+            embedder=self.embedder(),
+            infiller=self.infiller(),
+            rounds=config.rounds,
+            config=config.pretext,
+            samples_cap=config.data.samples_per_user,
+            seed=config.seed,
+            progress=self.progress,
+        )
+
+    def close(self) -> None:
+        """End what was started; safe to call twice."""
+        if self._generator is not None:
+            self._generator.close()

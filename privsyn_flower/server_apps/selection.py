@@ -1,0 +1,127 @@
+"""Which round's generator writes the result, decided on the nodes and paid for.
+
+Running POPri for too many rounds overfits (section 5.2, Figure 4). The paper stops by private
+validation text; here the small model is fine-tuned on each round's text, and one federated
+evaluation says which of them predicts the users' text best: one more release of the ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
+from privsyn_flower.server_apps.models import Models
+from privsyn_flower.strategies.aggregation import Aggregation
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.evaluation import Caps, Estimate, evaluate
+from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.text.parameters import Parameters
+
+CANDIDATES = 4
+
+logger = logging.getLogger("privsyn_flower")
+
+
+def select_round(
+    strategy: POPri,
+    models: Models,
+    config: RunConfig,
+    folder: RunFolder,
+    *,
+    grid: Grid,
+    plan: RoundPlan,
+    ledger: Ledger,
+    aggregation: Aggregation,
+) -> dict[str, Any]:
+    """Choose the round with the least noisy loss; returns public facts. Charged once, resumes.
+
+    At most CANDIDATES rounds are compared, evenly spaced and the last among them: every model
+    more is downloaded by every node, and takes its share of the norm.
+    """
+    stored: dict[str, Any] | None = folder.load_value("selection")
+    if stored is None:
+        rounds = candidate_rounds(len(strategy.candidates()))
+        base = Path(models.folder("downstream"))
+        trained = _fine_tuned(strategy, rounds, models, config, folder)
+        found = evaluate(
+            trained,
+            base=base,
+            grid=grid,
+            folder=folder,
+            plan=plan,
+            ledger=ledger,
+            caps=_caps(config),
+            name="selection",
+            aggregation=aggregation,
+            progress=models.progress,
+        )
+        stored = _facts(found)
+        folder.save_value("selection", stored)
+    strategy.choose(int(stored["round"]))
+    logger.info("round %d was selected by the nodes' evaluation", stored["round"])
+    return stored
+
+
+def candidate_rounds(rounds: int) -> list[int]:
+    """1..rounds, thinned to CANDIDATES evenly spaced ones that end with the last."""
+    count = min(CANDIDATES, rounds)
+    return sorted({-(-rounds * i // count) for i in range(1, count + 1)})
+
+
+def _facts(found: dict[str, Estimate]) -> dict[str, Any]:
+    best = min(found, key=lambda name: found[name].loss)
+    figures = {
+        name: {
+            key: value
+            for key, value in asdict(estimate).items()
+            if key.startswith(("accuracy", "loss"))
+        }
+        for name, estimate in found.items()
+    }
+    return {"round": int(best.removeprefix("round-")), "estimates": figures}
+
+
+def _caps(config: RunConfig) -> Caps:
+    """Public bounds: as many tokens as a user's samples have at most."""
+    length = config.evaluation.sequence_length
+    return Caps(max_tokens=config.data.samples_per_user * length, sequence_length=length)
+
+
+def _fine_tuned(
+    strategy: POPri,
+    rounds: Sequence[int],
+    models: Models,
+    config: RunConfig,
+    folder: RunFolder,
+) -> dict[str, Parameters]:
+    """The small model fine-tuned on `select_samples` texts of each round's generator."""
+    from privsyn_flower.evaluation.downstream import Downstream, Tuning
+
+    options = config.evaluation
+    rates = [float(rate) for rate in split_list(options.learning_rates)]
+    # No private text may choose the rate; the middle one is as good a guess as any.
+    rate = sorted(rates)[len(rates) // 2]
+    tuning = Tuning(options.steps, options.batch_size, options.sequence_length, rate, config.seed)
+    model = Downstream(
+        models.folder("downstream"), length=options.sequence_length, device=config.models.device
+    )
+    result: dict[str, Parameters] = {}
+    for rnd in rounds:
+        name = f"round-{rnd:04d}"
+        path = folder.path / "selection" / f"{name}.jsonl"
+        if not path.exists():
+            strategy.choose(rnd)
+            texts = strategy.synthesise(config.popri.select_samples)
+            write_jsonl(path, ({"text": one.text} for one in texts))
+        rows = model.encode([row["text"] for row in read_jsonl(path)])
+        model.fine_tune(rows, tuning, models.progress, f"fine-tuning on round {rnd}")
+        result[name] = model.parameters()
+    return result
