@@ -13,7 +13,7 @@ from privsyn_flower.client_apps.node import Node, UserTexts, open_node
 from privsyn_flower.client_apps.votes import check_embedder
 from privsyn_flower.data import EmbeddingCache, label_of
 from privsyn_flower.privacy.quantize import IntegerPlan
-from privsyn_flower.queries.scores import Score, shard_scores
+from privsyn_flower.queries.scores import LARGEST_ENTRY, Score, shard_scores
 from privsyn_flower.question import MOST_CLASSES, Query
 from privsyn_flower.text import load_embedder
 from privsyn_flower.wire import Refusal, WireError
@@ -64,8 +64,8 @@ def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:
         if query.rows.shape[1] != dimension or dimension > len(projection):
             raise _malformed("the candidates do not have the projection's dimension")
     with np.errstate(over="ignore", invalid="ignore"):
-        if not np.isfinite(query.question()).all():
-            raise _malformed("the candidates are not finite")
+        if not np.abs(query.question()).max(initial=0.0) <= LARGEST_ENTRY:
+            raise _malformed("the candidates are not finite, or beyond any embedding")
 
 
 def _labels(query: Query) -> list[str]:

@@ -32,6 +32,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Rows = NDArray[np.float32]
 
+LARGEST_ENTRY = 1e15  # of a candidate; beyond, float32 has no room for the arithmetic
 BLOCK_BYTES = 1 << 24  # of a block of scores; there are two
 _CONSTANT = 2.0**-11 * LARGEST  # products that differ by less are the rounding of their factors
 
@@ -274,9 +275,10 @@ def _matrices(private: ArrayLike, candidates: ArrayLike) -> tuple[Rows, Rows]:
     for name, values in (("embeddings", rows), ("candidates", question)):
         if values.ndim != 2:
             raise ValueError(f"{name} have shape {values.shape}, expected (rows, dimension)")
-    if not len(question) or not np.isfinite(question).all():
+    if not len(question) or not np.abs(question).max(initial=0.0) <= LARGEST_ENTRY:
         raise ValueError(
-            f"candidates of shape {question.shape} must be finite and at least one: they are public"
+            f"candidates of shape {question.shape} must be at least one, finite and within "
+            f"{LARGEST_ENTRY:g}: they are public"
         )
     if rows.shape[1] != question.shape[1]:
         raise ValueError(
