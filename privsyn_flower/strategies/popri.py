@@ -158,8 +158,9 @@ class POPri(SynthesisStrategy):
         else:
             learned = self._learn(rnd, released, noise_std)
             write_json(path, asdict(learned))
-        self.adapters = [*self.adapters[: rnd - 1], learned.adapter]
-        self.distances = [*self.distances[: rnd - 1], learned.distance]
+        before, skipped = self.adapters[: rnd - 1], rnd - 1 - len(self.adapters)
+        self.adapters = [*before, *[self._before(rnd)] * skipped, learned.adapter]
+        self.distances = [*self.distances[: rnd - 1], *[None] * skipped, learned.distance]
         self.seeds = learned.seeds
         return learned.metrics
 
@@ -178,10 +179,10 @@ class POPri(SynthesisStrategy):
             **score_facts(released, responses.groups, noise_std),
         }
         if not pairs:
-            if rnd == 1:
+            if not self.adapters:
                 raise NoPairs(rnd)
             logger.warning("round %d has no pairs: the generator stays as it was", rnd)
-            return Learned(before, self.distances[rnd - 2], self.seeds, metrics)
+            return Learned(before, self.distances[-1], self.seeds, metrics)
         best, worse = (scores[ranking.prompts, j] for j in (ranking.chosen, ranking.rejected))
         metrics["preference_margin"] = float((best - worse).mean()) / noise_std
         self.generator.rest()
@@ -277,7 +278,7 @@ class POPri(SynthesisStrategy):
 
     def attach(self, folder: RunFolder) -> None:
         """Keep responses and adapters under FOLDER/popri."""
-        self._folder = folder.path / "popri"
+        self._folder = folder.path.absolute() / "popri"
         self._folder.mkdir(exist_ok=True)
 
     def state(self) -> dict[str, Any]:
@@ -289,8 +290,8 @@ class POPri(SynthesisStrategy):
         self.seeds = list(state["seeds"])
 
     def _before(self, rnd: int) -> str | None:
-        """The adapter of Psi_t; None: the base."""
-        return self.adapters[rnd - 2] if rnd > 1 else None
+        """The adapter of Psi_t: the newest one of the rounds before; None: the base."""
+        return self.adapters[: rnd - 1][-1] if self.adapters[: rnd - 1] else None
 
     def _path(self, name: str | None) -> Path | None:
         return None if name is None else self.folder / name

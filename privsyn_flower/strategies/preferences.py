@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -83,8 +84,8 @@ def rank_responses(
         raise ValueError(
             f"popri.rejected-rank = {rejected_rank} must lie in [2, {width}] (popri.responses)"
         )
-    usable = np.array([[bool(text) for text in row] for row in responses], dtype=np.bool_)
-    usable = usable.reshape(count, width)
+    flat = map(bool, chain.from_iterable(responses))
+    usable = np.fromiter(flat, dtype=np.bool_, count=count * width).reshape(count, width)
     order = np.argsort(np.where(usable, -values, np.inf), axis=1, kind="stable")
     left = usable.sum(axis=1)
     rows = np.arange(count)

@@ -5,19 +5,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from privsyn_flower.client_apps.scores import SCORES
 
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.data import LabelledText
 from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.sections import PopriConfig
 from privsyn_flower.strategies import NoPairs, POPri
@@ -113,15 +115,26 @@ def attached(method: POPri, path: Path) -> POPri:
 
 
 def federation(
-    tmp_path: Path, loopback: Any, users: int = 40, each: int = 3, nodes: int = 3
+    tmp_path: Path,
+    loopback: Any,
+    users: int = 40,
+    each: int = 3,
+    nodes: int = 3,
+    weight: int | None = None,
+    texts: Callable[[int], list[str]] | None = None,
 ) -> Any:
     """A grid of nodes whose users write about PRIVATE_WORDS, with the real handlers."""
 
     def node(number: int) -> Any:
         context = node_context({}, node_id=number)
-        texts = sentences(users * each, 100 + number, PRIVATE_WORDS)
-        own = {f"{number}-{u}": texts[u * each : (u + 1) * each] for u in range(users)}
-        facts = Hello(users, number, deployed=False)
+        lines = sentences(users * each, 100 + number, PRIVATE_WORDS)
+        own = {
+            f"{number}-{user}": texts(number * users + user)
+            if texts
+            else lines[user * each : (user + 1) * each]
+            for user in range(users)
+        }
+        facts = Hello(weight or users, number, deployed=False)
         cache = tmp_path / f"node-{number}"
         itself = Node(facts, cache, EMBEDDER, "cpu", None, None, lambda: own)
 
@@ -201,6 +214,70 @@ def test_central_data_is_one_sample_a_user_and_plain_aggregation(
     assert "the aggregator is trusted" in result.statement.sentence()
     base = [one.text for one in attached(make(), tmp_path / "base").synthesise(200)]
     assert distance_to_users([t.text for t in result.texts]) < 0.9 * distance_to_users(base)
+
+
+class ToyByClass(ToyGenerator):
+    """Logits by prompt: without examples in it, a prompt is a class."""
+
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
+        known = json.loads((self.adapter / "logits.json").read_text()) if self.adapter else {}
+        rows = []
+        for prompt in prompts:
+            weights = np.exp(np.array(known.get(prompt, [0.0] * len(WORDS))))
+            drawn = rng.choice(WORDS, size=(n, 8), p=weights / weights.sum())
+            rows.append([" ".join(words) for words in drawn])
+        return rows
+
+    def use_adapter(self, folder: Path | None) -> None:
+        self.adapter = folder
+
+
+class TrainerByClass(ToyTrainer):
+    def train(
+        self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
+    ) -> list[Trained]:
+        known = json.loads((start / "logits.json").read_text()) if start else {}
+        for pair in pairs:
+            logits = known.setdefault(pair["prompt"], [0.0] * len(WORDS))
+            for sign, side in ((1, "chosen"), (-1, "rejected")):
+                for word in pair[side].split():
+                    logits[WORDS.index(word)] += sign * 0.1
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "logits.json").write_text(json.dumps(known))
+        return [Trained(work, {"loss": 0.0})]
+
+
+def test_each_class_learns_from_its_own_samples(tmp_path: Path, loopback: Any) -> None:
+    """Algorithm 3: every user has samples of both classes, and every round is one charge."""
+    topics = {"maths": WORDS[8:16], "matter": WORDS[20:28]}
+
+    def texts(seed: int) -> list[str]:
+        return [
+            LabelledText(text, label)
+            for label, words in topics.items()
+            for text in sentences(3, seed, words)
+        ]
+
+    grid = federation(tmp_path, loopback, texts=texts)
+    settings = config(examples=0, instruction="About {label}:", labels=",".join(topics))
+    models = {"generator": ToyByClass(), "trainer": TrainerByClass()}
+    method = make(3, prompts=[], config=settings, **models)
+    result = start(method, grid, tmp_path / "run")
+    share = {}
+    for label, words in topics.items():
+        own = [word for one in result.texts if one.label == label for word in one.text.split()]
+        share[label] = np.mean([word in words for word in own])
+        other = topics["matter" if label == "maths" else "maths"]
+        assert share[label] > 2 * np.mean([word in other for word in own])
+    assert min(share.values()) > 1.5 * 8 / len(WORDS)
+    book = Ledger.open(
+        tmp_path / "run" / "ledger.jsonl",
+        population="run run",
+        total_epsilon=10.0,
+        total_delta=1e-5,
+        mechanism="skellam",
+    )
+    assert [charge.state for charge in book.charges()] == ["committed"] * 3
 
 
 # Resume --------------------------------------------------------------------------------------
@@ -351,12 +428,14 @@ def test_a_round_without_pairs_leaves_the_generator_as_it_is(tmp_path: Path) -> 
     method.ask(1)
     with pytest.raises(NoPairs, match=r"round 1.*popri\.responses"):
         method.learn(1, np.array([2.0, 1.0, 2.0, 1.0]), 0.5)
-    method.learn(1, np.array([1.0, 2.0, 1.0, 2.0]), 0.5)
+    method.ask(2)  # as a comparison may do, which goes on whatever happens
+    method.learn(2, np.array([1.0, 2.0, 1.0, 2.0]), 0.5)
     seeds = list(method.seeds)
-    method.ask(2)
-    facts = method.learn(2, np.array([2.0, 1.0, 2.0, 1.0]), 0.5)
+    method.ask(3)
+    facts = method.learn(3, np.array([2.0, 1.0, 2.0, 1.0]), 0.5)
     assert facts["pairs"] == 0 and len(method.trainer.pairs) == 1
-    assert method.adapter(2) == method.adapter(1) is not None and method.seeds == seeds
+    assert [adapter for _, adapter in method.candidates()] == [None, *[method.adapter(2)] * 2]
+    assert method.adapter(2) is not None and method.seeds == seeds
 
 
 def test_nothing_to_compare_is_not_asked(tmp_path: Path, loopback: Any) -> None:

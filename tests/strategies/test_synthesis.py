@@ -1,0 +1,128 @@
+"""`start` in anyone's ServerApp: the example on the page, and what the statement says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from privsyn_flower import text, wire
+from privsyn_flower.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.question import Query
+from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.strategies import SynthesisStrategy
+from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.text import load_embedder, preference
+from tests.conftest import sentences
+from tests.strategies.test_popri import (
+    EMBEDDER,
+    PRIVATE_WORDS,
+    ToyGenerator,
+    ToyTrainer,
+    distance_to_users,
+    federation,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+
+
+def test_the_foreign_server_app_on_the_page_runs(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = next(
+        c for c in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S) if "POPri" in c
+    )
+    generators: list[ToyGenerator] = []
+
+    def generator(model: str, **_: Any) -> ToyGenerator:
+        generators.append(ToyGenerator())
+        return generators[-1]
+
+    # Small stand-ins for the models; everything else is as on the page.
+    monkeypatch.setattr(text, "HuggingFaceGenerator", generator)
+    monkeypatch.setattr(text, "load_embedder", lambda name: load_embedder(EMBEDDER, "cpu"))
+    monkeypatch.setattr(preference, "PreferenceTrainer", lambda model, **_: ToyTrainer())
+    monkeypatch.chdir(tmp_path)
+    public = [*sentences(200, 3, PRIVATE_WORDS), *sentences(100, 0)]
+    (tmp_path / "public.txt").write_text("\n".join(public), "utf-8")
+    page: dict[str, Any] = {}
+    exec(compile(code, str(PAGE), "exec"), page)
+    grid = federation(tmp_path, loopback, users=60, weight=333)  # 1000 declared users
+    page["main"](grid, None)
+    texts = (tmp_path / "synthetic.txt").read_text("utf-8").splitlines()
+    base = ToyGenerator().complete([""], 500, np.random.default_rng(0))[0]
+    assert len(set(texts)) == 500
+    assert distance_to_users(texts) < 0.8 * distance_to_users(base)
+    rows = read_jsonl(tmp_path / "popri-run" / "metrics.jsonl")
+    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    # The same call again only reads the folder.
+    sent = len(grid.sent)
+    page["main"](grid, None)
+    assert len(grid.sent) == sent and generators[1].calls == []
+
+
+class Counting(SynthesisStrategy):
+    """One round of votes for nothing in particular."""
+
+    rounds = 1
+
+    def __init__(self) -> None:
+        self.seeds: list[str] = []
+        self.attached: list[Path] = []
+
+    def attach(self, folder: RunFolder) -> None:
+        self.attached.append(folder.path)
+
+    def ask(self, rnd: int) -> Query:
+        assert self.attached, "attached before the first question"
+        return Query.votes(np.eye(4, dtype=np.float32), bound=1.0, model="m")
+
+    def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+def grid_of(loopback: Any, deployed: list[bool]) -> Any:
+    """Nodes of 25 users that answer zeros and say what they are."""
+
+    def node(number: int, real: bool) -> Any:
+        facts = Hello(25, number, real)
+
+        def handle(message: Message) -> Message:
+            if message.metadata.message_type == HELLO:
+                return answer_hello(message, facts)
+            query, ticket, noise = wire.read_ask(message, facts.weight)
+            zeros = np.zeros(query.length, dtype=np.int64)
+            return wire.answer(message, ticket, to_modulus(zeros, noise.bits), noise.bits)
+
+        return handle
+
+    return loopback({number: node(number, real) for number, real in enumerate(deployed, start=1)})
+
+
+@pytest.mark.parametrize(
+    ("deployed", "simulated"), [([False] * 3, True), ([True] * 3, False), ([False, True], False)]
+)
+def test_the_statement_says_whether_this_was_a_simulation(
+    deployed: list[bool], simulated: bool, tmp_path: Path, loopback: Any
+) -> None:
+    grid, options = grid_of(loopback, deployed), {"aggregation": PlainSum(), "delta": 1e-5}
+    users = 25 * len(deployed)
+    for _ in range(2):  # the second call finds a finished run, and greets nobody
+        strategy = Counting()
+        result = strategy.start(
+            grid, folder=tmp_path, users=users, nodes=len(deployed), epsilon=4.0, **options
+        )
+        assert result.rounds == 1 and result.texts == []
+        assert result.statement.simulated is simulated
+        assert ("This was a simulation" in result.statement.sentence()) is simulated
+        assert strategy.attached == [tmp_path]
