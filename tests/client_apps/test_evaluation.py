@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from privsyn_flower import wire
-from privsyn_flower.client_apps import evaluation as app
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.evaluation import EVALUATION, user_evaluations
-from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.main import evaluation
+from privsyn_flower.client_apps.node import Node, open_node
 from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.data.users import LabelledText
 from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.quantize import decode
 from privsyn_flower.queries.metrics import metrics_bound
@@ -34,7 +35,7 @@ NOISE = Noise(1e-6, 4096.0, 32, 5.0)
 CANARY = "xylophone-quetzal-7391"
 CAPS = Caps(max_tokens=60, max_loss=9.0, sequence_length=20)
 USERS = {
-    "short": ["a river of stone"],
+    "short": [LabelledText("a river of stone", "nature")],
     "some": sentences(3, 1),
     "huge": ["theorem lemma proof " * 3500, *sentences(50, 2)],
     "canary": [f"{CANARY} is what only I would write", f"and {CANARY} again"],
@@ -282,12 +283,38 @@ def test_the_owners_policy_comes_first(tmp_path: Path, base: Path, loopback: Any
     assert caught.value.code is Refusal.POLICY
 
 
-def test_a_node_that_lost_its_node_config(tmp_path: Path, base: Path, loopback: Any) -> None:
-    """The route itself: a deployed node that names no model of its own refuses."""
-    data = tmp_path / "users.jsonl"
-    data.write_text('{"user_id": "a", "text": "one"}\n')
-    message = wire.ask(question(base), TICKET, NOISE, 1, 6, 60.0)
-    context = node_context({"data": str(data), "weight": 6, "cache": str(tmp_path / "c")})
-    with pytest.raises(wire.WireError) as caught:
-        wire.read_answer(app.evaluation(message, context), TICKET, 5, 32)
-    assert caught.value.code is Refusal.POLICY  # the default policy answers other kinds only
+def test_a_device_evaluates_over_the_model_of_its_own_node_config(
+    tmp_path: Path, base: Path, loopback: Any
+) -> None:
+    """The route: neither the run config nor the message says which folder is opened."""
+    data, policy, silent = (tmp_path / name for name in ("users.jsonl", "yes.toml", "no.toml"))
+    data.write_text('{"user_id": "a", "text": "a river of stone"}\n')
+    limits = 'aggregation = ["plain"]\nmin-noise-multiplier = 1e-7\n'
+    limits += "min-surviving-weight = 1.0\nlifetime-epsilon = 1e15\n"
+    policy.write_text(limits + 'queries = ["evaluation"]\n')
+    silent.write_text(limits)  # the default answers other kinds only
+    own = {"data": str(data), "weight": 6, "cache": str(tmp_path / "c"), "policy": str(policy)}
+    run = {"models.downstream": str(base)}
+    query = question(base)
+
+    def asked(config: dict[str, Any]) -> Any:
+        message = wire.ask(query, TICKET, NOISE, 1, 6, 60.0)
+        reply = evaluation(message, node_context({**own, "device": "cpu", **config}, run))
+        return wire.read_answer(reply, TICKET, 5, 32).residues
+
+    for config, code in (
+        ({}, Refusal.MODEL),
+        ({"downstream": str(tmp_path)}, Refusal.MODEL),
+        ({"downstream": str(base), "policy": str(silent)}, Refusal.POLICY),
+    ):
+        with pytest.raises(wire.WireError) as caught:
+            asked(config)
+        assert caught.value.code is code
+    got = decode(asked({"downstream": str(base)}), integer_plan(query, NOISE))
+    assert got[0] == pytest.approx(by_hand(base, ["a river of stone"])[0] / 60, abs=1e-3)
+
+
+def test_a_simulated_node_has_the_runs_downstream_model(base: Path) -> None:
+    run = {"models.downstream": str(base)}
+    context = node_context({"partition-id": 0, "num-partitions": 4}, run)
+    assert open_node(context).downstream() == base
