@@ -5,9 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from privsyn_flower.text.adapters import CONFIG, WEIGHTS, AdapterError
 from privsyn_flower.text.http_client import ABSENT, JsonClient, ServerError
-
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 class AdapterSlot:
@@ -68,10 +67,10 @@ class AdapterSlot:
 def adapter_name(folder: Path) -> str:
     """A name made of the adapter's content, because servers keep caches by name."""
     digest = hashlib.sha256()
-    for file in ADAPTER_FILES:
+    for file in (CONFIG, WEIGHTS):
         path = folder / file
         if not path.is_file():
-            raise ValueError(f"adapter folder {folder}: there is no {file} in it")
+            raise AdapterError(f"{folder} is no adapter: {file} is missing")
         data = path.read_bytes()
         digest.update(f"{file} {len(data)} ".encode() + data)
     return f"privsyn-{digest.hexdigest()[:16]}"

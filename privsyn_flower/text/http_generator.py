@@ -120,8 +120,8 @@ class OpenAIGenerator:
     def use_adapter(self, folder: Path | None) -> None:
         """Generate with the adapter of a PEFT folder, which the server must be able to read.
 
-        The server keeps one adapter of ours. Raises ValueError for a folder that is no adapter,
-        and ServerError when the server cannot load it.
+        The server keeps one adapter of ours. Raises AdapterError for a folder that is no
+        adapter, and ServerError when the server cannot load it.
         """
         if folder is not None and not self.adapters:
             raise ServerError(

@@ -47,5 +47,19 @@ def end_own_group(server: subprocess.Popen[bytes]) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
+def end_group(process: subprocess.Popen[bytes], wait: float = 15.0) -> None:
+    """End a keeper's whole group from outside: politely, then for good."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sign)
+        except (ProcessLookupError, PermissionError):
+            break
+        try:
+            process.wait(wait)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
 if __name__ == "__main__":
     sys.exit(keep(int(sys.argv[1]), sys.argv[2:]) & 0xFF)

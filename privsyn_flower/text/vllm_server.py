@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import secrets
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -24,18 +24,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.text.adapters import Base, check_adapter
+from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.http_client import ServerError
 from privsyn_flower.text.http_generator import OpenAIGenerator
+from privsyn_flower.text.keeper import end_group
 from privsyn_flower.text.pretrained import ModelUnavailableError, local_folder
 
 logger = logging.getLogger("privsyn_flower")
 
 SERVED = "base"  # the model's name in requests
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
-DEFAULT_PYTHON = Path(".venv-vllm/bin/python")
+ENVIRONMENT = Path(".venv-vllm/bin/python")  # what `make vllm` makes
 KEEPER = Path(__file__).with_name("keeper.py")
 RESTARTS = 1  # of a server that died, in one run
-TAIL = 15  # lines of the server's log in an error
+TAIL = 8  # lines of the server's log in an error
+CAUSE = re.compile(r"(^|[\s\]])[\w.]*(Error|Exception): ")
 PROBE = """
 import importlib.util, json
 found = importlib.util.find_spec("vllm") is not None
@@ -50,8 +54,8 @@ class VllmServer:
     Args:
         model: folder or hub name of the base model.
         log: file that gets what the server writes.
-        python: interpreter of vLLM's environment; None: .venv-vllm/bin/python below the current
-            folder.
+        python: interpreter of vLLM's environment; None: .venv-vllm/bin/python in the current
+            folder, or beside the environment that this process runs in.
         lora_rank: largest rank of an adapter.
         seed: of the server; requests carry their own.
         arguments: more arguments of the server, as on a command line; they win over ours.
@@ -71,13 +75,14 @@ class VllmServer:
     ) -> None:
         self.model = str(local_folder(model, "models.generator") or model)
         # Not resolved: a virtual environment's python is a link to another one.
-        self.python = (python or DEFAULT_PYTHON).expanduser().absolute()
+        self.python = (python or default_python()).expanduser().absolute()
         self.log, self.seed, self.start_timeout = log.absolute(), seed, start_timeout
         self.lora_rank = served_rank(lora_rank)
         self.arguments = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
         self.api_key = secrets.token_hex(16)  # other users of this machine cannot use the server
         self.port, self.starts = 0, 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._start_of_log = 0
         self._lock = threading.Lock()
         if not self.python.is_file():
             raise ModelUnavailableError(
@@ -89,6 +94,13 @@ class VllmServer:
     def base_url(self) -> str:
         """Where it listens; valid after `start`, and another one after a restart."""
         return f"http://127.0.0.1:{self.port}/v1"
+
+    def base(self) -> Base:
+        """The model, as adapters name the one they belong to."""
+        folder = local_folder(self.model, "models.generator")
+        if folder is None:
+            return Base(self.model, "")
+        return Base(folder.resolve().name, folder_fingerprint(folder))
 
     def alive(self) -> bool:
         """Whether the process runs."""
@@ -117,14 +129,17 @@ class VllmServer:
         """End the server and all its processes."""
         process, self._process = self._process, None
         if process is not None:
-            _end_group(process)
+            end_group(process)
 
     def command(self, cuda: bool) -> list[str]:
         """The server's command line.
 
         `vllm serve` would be shorter, but refuses to start where the distribution is a CPU build.
         """
-        device = ["--dtype", "auto", "--enable-sleep-mode"] if cuda else []
+        gpu = ["--dtype", "auto", "--enable-sleep-mode"]
+        # Not in parts on a CPU: a prompt with a seed whose reading is split over two steps needs
+        # the offset of its generator, which torch's generators on a CPU do not have (vLLM 0.32).
+        cpu = ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
         return [
             str(self.python), "-m", "vllm.entrypoints.openai.api_server",
             "--model", self.model, "--served-model-name", SERVED,
@@ -134,7 +149,7 @@ class VllmServer:
             # Sampling is what the requests say, not what the model's folder suggests.
             "--generation-config", "vllm",
             "--disable-uvicorn-access-log",
-            *(device or ["--dtype", "float32", "--enforce-eager"]),
+            *(gpu if cuda else cpu),
             *self.arguments,
         ]  # fmt: skip
 
@@ -158,6 +173,7 @@ class VllmServer:
         began = time.monotonic()
         logger.info("starting vLLM (log: %s)", self.log)
         with self.log.open("ab") as output:
+            self._start_of_log = output.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(KEEPER), str(os.getpid()), *self.command(cuda)],
                 env=self.environment(),
@@ -207,15 +223,17 @@ class VllmServer:
             return False
 
     def _reason(self) -> str:
-        """The end of the server's log, from its last error on if there is one."""
+        """What the server's log says since its last start: the first errors, else its end."""
         try:
-            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+            with self.log.open("rb") as file:
+                file.seek(self._start_of_log)
+                lines = file.read().decode(errors="replace").splitlines()
         except OSError:
             lines = []
-        lines = [line for line in lines[-400:] if line.strip()]
-        errors = [i for i, line in enumerate(lines) if "Error" in line]
-        shown = lines[errors[-1] :][:TAIL] if errors else lines[-TAIL:]
-        return "\n".join([f"see {self.log}", *shown])
+        lines = [line.rstrip() for line in lines if line.strip()]
+        # The cause comes first; what follows tells that other processes lost this one.
+        errors = list(dict.fromkeys(line for line in lines if CAUSE.search(line)))
+        return "\n".join([f"see {self.log}", *(errors[:TAIL] or lines[-TAIL:])])
 
 
 class VllmGenerator(OpenAIGenerator):
@@ -230,6 +248,12 @@ class VllmGenerator(OpenAIGenerator):
         self.server = server
         super().__init__(server.base_url, SERVED, api_key=server.api_key, adapters=True, **options)
         self._reviving = threading.RLock()  # loading an adapter may find the server dead
+
+    def use_adapter(self, folder: Path | None) -> None:
+        """As `OpenAIGenerator`; AdapterError for a folder that is missing or of another base."""
+        if folder is not None:
+            check_adapter(folder, self.server.base())
+        super().use_adapter(folder)
 
     def rest(self) -> None:
         """Send the server to sleep, if it was started."""
@@ -266,21 +290,13 @@ def served_rank(rank: int) -> int:
     return next(allowed for allowed in RANKS if allowed >= rank)
 
 
+def default_python() -> Path:
+    """The interpreter that `make vllm` makes: in this folder, or beside our own environment."""
+    places = [Path.cwd() / ENVIRONMENT, Path(sys.prefix).parent / ENVIRONMENT]
+    return next((place for place in places if place.is_file()), places[0])
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _end_group(process: subprocess.Popen[bytes], wait: float = 15.0) -> None:
-    """End a process group that `process` leads: politely, then for good."""
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, sign)
-        except (ProcessLookupError, PermissionError):
-            break
-        try:
-            process.wait(wait)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()

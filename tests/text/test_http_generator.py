@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text import http_client
+from privsyn_flower.text.adapters import AdapterError
 from privsyn_flower.text.http_adapters import adapter_name
 from privsyn_flower.text.http_client import ServerError, check_url
 from privsyn_flower.text.http_generator import OpenAIGenerator
@@ -486,7 +487,7 @@ def test_adapters_that_cannot_be_loaded(vllm: Fake, tmp_path: Path) -> None:
     with pytest.raises(ServerError, match=r'generation.backend = "openai".*"vllm"'):
         make(vllm).use_adapter(adapter)
     generator = make(vllm, adapters=True)
-    with pytest.raises(ValueError, match=r"no adapter_config.json"):
+    with pytest.raises(AdapterError, match=r"nothing is no adapter: adapter_config.json"):
         generator.use_adapter(tmp_path / "nothing")
     vllm.answers["/v1/load_lora_adapter"] = lambda body: (500, {"error": {"message": "rank 64"}})
     with pytest.raises(ServerError, match=r"rank 64.*popri.lora-rank"):

@@ -18,10 +18,17 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text import http_client
+from privsyn_flower.text.adapters import AdapterError, Base
 from privsyn_flower.text.http_client import ServerError
 from privsyn_flower.text.pretrained import ModelUnavailableError
 from privsyn_flower.text.protocols import AdaptableGenerator
-from privsyn_flower.text.vllm_server import SERVED, VllmGenerator, VllmServer, served_rank
+from privsyn_flower.text.vllm_server import (
+    SERVED,
+    VllmGenerator,
+    VllmServer,
+    default_python,
+    served_rank,
+)
 
 # Acts as an interpreter with vLLM: answers the probe, or serves; `moods` says how.
 STAND_IN = """#!{python}
@@ -90,7 +97,10 @@ def stand_in(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(stand_in: Path, tmp_path: Path) -> Iterator[VllmServer]:
-    found = VllmServer(tmp_path, log=tmp_path / "log" / "vllm.log", python=stand_in, lora_rank=9)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"0")
+    found = VllmServer(model, log=tmp_path / "log" / "vllm.log", python=stand_in, lora_rank=9)
     yield found
     found.close()
 
@@ -128,6 +138,16 @@ def eventually(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.05)
     return holds()
+
+
+def write_adapter(folder: Path, base: Base) -> Path:
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"1")
+    config = {
+        "peft_type": "LORA", "base_model_name_or_path": base.name, "revision": base.revision
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def complete(generator: VllmGenerator) -> list[list[str]]:
@@ -202,11 +222,7 @@ def test_ends_when_the_run_is_killed(stand_in: Path, tmp_path: Path) -> None:
 def test_a_server_that_dies_is_started_again_once(
     generator: VllmGenerator, stand_in: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_model.safetensors").write_bytes(b"1")
-    (adapter / "adapter_config.json").write_text("{}")
-    generator.use_adapter(adapter)
+    generator.use_adapter(write_adapter(tmp_path / "adapter", generator.server.base()))
     first = pids(stand_in)
     mood(stand_in, "crashes")
     with caplog.at_level(logging.WARNING):
@@ -221,6 +237,15 @@ def test_a_server_that_dies_is_started_again_once(
     with pytest.raises(ServerError, match="died again"):
         complete(generator)
     assert len(started(stand_in)) == 2
+
+
+def test_adapters_of_another_base_are_refused(generator: VllmGenerator, tmp_path: Path) -> None:
+    other = write_adapter(tmp_path / "other", Base("llama", "0123"))
+    with pytest.raises(AdapterError, match=r"of the base model 'llama'"):
+        generator.use_adapter(other)
+    with pytest.raises(AdapterError, match=r"is no adapter"):
+        generator.use_adapter(tmp_path / "nothing")
+    assert not generator.server.starts
 
 
 def test_a_server_that_does_not_start(server: VllmServer, stand_in: Path) -> None:
@@ -259,6 +284,20 @@ def test_model_folders_that_are_not_there(stand_in: Path, tmp_path: Path) -> Non
     with pytest.raises(ModelUnavailableError, match=r"models.generator"):
         VllmServer(tmp_path / "model", log=tmp_path / "l", python=stand_in)
     assert VllmServer("owner/name", log=tmp_path / "l", python=stand_in).model == "owner/name"
+
+
+def test_the_environment_beside_ours_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the current folder is: Flower starts the server's process in one of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "clone" / ".venv"))
+    assert default_python() == tmp_path / ".venv-vllm" / "bin" / "python"
+    for folder in ("clone", "."):
+        python = tmp_path / folder / ".venv-vllm" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        assert default_python() == python
 
 
 def test_ranks() -> None:

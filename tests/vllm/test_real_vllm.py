@@ -16,9 +16,8 @@ import privsyn_flower
 from privsyn_flower.text import HuggingFaceGenerator
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import expand, expand_prompt
-from privsyn_flower.text.vllm_server import DEFAULT_PYTHON, VllmGenerator, VllmServer
+from privsyn_flower.text.vllm_server import VllmGenerator, VllmServer
 
-PYTHON = Path(__file__).parents[2] / DEFAULT_PYTHON
 EXAMPLES = [
     "Return the mean of the array along the given axis, ignoring missing values.",
     "Fit the model to the training data and predict the labels of new samples.",
@@ -38,7 +37,7 @@ def model() -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    found = VllmServer(model, log=log, python=PYTHON, lora_rank=4)
+    found = VllmServer(model, log=log, lora_rank=4)
     yield found
     found.close()
     print(log.read_text()[-2000:])
