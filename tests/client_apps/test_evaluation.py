@@ -289,16 +289,18 @@ def test_a_device_evaluates_over_the_model_of_its_own_node_config(
     """The route: neither the run config nor the message says which folder is opened."""
     data, policy, silent = (tmp_path / name for name in ("users.jsonl", "yes.toml", "no.toml"))
     data.write_text('{"user_id": "a", "text": "a river of stone"}\n')
-    limits = 'aggregation = ["plain"]\nmin-noise-multiplier = 1e-7\n'
-    limits += "min-surviving-weight = 1.0\nlifetime-epsilon = 1e15\n"
+    limits = 'aggregation = ["plain"]\nmin-noise-multiplier = 1e-3\n'
+    limits += "min-surviving-weight = 1.0\nlifetime-epsilon = 1e9\n"
     policy.write_text(limits + 'queries = ["evaluation"]\n')
     silent.write_text(limits)  # the default answers other kinds only
     own = {"data": str(data), "weight": 6, "cache": str(tmp_path / "c"), "policy": str(policy)}
     run = {"models.downstream": str(base)}
     query = question(base)
 
+    noise = replace(NOISE, multiplier=1e-3)
+
     def asked(config: dict[str, Any]) -> Any:
-        message = wire.ask(query, TICKET, NOISE, 1, 6, 60.0)
+        message = wire.ask(query, TICKET, noise, 1, 6, 60.0)
         reply = evaluation(message, node_context({**own, "device": "cpu", **config}, run))
         return wire.read_answer(reply, TICKET, 5, 32).residues
 
@@ -311,7 +313,7 @@ def test_a_device_evaluates_over_the_model_of_its_own_node_config(
             asked(config)
         assert caught.value.code is code
     got = decode(asked({"downstream": str(base)}), integer_plan(query, NOISE))
-    assert got[0] == pytest.approx(by_hand(base, ["a river of stone"])[0] / 60, abs=1e-3)
+    assert got[0] == pytest.approx(by_hand(base, ["a river of stone"])[0] / 60, abs=0.03)
 
 
 def test_a_simulated_node_has_the_runs_downstream_model(base: Path) -> None:
