@@ -27,6 +27,21 @@ def query(m: int = 20, d: int = 384) -> Query:
     return Query.votes(rows, bound=1.0, model="m", clip="worst-case", samples_cap=4)
 
 
+def scores(m: int = 18, d: int = 384, dimension: int = 0) -> Query:
+    rows = np.random.default_rng(0).normal(size=(m, d)).astype(np.float32)
+    names = ["news", "mail", "notes"]
+    groups = [m // 6] * 6
+    return Query.scores(
+        rows,
+        bound=1.0,
+        model="m",
+        groups=groups,
+        classes=names * 2,
+        labels=names,
+        dimension=dimension,
+    )
+
+
 def test_round_trip(loopback: Any) -> None:
     sent = query()
     got, ticket, noise = wire.read_ask(wire.ask(sent, TICKET, NOISE, 7, 5, 60.0), 5)
@@ -34,6 +49,111 @@ def test_round_trip(loopback: Any) -> None:
     assert np.array_equal(got.question(), sent.question())
     assert (got.kind, got.length, got.bound, got.model) == ("votes", 20, 1.0, "m")
     assert dict(got.options) == dict(sent.options)
+
+
+@pytest.mark.parametrize("dimension", [0, 16])
+def test_extra_arrays_travel(loopback: Any, dimension: int) -> None:
+    sent = scores(dimension=dimension)
+    got, *_ = wire.read_ask(wire.ask(sent, TICKET, NOISE, 7, 5, 60.0), 5)
+    names = ["classes", "groups", *(["projection"] if dimension else [])]
+    assert sorted(got.extra) == sorted(sent.extra) == names
+    for name, array in sent.extra.items():
+        assert got.extra[name].dtype == array.dtype and np.array_equal(got.extra[name], array)
+    assert got.extra["groups"].tolist() == [3] * 6
+    assert got.extra["classes"].tolist() == [0, 1, 2, 0, 1, 2]
+    assert dict(got.options) == dict(sent.options)
+    assert np.array_equal(got.question(), sent.question())
+    assert wire.question_digest(got, TICKET, NOISE) == wire.question_digest(sent, TICKET, NOISE)
+    head, *_ = wire.read_head(wire.ask(sent, TICKET, NOISE, 7, 5, 60.0))
+    assert not head.extra and not head.rows.size
+
+
+def test_bytes_of_a_round_of_scores(loopback: Any) -> None:
+    """18,000 candidates: 7 MB, or 2 MB in 96 of 384 dimensions."""
+    for dimension, most in ((0, 7e6), (96, 2e6)):
+        message = wire.ask(scores(18_000, dimension=dimension), TICKET, NOISE, 7, 5, 60.0)
+        assert 0.9 * most < record_bytes(message.content) <= most
+
+
+def test_a_projection_keeps_the_inner_products_that_matter() -> None:
+    """Candidates that lie in few dimensions lose nothing but the rounding to int8."""
+    rng = np.random.default_rng(3)
+    rows = (rng.normal(size=(60, 8)) @ rng.normal(size=(8, 64))).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    asked = Query.scores(rows, bound=1.0, model="m", groups=[60], dimension=8)
+    assert asked.rows.shape == (60, 8) and asked.extra["projection"].shape == (64, 8)
+    np.testing.assert_allclose(asked.question() @ rows.T, rows @ rows.T, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"groups": [3] * 5}, "sum to the 18"),
+        ({"groups": [0, 18]}, "from 1 to 65535"),
+        ({"groups": [9.0, 9.0]}, "whole numbers"),
+        ({"classes": ["news"] * 5}, "6 prompts"),
+        ({"classes": ["spam"] * 6}, r"\['spam'\]"),
+        ({"labels": ["news", "news"]}, "distinct"),
+        ({"labels": []}, "distinct"),
+        ({"dimension": 384}, "popri.dimension"),
+        ({"dimension": -1}, "popri.dimension"),
+        ({"candidates": np.full((18, 384), np.nan)}, "finite"),
+        ({"candidates": np.zeros((0, 384))}, "finite"),
+    ],
+)
+def test_wrong_score_questions_are_named(change: dict[str, Any], words: str) -> None:
+    arguments = {
+        "candidates": np.ones((18, 384), np.float32),
+        "groups": [3] * 6,
+        "classes": ["news"] * 6,
+        "labels": ["news", "mail"],
+    } | change
+    with pytest.raises(ValueError, match=words):
+        Query.scores(arguments.pop("candidates"), bound=1.0, model="m", **arguments)
+
+
+@pytest.mark.parametrize(
+    "names",
+    ["classes", "groups,classes", "classes,classes", "classes,Groups", "a,b,c", "../x,y", "x" * 99],
+)
+def test_hostile_names_of_extra_arrays_are_malformed(loopback: Any, names: str) -> None:
+    message = wire.ask(scores(), TICKET, NOISE, 7, 5, 60.0)
+    message.content.config_records["ask"]["extra"] = names
+    with pytest.raises(WireError) as caught:
+        wire.read_ask(message, 5)
+    assert caught.value.code is Refusal.MALFORMED
+
+
+def test_hostile_extra_arrays_are_malformed(loopback: Any) -> None:
+    """Pickles, no arrays at all, one too many: refused without a look at what is in them."""
+    pickled = np.array([{"a": 1}], dtype=object)
+    asked = scores()
+    for sent in (
+        [*asked.arrays(), np.zeros(1)],
+        asked.arrays()[:2],
+        [asked.rows, asked.scales],
+    ):
+        message = wire.ask(asked, TICKET, NOISE, 7, 5, 60.0)
+        message.content["question"] = ArrayRecord(sent)
+        with pytest.raises(WireError) as caught:
+            wire.read_ask(message, 5)
+        assert caught.value.code is Refusal.MALFORMED
+    for data in (b"", b"\x93NUMPY\x01\x00", pickled.dumps()):
+        message = wire.ask(asked, TICKET, NOISE, 7, 5, 60.0)
+        bad = Array(dtype="uint16", shape=(6,), stype="numpy.ndarray", data=data)
+        good = [Array(array) for array in asked.arrays()]
+        message.content["question"] = ArrayRecord(dict(zip("abcd", [*good[:3], bad], strict=True)))
+        with pytest.raises(WireError) as caught:
+            wire.read_ask(message, 5)
+        assert caught.value.code is Refusal.MALFORMED
+
+
+def test_an_empty_question_is_no_head(loopback: Any) -> None:
+    """What looks like a head in `check` must never be answered."""
+    message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
+    message.content["question"] = ArrayRecord([np.zeros((0, 0), np.int8), np.zeros(0, np.float32)])
+    with pytest.raises(WireError, match="empty"):
+        wire.read_ask(message, 5)
 
 
 def test_bytes_per_candidate(loopback: Any) -> None:
@@ -171,11 +291,22 @@ def test_the_digest_covers_every_number_and_array() -> None:
         seen.add(wire.question_digest(asked, TICKET, replace(NOISE, **noise)))
     seen.add(wire.question_digest(asked, replace(TICKET, attempt=2), NOISE))
     assert len(seen) == 9
+    whole = scores(dimension=16)
+    for name, array in whole.extra.items():
+        changed = replace(whole, extra={**whole.extra, name: array + array.dtype.type(1)})
+        less = replace(whole, extra={k: v for k, v in whole.extra.items() if k != name})
+        seen |= {wire.question_digest(asked, TICKET, NOISE) for asked in (whole, changed, less)}
+    assert len(seen) == 9 + 7
 
 
 def test_refusals_are_bound_to_their_ticket(loopback: Any) -> None:
     reply = wire.refuse(wire.ask(query(), TICKET, NOISE, 7, 5, 60.0), Refusal.POLICY)
     head = dict(reply.content.config_records["answer"])
     assert head == {
-        "run": "run", "query": "votes", "round": 3, "attempt": 1, "protocol": 2, "code": "policy"
-    }  # fmt: skip
+        "run": "run",
+        "query": "votes",
+        "round": 3,
+        "attempt": 1,
+        "protocol": wire.PROTOCOL,
+        "code": "policy",
+    }

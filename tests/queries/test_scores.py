@@ -340,6 +340,10 @@ def test_rounding_never_passes_the_sensitivity(kind, sensitivity):
     round_within(scaled, sensitivity, out)
     for row in out:
         assert sum(int(v) ** 2 for v in row) <= sensitivity**2
+    whole = math.floor(sensitivity)
+    edge = np.array([[whole, math.sqrt(sensitivity**2 - whole**2) + 1]], kind)
+    round_within(edge, sensitivity, out[:1, :2])  # 2^24 + 1 is no float32
+    assert sum(int(v) ** 2 for v in out[0, :2]) <= sensitivity**2
     far = np.full((1, 3), sensitivity, kind)  # longer by far than its bound: nothing is left
     round_within(far, sensitivity, out[:1, :3])
     assert not out[0, :3].any()
