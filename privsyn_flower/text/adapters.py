@@ -78,9 +78,9 @@ def check_adapter(folder: Path, base: Base) -> dict[str, Any]:
     same = revision == base.revision if revision and base.revision else name == base.name
     if not same:
         raise AdapterError(
-            f"{folder} is an adapter of the base model {name!r} (revision {revision or 'unknown'}"
-            f"), not of {base.name!r} (revision {base.revision or 'unknown'}): set models.generator "
-            "to the model that the adapter was trained on"
+            f"{folder} is an adapter of the base {name!r} (revision {revision or 'unknown'}), "
+            f"and models.generator is {base.name!r} (revision {base.revision or 'unknown'}): use "
+            "the model that the adapter was trained on"
         )
     return config
 

@@ -116,8 +116,7 @@ class HuggingFaceGenerator:
     def use_adapter(self, folder: Path | None) -> None:
         """Generate with the LoRA adapter in `folder` on top of the base; None: the base exactly.
 
-        The base stays loaded; only the adapter's layers change. AdapterError for a folder that
-        is missing, damaged or of another base: then the model is as it was before the call.
+        AdapterError for a folder that is missing, damaged or of another base.
         """
         self._wake()
         base = base_of(self._name, self.model, KEY)

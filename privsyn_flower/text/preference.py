@@ -78,7 +78,7 @@ class PreferenceTrainer:
         batch_size, micro_batch_size: pairs of an optimiser step, and of one forward pass at most.
         lora_rank, lora_alpha: of the adapter on all linear layers except the output's.
         ending: text that ends a response, the next heading by default; None: end-of-text.
-        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        device: `auto`, `cpu`, `cuda` (the first visible) or `mps`.
         dtype: of the base: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
         gradient_checkpointing: less memory for a third more time; None: on CUDA.
         save_seconds: time between checkpoints; the end of an epoch always leaves one.
@@ -99,6 +99,11 @@ class PreferenceTrainer:
         self.model, self.dtype, self.progress = model, dtype, progress
         self.tuning = Tuning(**tuning)
         self.device = resolve_device(device)
+        if self.device.partition(":")[2] not in {"", "0"}:
+            raise ValueError(
+                f"models.device = {device!r}: training runs on the first visible GPU; set "
+                "CUDA_VISIBLE_DEVICES and models.device = 'cuda'"
+            )
         self.gradient_checkpointing = (
             self.device.startswith("cuda")
             if gradient_checkpointing is None

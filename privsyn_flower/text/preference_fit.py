@@ -5,40 +5,37 @@ This module loads torch, transformers, PEFT and TRL; it is imported when a train
 
 from __future__ import annotations
 
-import logging
 import math
-import random
-import shutil
-import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import transformers
-import trl.trainer.utils
 from datasets import Dataset
 from peft import LoraConfig
 from peft.utils import load_peft_weights, set_peft_model_state_dict
-from transformers import PrinterCallback, TrainerCallback
+from transformers import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.adapters import AdapterError, Base, base_of, check_adapter, save_adapter
+from privsyn_flower.text.adapters import AdapterError, Base, base_of, check_adapter
 from privsyn_flower.text.bars import bar
 from privsyn_flower.text.devices import empty_cache
-from privsyn_flower.text.preference import CHECKPOINTS, KEY, Tuning, epoch_folder
+from privsyn_flower.text.preference import CHECKPOINTS, KEY, Tuning
 from privsyn_flower.text.preference_data import Row, encode_pairs
+from privsyn_flower.text.preference_steps import (
+    Keeper,
+    epoch_metrics,
+    latest_checkpoint,
+    quiet,
+    responses_only,
+    untouched_randomness,
+)
 from privsyn_flower.text.pretrained import load_model, load_tokenizer
 
 if TYPE_CHECKING:
     from privsyn_flower.text.preference import PreferenceTrainer
-
-COMPLETE = "complete"  # a file in a checkpoint, written when all else in it is
-LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
 
 
 def fit(
@@ -55,7 +52,7 @@ def fit(
     switched off it is the reference.
     """
     tuning, checkpoints = owner.tuning, work / CHECKPOINTS
-    with _quiet(), _untouched_randomness(), _device(owner.device), _responses_only(owner.device):
+    with quiet(), untouched_randomness(), responses_only(owner.device):
         tokenizer = load_tokenizer(owner.model, KEY)
         model = load_model("AutoModelForCausalLM", owner.model, KEY, owner.device, owner.dtype)
         base = base_of(owner.model, model, KEY)
@@ -65,11 +62,11 @@ def fit(
         if start is not None:
             _load(trainer.model, start, base, tuning)
         trainer.remove_callback(PrinterCallback)
-        latest = _latest(checkpoints)
+        latest = latest_checkpoint(checkpoints)
         with bar(owner.progress, "preference training", _steps(trainer, tuning)) as advance:
-            trainer.add_callback(_Keeper(work, base, owner.save_seconds, advance))
+            trainer.add_callback(Keeper(work, base, owner.save_seconds, advance))
             trainer.train(resume_from_checkpoint=str(latest) if latest else None)
-        metrics = _metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
+        metrics = epoch_metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
         trainer.accelerator.free_memory()
         del trainer, model
         empty_cache(owner.device)
@@ -110,7 +107,7 @@ def _dpo(
     """
     rows = encode_pairs(pairs, tokenizer, context=_context(model), ending=tuning.ending)
     dataset = Dataset.from_list(rows)
-    config = DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta)
+    config = _one_device(DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta))
     trainer = _DPO(
         model, args=config, train_dataset=dataset, processing_class=tokenizer,
         peft_config=_lora(tuning),
@@ -141,8 +138,9 @@ def _sft(
             for row in rows
         ]
     )
+    config = _one_device(SFTConfig(**arguments))
     return _SFT(
-        model, args=SFTConfig(**arguments), train_dataset=dataset, processing_class=tokenizer,
+        model, args=config, train_dataset=dataset, processing_class=tokenizer,
         peft_config=_lora(tuning),
     )  # fmt: skip
 
@@ -204,13 +202,20 @@ def _arguments(
         "data_seed": number,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
-        "save_strategy": "no",  # `_Keeper` says when
+        "save_strategy": "no",  # `Keeper` says when
         "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_pin_memory": cuda,
         "push_to_hub": False,
     }
+
+
+def _one_device(config: Any) -> Any:
+    """Other GPUs of the machine stay free: the library would copy the model to all of them."""
+    if config.n_gpu > 1:
+        config._n_gpu = 1
+    return config
 
 
 def _lora(tuning: Tuning) -> LoraConfig:
@@ -240,149 +245,10 @@ def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
         raise AdapterError(f"{start} does not have the layers of this model: {odd}")
 
 
-class _Keeper(TrainerCallback):  # type: ignore[misc]
-    """Saves the adapter of every epoch, and checkpoints of which the last complete one stays."""
-
-    def __init__(
-        self, work: Path, base: Base, save_seconds: float, advance: Callable[[int], None]
-    ) -> None:
-        self.work, self.base, self.save_seconds = work, base, save_seconds
-        self.advance, self.saved, self.shown = advance, time.monotonic(), 0
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.advance(state.global_step - self.shown)
-        self.shown = state.global_step
-        if time.monotonic() - self.saved >= self.save_seconds:
-            control.should_save = True
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        save_adapter(model, self.work / epoch_folder(round(state.epoch)), self.base)
-        # After the last epoch nothing is left to go on with.
-        control.should_save = state.global_step < state.max_steps
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder = self.work / CHECKPOINTS
-        current = folder / f"checkpoint-{state.global_step}"
-        (current / COMPLETE).touch()
-        for other in folder.iterdir():
-            if other != current:
-                shutil.rmtree(other)
-        self.saved = time.monotonic()
-
-
-def _latest(folder: Path) -> Path | None:
-    """The complete checkpoint of most steps; what a kill left half written is removed."""
-    if not folder.is_dir():
-        return None
-    for path in folder.iterdir():
-        if not (path / COMPLETE).is_file():
-            shutil.rmtree(path)
-    kept = sorted(folder.iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
-    return kept[-1] if kept else None
-
-
 def _steps(trainer: Any, tuning: Tuning) -> int:
     """Optimiser steps of the whole training."""
     return tuning.epochs * math.ceil(len(trainer.train_dataset) / tuning.batch_size)
 
 
-def _metrics(
-    history: Sequence[dict[str, Any]], steps: int, tuning: Tuning
-) -> list[dict[str, float]]:
-    """The log of every step -> mean, first and last value of each epoch."""
-    each = steps // tuning.epochs
-    epochs: list[list[dict[str, float]]] = [[] for _ in range(tuning.epochs)]
-    for entry in history:
-        if "loss" in entry:
-            epochs[(int(entry["step"]) - 1) // each].append(_named(entry, tuning))
-    result = []
-    for logged in epochs:
-        summary: dict[str, float] = {}
-        for name in logged[0]:
-            values = [step[name] for step in logged]
-            if not np.isfinite(values).all():
-                raise RuntimeError(
-                    f"preference training: {name} is not finite; lower popri.learning-rate = "
-                    f"{tuning.learning_rate}"
-                )
-            summary |= {
-                name: float(np.mean(values)), f"{name}_first": values[0], f"{name}_last": values[-1]
-            }  # fmt: skip
-        result.append(summary)
-    return result
-
-
-def _named(entry: Mapping[str, Any], tuning: Tuning) -> dict[str, float]:
-    if tuning.method == "sft":
-        return {"loss": float(entry["loss"]), "token_accuracy": entry["mean_token_accuracy"]}
-    rewards = entry["rewards/chosen"] + entry["rewards/rejected"]
-    return {
-        "loss": float(entry["loss"]),
-        "reward_accuracy": entry["rewards/accuracies"],
-        "reward_margin": entry["rewards/margins"],
-        "kl": rewards / (2 * tuning.beta),
-    }
-
-
 def _context(model: Any) -> int:
     return int(getattr(model.config, "max_position_embeddings", 1 << 30))
-
-
-@contextmanager
-def _device(name: str) -> Iterator[None]:
-    """`cuda:N` is the current CUDA device meanwhile: the library trains on that one."""
-    with ExitStack() as stack:
-        if name.startswith("cuda:"):
-            stack.enter_context(torch.cuda.device(name))
-        yield
-
-
-@contextmanager
-def _responses_only(device: str) -> Iterator[None]:
-    """On a CPU, score the responses' tokens alone, as TRL does on a GPU.
-
-    There it scores the prompts as well and drops the result, because some accelerators compile
-    anew for every shape; with short responses that is most of the work. A TRL that no longer has
-    the switch is slower and as right.
-    """
-    switch = "_use_triton"
-    if device != "cpu" or not hasattr(trl.trainer.utils, switch):
-        yield
-        return
-    before = getattr(trl.trainer.utils, switch)
-    setattr(trl.trainer.utils, switch, lambda _: True)
-    try:
-        yield
-    finally:
-        setattr(trl.trainer.utils, switch, before)
-
-
-@contextmanager
-def _untouched_randomness() -> Iterator[None]:
-    """Python's, numpy's and torch's global generators, which the library seeds, are put back."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Errors only from the model libraries; their settings are put back."""
-    loggers = [logging.getLogger(name) for name in LIBRARIES]
-    levels = [logger.level for logger in loggers]
-    verbosity = transformers.logging.get_verbosity()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            transformers.logging.set_verbosity_error()
-            yield
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
