@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from privsyn_flower.sections import (
     DataConfig,
@@ -101,11 +101,30 @@ class RunConfig(Section):
                 "aggregation = 'plain' to trust the server with each node's vector"
             )
         self._check_sampler()
+        if self.method == "popri":
+            self._check_popri()
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"
             )
         return self
+
+    def _check_popri(self) -> None:
+        """What POPri needs of the other tables."""
+        popri = self.popri
+        if popri.checkpoint == "private" and not self.benchmark:
+            raise ValueError(
+                "popri.checkpoint = 'private' chooses by private text without noise, which epsilon "
+                "does not cover: for benchmarks only (benchmark = true); set 'last' or 'public'"
+            )
+        public = "public" in (popri.checkpoint, popri.select)
+        if public and self.data.public_validation < 2:
+            raise ValueError(
+                f"data.public-validation = {self.data.public_validation}: choosing by public text "
+                "(popri.checkpoint, popri.select) needs at least 2 texts"
+            )
+        if popri.labels and not self.data.label_column:
+            raise ValueError("popri.labels needs data.label-column, where a text's class stands")
 
     def _check_sampler(self) -> None:
         """Each sampler has its own key, and the other one at its default."""
@@ -191,5 +210,6 @@ def explain(error: ValidationError) -> str:
     for item in error.errors():
         key = ".".join(str(part).replace("_", "-") for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
-        lines.append(f"{key} = {item['input']!r}: {message}" if key else message)
+        whole = isinstance(item["input"], Mapping | BaseModel)  # a rule across a table's keys
+        lines.append(message if whole or not key else f"{key} = {item['input']!r}: {message}")
     return "; ".join(lines)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
@@ -150,6 +150,19 @@ class PopriConfig(Section):
         "validation text, or by a paid evaluation on the nodes"
     )  # fmt: skip
     select_samples: int = Field(400, ge=16, description="texts made to compare checkpoints")
+
+    @model_validator(mode="after")
+    def _across_keys(self) -> Self:
+        if self.rejected_rank > self.responses:
+            raise ValueError(
+                f"popri.rejected-rank = {self.rejected_rank} is above popri.responses = "
+                f"{self.responses}: lower the one or raise the other"
+            )
+        if self.score == "nearest" and (self.labels or self.dimension):
+            raise ValueError("popri.score = 'nearest' takes neither popri.labels nor dimension")
+        if not self.examples and not self.instruction:
+            raise ValueError("popri.examples = 0 needs popri.instruction, the prompt itself")
+        return self
 
 
 class GenerationConfig(Section):

@@ -160,6 +160,8 @@ class Models:
         from privsyn_flower.text.preference import PreferenceTrainer
 
         config, popri = self.config, self.config.popri
+        # An instruction's answer ends with the text; an example's with the next heading.
+        ending = {} if popri.examples else {"ending": None}
         trainer = PreferenceTrainer(
             self.folder("generator"),
             method=popri.training,
@@ -171,6 +173,7 @@ class Models:
             micro_batch_size=popri.micro_batch_size,
             lora_rank=popri.lora_rank,
             lora_alpha=popri.lora_alpha,
+            **ending,
             device=config.models.device,
             progress=self.progress,
         )

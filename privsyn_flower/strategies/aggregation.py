@@ -120,7 +120,7 @@ class PlainSum:
 
     def collect(self, exchange: Exchange) -> Collected:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
-        query, ticket, noise = exchange.query, exchange.ticket, exchange.noise
+        query, noise = exchange.query, exchange.noise
         answers, down = self._answers(exchange)
         residues = np.zeros(query.length, dtype=np.uint64)
         for answer in answers.values():

@@ -198,8 +198,8 @@ class Cohort:
             )
         if facts.seeded != self.plan.seeded_noise:
             raise WrongNode(
-                f"a node's noise is {'' if facts.seeded else 'not '}drawn from the seed, this run's "
-                f"simulation-seeded-noise is {str(self.plan.seeded_noise).lower()}"
+                f"a node's noise is {'' if facts.seeded else 'not '}drawn from the seed, this "
+                f"run's simulation-seeded-noise is {str(self.plan.seeded_noise).lower()}"
             )
 
     def _enrol(self, node: int, facts: Hello) -> None:
