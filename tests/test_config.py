@@ -27,6 +27,8 @@ ROOT = Path(__file__).parent.parent
         ({"colluding-weight": 0.2}, ["colluding-weight = 0.2", "min-surviving-weight = 0.85"]),
         ({"nodes": 9, "data.users": 5}, ["nodes = 9", "data.users = 5"]),
         ({"benchmark": "yes"}, ["benchmark = 'yes'"]),
+        ({"data.partition": "dates"}, ["data.partition = 'dates'", "'date'"]),
+        ({"data.chunk": 8}, ["data.chunk = 8", "boolean"]),
     ],
 )
 def test_errors_name_key_and_bound(values: dict, words: list[str]) -> None:
