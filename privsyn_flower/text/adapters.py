@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,20 +87,35 @@ def check_adapter(folder: Path, base: Base) -> dict[str, Any]:
 def attach(model: Any, folder: Path, base: Base) -> Any:
     """Put the adapter's layers into `model` for generation -> the PeftModel around it.
 
-    The weights take the base's number format. `detach` gives the base back, bit for bit.
+    The weights take the base's number format. `detach` gives the base back, bit for bit; after
+    an AdapterError the model is as it was.
     """
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModelForCausalLM
 
     check_adapter(folder, base)
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = True
+    peft: Any = PeftModelForCausalLM(model, config, autocast_adapter_dtype=False)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message=".*missing adapter keys.*")
-            peft: Any = PeftModel.from_pretrained(
-                model, str(folder), torch_device=str(model.device), autocast_adapter_dtype=False
-            )
+        load_weights(peft, folder)
+    except AdapterError:
+        detach(peft)
+        raise
+    return peft.eval()
+
+
+def load_weights(peft: Any, folder: Path) -> None:
+    """Overwrite the active adapter of a PeftModel; AdapterError unless every layer fits."""
+    from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+    try:
+        weights = load_peft_weights(str(folder), device=str(peft.device))
+        loaded = set_peft_model_state_dict(peft, weights)
     except Exception as error:  # safetensors, torch and PEFT each have their own
         raise AdapterError(f"{folder}: the adapter cannot be loaded: {error}") from error
-    return peft.eval()
+    odd = [name for name in loaded.missing_keys if "lora_" in name] + loaded.unexpected_keys
+    if odd:
+        raise AdapterError(f"{folder}: the adapter cannot be loaded: its layers differ in {odd[0]}")
 
 
 def detach(peft: Any) -> Any:

@@ -14,12 +14,11 @@ import numpy as np
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from peft.utils import load_peft_weights, set_peft_model_state_dict
 from transformers import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.adapters import AdapterError, Base, base_of, check_adapter
+from privsyn_flower.text.adapters import AdapterError, Base, base_of, check_adapter, load_weights
 from privsyn_flower.text.bars import bar
 from privsyn_flower.text.devices import empty_cache
 from privsyn_flower.text.preference import CHECKPOINTS, KEY, Tuning
@@ -237,12 +236,7 @@ def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
             f"{start} has rank {config['r']} and alpha {config['lora_alpha']}, but popri.lora-rank "
             f"= {tuning.lora_rank} and popri.lora-alpha = {tuning.lora_alpha}"
         )
-    weights = load_peft_weights(str(start), device=str(model.device))
-    loaded = set_peft_model_state_dict(model, weights)
-    missing = [name for name in loaded.missing_keys if "lora_" in name]
-    if missing or loaded.unexpected_keys:
-        odd = (missing or loaded.unexpected_keys)[0]
-        raise AdapterError(f"{start} does not have the layers of this model: {odd}")
+    load_weights(model, start)
 
 
 def _steps(trainer: Any, tuning: Tuning) -> int:

@@ -37,7 +37,9 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.advance(state.global_step - self.shown)
         self.shown = state.global_step
-        if time.monotonic() - self.saved >= self.save_seconds:
+        # At the end of an epoch the adapter comes first: a checkpoint beyond it would skip it.
+        within = state.global_step % (state.max_steps // state.num_train_epochs) != 0
+        if within and time.monotonic() - self.saved >= self.save_seconds:
             control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
