@@ -23,6 +23,7 @@ from privsyn_flower.audit import Audit, audit, described, mu_lower_bound, varian
 from privsyn_flower.audit_path import AuditError, _roles, smallest_population
 from privsyn_flower.cli import app
 from privsyn_flower.client_apps import answers
+from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import epsilon, gaussian_epsilon
@@ -44,6 +45,10 @@ def measured(trials: int = TRIALS, **changed: Any) -> Audit:
     return audit(RunConfig.from_flat({**SETTINGS, **keys}), trials)
 
 
+SCORES = {"method": "popri"}
+LABELS = {**SCORES, "popri__labels": "news,mail,notes", "data__label_column": "kind"}
+
+
 def command(*arguments: str) -> Any:
     sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     return CliRunner().invoke(app, ["audit", *sets, *arguments])
@@ -59,6 +64,12 @@ def votes_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> N
     """change(shard_votes, rows, users, candidates, options) is a node's sum of vectors."""
     real = votes_app.shard_votes
     monkeypatch.setattr(votes_app, "shard_votes", lambda *a, **options: change(real, *a, options))
+
+
+def scores_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """change(shard_scores, rows, users, candidates, options) is a node's sum of vectors."""
+    real = scores_app.shard_scores
+    monkeypatch.setattr(scores_app, "shard_scores", lambda *a, **options: change(real, *a, options))
 
 
 # --- honest ---------------------------------------------------------------------------------
@@ -102,8 +113,13 @@ def test_an_honest_release_passes_and_the_bound_is_tight() -> None:
         {"min_surviving_weight": 1.0},  # nobody may be lost
         {"data__users": 8, "min_surviving_weight": 0.5, "colluding_weight": 0.4},
         {"sampler": "poisson", "sampling_rate": 0.5},
+        SCORES,
+        LABELS,
+        {**SCORES, "popri__score": "centred", "popri__dimension": 16},
+        {**SCORES, "popri__score": "mean-cosine", "popri__score_bound": 2.0},
+        {**SCORES, "popri__score": "nearest", "aggregation": "plain"},
     ],
-    ids=lambda changed: next(iter(changed)),
+    ids=lambda changed: "-".join(map(str, list(changed.items())[-1])),
 )
 def test_every_setting_of_the_path_passes(changed: dict[str, Any]) -> None:
     found = measured(**changed)
@@ -142,6 +158,42 @@ def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.M
     votes_with(monkeypatch, clip_of_sums)
     found = measured()
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
+
+
+@pytest.mark.parametrize(
+    "config", [SCORES, {**SCORES, "popri__score": "mean-cosine"}], ids=["standardised", "mean"]
+)
+def test_a_clip_of_the_nodes_scores_is_caught(
+    monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
+) -> None:
+    def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
+        return real(rows, np.zeros_like(users), candidates, **{**options, "samples_cap": 10**6})
+
+    scores_with(monkeypatch, clip_of_sums)
+    found = measured(5000, **config)
+    assert found.kind == "scores"
+    assert found.contradiction and found.lower_bound > found.claimed_epsilon
+
+
+def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def clip_by_class(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
+        labels = options.pop("sample_classes")
+        parts = [
+            real(rows, users, candidates, sample_classes=np.where(labels == name, name, -1),
+                 **options)
+            for name in np.unique(options["classes"])
+        ]  # fmt: skip
+        return np.sum(parts, axis=0)
+
+    scores_with(monkeypatch, clip_by_class)
+    found = measured(5000, **LABELS)
+    assert found.contradiction and found.lower_bound > found.claimed_epsilon
+
+
+def test_scores_with_too_little_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_with(monkeypatch, lambda draw, n, w, least, z, *rest: draw(n, w, least, 0.9 * z, *rest))
+    found = measured(2000, **SCORES)
+    assert found.contradiction and found.noise_variance_ratio == pytest.approx(0.81, abs=0.03)
 
 
 @pytest.mark.parametrize("counted", [1000, 950], ids=["all users", "colluders too"])
