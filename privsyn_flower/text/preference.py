@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from privsyn_flower.data.storage import write_atomic
 from privsyn_flower.progress import Progress
@@ -33,16 +33,16 @@ TASK, FINISHED, CHECKPOINTS = "task.json", "finished.json", "checkpoints"
 class Tuning:
     """The public numbers of a training; the names are those of `[popri]`."""
 
-    method: Literal["dpo", "sft"] = "dpo"
-    beta: float = 0.01
-    label_smoothing: float = 0.0
-    learning_rate: float = 5e-7
-    epochs: int = 2
-    batch_size: int = 24
-    micro_batch_size: int = 8
-    lora_rank: int = 4
-    lora_alpha: float = 8.0
-    ending: str | None = EXPAND_ENDING
+    method: Literal["dpo", "sft"]
+    beta: float
+    label_smoothing: float
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    micro_batch_size: int
+    lora_rank: int
+    lora_alpha: float
+    ending: str | None
 
     def __post_init__(self) -> None:
         if self.method not in {"dpo", "sft"}:
@@ -89,15 +89,29 @@ class PreferenceTrainer:
         self,
         model: str | os.PathLike[str],
         *,
+        method: Literal["dpo", "sft"] = "dpo",
+        beta: float = 0.01,
+        label_smoothing: float = 0.0,
+        learning_rate: float = 5e-7,
+        epochs: int = 2,
+        batch_size: int = 24,
+        micro_batch_size: int = 8,
+        lora_rank: int = 4,
+        lora_alpha: float = 8.0,
+        ending: str | None = EXPAND_ENDING,
         device: str = "auto",
         dtype: str = "auto",
         gradient_checkpointing: bool | None = None,
         save_seconds: float = 60.0,
         progress: bool | Progress = True,
-        **tuning: Any,
     ) -> None:
         self.model, self.dtype, self.progress = model, dtype, progress
-        self.tuning = Tuning(**tuning)
+        self.tuning = Tuning(
+            method=method, beta=beta, label_smoothing=label_smoothing,
+            learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
+            micro_batch_size=micro_batch_size, lora_rank=lora_rank, lora_alpha=lora_alpha,
+            ending=ending,
+        )  # fmt: skip
         self.device = resolve_device(device)
         if self.device.partition(":")[2] not in {"", "0"}:
             raise ValueError(
