@@ -32,7 +32,7 @@ PAIRS = [
     {
         "prompt": expand_prompt([f"{word} b c"]),
         "chosen": f"{word} tea",
-        "rejected": "river bank fox",
+        "rejected": "river fox",
     }
     for word in ("Return", "quick", "senior", "array", "small", "near")
 ]
@@ -78,10 +78,11 @@ def logps(
 
 def log_ratios(generator: HuggingFaceGenerator, adapter: Path) -> tuple[np.ndarray, np.ndarray]:
     """(n,) and (n,): log policy/reference of the chosen and of the rejected responses."""
-    found = [
-        logps(generator, adapter, n) - logps(generator, None, n) for n in ("chosen", "rejected")
-    ]
-    return found[0], found[1]
+    chosen, rejected = (
+        logps(generator, adapter, name) - logps(generator, None, name)
+        for name in ("chosen", "rejected")
+    )
+    return chosen, rejected
 
 
 def test_one_step_raises_the_margin_of_its_pairs(
@@ -165,14 +166,8 @@ def test_sft_raises_the_likelihood_of_the_chosen(
     before = logps(generator, None, "chosen")
     after = [logps(generator, epoch.adapter, "chosen") for epoch in found]
     assert (after[0] > before).all() and (after[1] > after[0]).all()
-    tokens = sum(
-        len(
-            generator.tokenizer(pair["chosen"] + "\n" + HEADING, add_special_tokens=False)[
-                "input_ids"
-            ]
-        )
-        for pair in pairs
-    )
+    texts = [pair["chosen"] + "\n" + HEADING for pair in pairs]
+    tokens = sum(map(len, generator.tokenizer(texts, add_special_tokens=False)["input_ids"]))
     # The loss is on the response alone: prompts would add ten times as many tokens.
     assert found[0].metrics["loss_first"] == pytest.approx(-before.sum() / tokens, rel=1e-3)
     assert set(found[0].metrics) >= {"loss", "token_accuracy"}
@@ -191,11 +186,8 @@ def test_nothing_is_touched_told_or_left(
     steps: list[tuple[str, float, float]] = []
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     capfd.readouterr()
-    trainer(
-        causal_folder,
-        batch_size=2,
-        progress=lambda stage, done, total: steps.append((stage, done, total)),
-    ).train(PAIRS, start=None, work=tmp_path, seed=0)
+    tuner = trainer(causal_folder, batch_size=2, progress=lambda *event: steps.append(event))
+    tuner.train(PAIRS, start=None, work=tmp_path, seed=0)
     out, err = capfd.readouterr()
     assert out == "" and err == ""
     assert told == []
@@ -227,13 +219,8 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     settings = {"device": "cpu", "learning_rate": 1e-2, "epochs": 2, "batch_size": 2,
                 "beta": 0.1, "save_seconds": 0.0}  # fmt: skip
     work = tmp_path / "killed"
-    job = {
-        "model": str(causal_folder),
-        "settings": settings,
-        "pairs": PAIRS,
-        "work": str(work),
-        "stop": 5,
-    }
+    job = {"model": str(causal_folder), "settings": settings, "pairs": PAIRS,
+           "work": str(work), "stop": 5}  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", KILLED, json.dumps(job)], env=environment)
     assert done.returncode == -signal.SIGKILL
