@@ -106,7 +106,7 @@ def shard_scores(
     plan: each user's vector becomes integers of L2 norm at most `plan.sensitivity` by itself,
     and only then they are summed: (m,) int64. One user changes that sum by at most
     `plan.sensitivity`, exactly, and the sum of floats by `bound`, but for rounding.
-    Memory beyond the arguments: the candidates once more and about 50 MB; never (users, m).
+    Memory beyond the arguments: the candidates once more and about 60 MB; never (users, m).
     Raises ValueError on shapes and parameters, which are all public.
     """
     if score not in get_args(Score):

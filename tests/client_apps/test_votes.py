@@ -19,8 +19,8 @@ from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.quantize import decode
 from privsyn_flower.queries import vote_histogram
-from privsyn_flower.text import load_embedder
 from privsyn_flower.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.text import load_embedder
 from privsyn_flower.wire import Refusal
 from tests.conftest import node_context, sentences
 
@@ -77,7 +77,7 @@ def test_votes_are_the_sum_of_normalised_user_votes(tmp_path: Path, loopback: An
 
 
 def test_noise_has_the_share_of_the_nodes_weight(tmp_path: Path, loopback: Any) -> None:
-    device = node(tmp_path, load=lambda: {})
+    device = node(tmp_path, load=dict)
     rows = []
     for attempt in range(1, 401):
         ticket = Ticket("run", "votes", 1, attempt)
