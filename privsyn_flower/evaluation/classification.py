@@ -7,9 +7,8 @@ same number of optimiser steps of the same number of texts, whatever the set.
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from privsyn_flower.evaluation.downstream import (
     WEIGHT_DECAY,
     Tuning,
     learning_rate_factor,
+    own_generator,
 )
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
@@ -256,13 +256,3 @@ def _with_head(model: str | os.PathLike[str], classes: int, seed: int) -> Any:
             f"{key} = {source!r} could not be loaded as a classifier ({type(error).__name__}): "
             f"set {key} to a local model folder, or evaluation.task = 'next-token'"
         ) from error
-
-
-@contextlib.contextmanager
-def own_generator(seed: int) -> Iterator[None]:
-    """Inside, torch draws from `seed` (initial weights, dropout); outside, as if never entered."""
-    import torch
-
-    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        yield

@@ -7,8 +7,9 @@ Texts are tokenised once: the papers' code tokenised twice, which made most targ
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +44,16 @@ class Tuning:
     def batch_tokens(self) -> int:
         """Target tokens of one step."""
         return self.batch_size * self.length
+
+
+@contextlib.contextmanager
+def own_generator(seed: int) -> Iterator[None]:
+    """Inside, torch draws from `seed` (initial weights, dropout); outside, as if never entered."""
+    import torch
+
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
 class Downstream:
@@ -92,16 +103,17 @@ class Downstream:
             optimizer, lambda step: learning_rate_factor(step, tuning.steps)
         )
         losses = []
-        for step, batch in enumerate(batches(rows, tuning), start=1):
-            ids, mask = pad_rows(batch, self._pad)
-            loss = causal_loss(self.model, ids.to(self.device), mask.to(self.device))
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            schedule.step()
-            losses.append(float(loss.item()))
-            progress(stage, step, tuning.steps)
+        with own_generator(tuning.seed):
+            for step, batch in enumerate(batches(rows, tuning), start=1):
+                ids, mask = pad_rows(batch, self._pad)
+                loss = causal_loss(self.model, ids.to(self.device), mask.to(self.device))
+                loss.backward()  # type: ignore[no-untyped-call]
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                schedule.step()
+                losses.append(float(loss.item()))
+                progress(stage, step, tuning.steps)
         self.model.eval().requires_grad_(False)
         return float(np.mean(losses))
 

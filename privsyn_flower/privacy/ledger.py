@@ -231,11 +231,13 @@ class Ledger:
         return max(0, math.floor(left / self.header.cost(wanted)))
 
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
-        """Copy the header and one run's rows to `path`, atomically."""
+        """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`."""
         with locked(self.path) as handle:
             self._replay(handle)
             rows = read_rows(handle, self.path)
-        ids = {row["id"] for row in rows[1:] if row.get("run") == run}
+        names = (row.get("run", "") for row in rows[1:])
+        own = {name for name in names if name == run or str(name).startswith(f"{run}-")}
+        ids = {row["id"] for row in rows[1:] if row.get("run") in own}
         write_rows_atomically(Path(path), rows[:1] + [r for r in rows[1:] if r["id"] in ids])
 
     @contextmanager

@@ -161,7 +161,7 @@ class Models:
 
         config, popri = self.config, self.config.popri
         # An instruction's answer ends with the text; an example's with the next heading.
-        ending = {} if popri.examples else {"ending": None}
+        ending: dict[str, Any] = {} if popri.examples else {"ending": None}
         trainer = PreferenceTrainer(
             self.folder("generator"),
             method=popri.training,

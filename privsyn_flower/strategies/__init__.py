@@ -4,6 +4,7 @@ from privsyn_flower.strategies import POPri, PrEText
 """
 
 from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
 from privsyn_flower.strategies.popri import NoPairs, POPri
 from privsyn_flower.strategies.preferences import preference_pairs
 from privsyn_flower.strategies.pretext import PrEText
@@ -17,6 +18,8 @@ from privsyn_flower.strategies.rounds import (
 from privsyn_flower.strategies.synthesis import SynthesisResult, SynthesisStrategy
 
 __all__ = [
+    "Caps",
+    "FederatedEvaluation",
     "NoPairs",
     "NoRelease",
     "NothingLearned",
@@ -28,5 +31,7 @@ __all__ = [
     "Strategy",
     "SynthesisResult",
     "SynthesisStrategy",
+    "better",
+    "evaluate",
     "preference_pairs",
 ]

@@ -53,7 +53,12 @@ def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, d
     source = str(local_folder(name, key) or name)
     wanted = ("bfloat16" if device.startswith("cuda") else "float32") if dtype == "auto" else dtype
     try:
-        model = getattr(transformers, kind).from_pretrained(source, dtype=getattr(torch, wanted))
+        config = transformers.AutoConfig.from_pretrained(source)
+        if kind == "AutoModelForCausalLM" and getattr(config, "is_decoder", None) is False:
+            config.is_decoder = True  # else BERT and its like read the token they are to predict
+        model = getattr(transformers, kind).from_pretrained(
+            source, config=config, dtype=getattr(torch, wanted)
+        )
     except Exception as error:
         raise _unavailable(source, key, error) from error
     return model.eval().requires_grad_(False).to(device)

@@ -15,6 +15,7 @@ from privsyn_flower.evaluation.downstream import (
 )
 from privsyn_flower.text.recipes import RECIPES
 from privsyn_flower.text.tiny import train
+from tests.text.conftest import make_tokenizer
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
 
@@ -103,3 +104,24 @@ def test_learning_rate_is_chosen_by_public_validation(model):
     assert choose_learning_rate(model, [0.5], [], [], tuning) == (0.5, {})
     with pytest.raises(ValueError, match=r"evaluation\.learning-rates"):
         choose_learning_rate(model, [], train_rows, validation, tuning)
+
+
+def test_an_encoder_does_not_read_the_token_it_is_to_predict(tmp_path):
+    """POPri's downstream model for PubMed is BERT-small."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    tokenizer = make_tokenizer(tmp_path, masked=True)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        BertForMaskedLM(config).save_pretrained(tmp_path)
+    bert = Downstream(tmp_path, length=24).model
+    one, other = torch.tensor([[5, 6, 7, 8, 9]]), torch.tensor([[5, 6, 7, 8, 10]])
+    mask = torch.ones_like(one)
+    with torch.inference_mode():
+        logits = [bert(input_ids=ids, attention_mask=mask).logits for ids in (one, other)]
+    torch.testing.assert_close(logits[0][:, :4], logits[1][:, :4], rtol=0, atol=0)
+    assert not torch.equal(logits[0][:, 4], logits[1][:, 4])
