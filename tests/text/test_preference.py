@@ -90,6 +90,10 @@ def test_one_step_raises_the_margin_of_its_pairs(
 ) -> None:
     chosen, rejected = log_ratios(generator, first.adapter)
     assert (chosen - rejected > 0.01).all()
+    config = json.loads((first.adapter / CONFIG).read_text("utf-8"))
+    assert config["target_modules"] == [
+        f"{name}_proj" for name in ("down", "gate", "k", "o", "q", "up", "v")
+    ]
     assert first.metrics["loss"] == pytest.approx(np.log(2), abs=1e-5)
     assert first.metrics["reward_margin"] == pytest.approx(0, abs=1e-5), "before the first update"
 
@@ -187,7 +191,7 @@ def test_nothing_is_touched_told_or_left(
     before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
     capfd.readouterr()
     tuner = trainer(causal_folder, batch_size=2, progress=lambda *event: steps.append(event))
-    tuner.train(PAIRS, start=None, work=tmp_path, seed=0)
+    tuner.train(PAIRS, start=None, work=tmp_path, seed=11)  # no other test leaves this seed's state
     out, err = capfd.readouterr()
     assert out == "" and err == ""
     assert told == []
