@@ -7,8 +7,9 @@ import json
 import re
 import shlex
 import tomllib
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -18,6 +19,7 @@ from privsyn_flower.cli import app
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.lifetime import cost, rdp
 from privsyn_flower.client_apps.node import NODE_KEYS, Node
+from privsyn_flower.client_apps.policy import Kind as PolicyKind
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.config import RunConfig, flatten
 from privsyn_flower.config_file import load_config
@@ -26,10 +28,13 @@ from privsyn_flower.launch import QUIET
 from privsyn_flower.privacy.accounting import SENSITIVITY
 from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.sections import EvaluationConfig, GenerationConfig, PopriConfig, Section
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from privsyn_flower.text import load_embedder
+from privsyn_flower.wire import PROTOCOL
 from scripts import update_docs
 from tests.conftest import node_context, sentences
+from tests.strategies import test_popri as popri
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
@@ -55,7 +60,13 @@ def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text_of(page)), re.MULTILINE)
     plain = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
-    return {heading.strip().replace(" ", "-") for heading in plain}
+    names = [heading.strip().replace(" ", "-") for heading in plain]
+    seen: Counter[str] = Counter()
+    found = set()
+    for name in names:  # a heading that occurs again gets a number
+        found.add(f"{name}-{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
 
 
 def test_the_table_of_keys_is_up_to_date() -> None:
@@ -162,7 +173,69 @@ def test_commands_and_their_options_exist() -> None:
         assert used <= known, f"{command.name}: {used - known}"
 
 
-def test_the_table_of_papers_is_that_of_the_configurations() -> None:
+def test_files_and_targets_that_commands_name_exist() -> None:
+    lines = [line for _, code in blocks("sh") for line in code.splitlines()]
+    prose = "\n".join([*lines, *re.findall(r"`(make [^`]+)`", "".join(map(text_of, PAGES)))])
+    named = set(re.findall(r"(?<![\w/])((?:configs|benchmarks|scripts)/[\w./-]+\w)", prose))
+    assert len(named) >= 6
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    targets = set(re.findall(r"^([\w-]+):", text_of(ROOT / "Makefile"), re.MULTILINE))
+    assert set(re.findall(r"^make ([\w-]+)", prose, re.MULTILINE)) <= targets
+
+
+def test_the_readme_leads_to_every_page_and_every_configuration() -> None:
+    readme = text_of(ROOT / "README.md")
+    linked = set(re.findall(r"\]\(([\w./-]+)", readme))
+    pages = {page.relative_to(ROOT).as_posix() for page in PAGES} - {"README.md"}
+    listed = set(re.findall(r"\]\(([\w./-]+)", readme.partition("\n## More")[2]))
+    assert pages - listed == set()
+    assert {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")} - linked == set()
+
+
+def test_the_readme_has_every_handler_of_the_client_app() -> None:
+    route = r'@app\.query\("([\w-]+)"\)'
+    ours = text_of(ROOT / "privsyn_flower" / "client_apps" / "main.py")
+    readme = "".join(code for name, code in blocks("python") if name.startswith("README"))
+    assert re.findall(route, readme) == re.findall(route, ours)
+
+
+def test_every_kind_of_question_has_its_claim() -> None:
+    page = text_of(ROOT / "docs" / "privacy.md").partition("## What one release says")[2]
+    table = page.partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w-]+)` \|", table, re.MULTILINE)) == set(get_args(PolicyKind))
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "page"),
+    [
+        (PopriConfig, "score", "methods.md"),
+        (PopriConfig, "checkpoint", "methods.md"),
+        (PopriConfig, "checkpoint", "privacy.md"),
+        (PopriConfig, "select", "privacy.md"),
+        (GenerationConfig, "backend", "generators.md"),
+        (EvaluationConfig, "rival", "runs.md"),
+    ],
+)
+def test_every_value_of_a_choice_is_explained(section: type[Section], key: str, page: str) -> None:
+    text = text_of(ROOT / "docs" / page)
+    for value in get_args(section.model_fields[key].annotation):
+        assert not value or re.search(rf'[`"]{value}[`"]', text), value
+
+
+def test_every_metric_of_a_run_is_explained(tmp_path: Path, loopback: Any) -> None:
+    page = text_of(ROOT / "docs" / "runs.md").partition("\n## Metrics")[2].partition("\n## ")[0]
+    firsts = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    named = {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
+    popri.start(popri.make(1), popri.federation(tmp_path, loopback), tmp_path / "run", samples=20)
+    keys = set(RunFolder(tmp_path / "run").metrics()[0])
+    assert "signal_to_noise_within" in keys and keys - named == set()
+
+
+def test_the_changelog_names_the_protocol_version() -> None:
+    assert f"Protocol version {PROTOCOL}:" in text_of(ROOT / "CHANGELOG.md")
+
+
+def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
     rows = re.findall(
         r"^\| \[(\S+)\]\((\S+)\) \| .*? \| .*? \| (\S+) \| (\S+) x (\S+) \| (\d+) \| (\S+) \|$",
         text_of(ROOT / "README.md"),
@@ -181,6 +254,33 @@ def test_the_table_of_papers_is_that_of_the_configurations() -> None:
         )
         assert tuple(map(float, figures)) == wanted, name
         assert config.pretext.threshold_unit == "votes"
+
+
+def test_the_table_of_popri_is_that_of_the_configurations() -> None:
+    rows = re.findall(
+        r"^\| \[(\S+)\]\((\S+)\) \| (POPri.*?) \| .*? \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
+        r"(\d+) x (\d+) \|$",
+        text_of(ROOT / "README.md"),
+        re.MULTILINE,
+    )
+    files = {path.stem for path in (ROOT / "configs").glob("popri-*.toml")}
+    assert {row[0] for row in rows} == files - {"popri-demo", "popri-test"}
+    for name, path, variant, *figures in rows:
+        assert path == f"configs/{name}.toml"
+        config = load_config(ROOT / path)
+        wanted = (
+            config.epsilon,
+            config.noise_multiplier,
+            config.popri.score_bound,
+            config.rounds,
+            config.popri.prompts,
+            config.popri.responses,
+        )
+        assert tuple(map(float, figures)) == wanted, name
+        assert ("central" in variant, "classes" in variant) == (
+            config.aggregation == "plain" and config.nodes == 1,
+            bool(config.popri.labels),
+        ), name
 
 
 def test_keys_of_nodes_and_variables_of_reporting_are_all_named() -> None:
@@ -222,5 +322,7 @@ def test_the_layers_on_the_page_are_those_that_are_checked() -> None:
 
 
 def test_parts_that_others_fill_keep_their_markers() -> None:
-    for page, name in ((ROOT / "README.md", "results"), (ROOT / "docs/performance.md", "figures")):
+    performance = ROOT / "docs" / "performance.md"
+    filled = [(ROOT / "README.md", "results"), (performance, "figures")]
+    for page, name in [*filled, (performance, "popri-figures")]:
         assert re.search(rf"<!-- {name}:start -->\n.+<!-- {name}:end -->", text_of(page), re.DOTALL)
