@@ -103,6 +103,7 @@ class RunConfig(Section):
         self._check_sampler()
         if self.method == "popri":
             self._check_popri()
+        self._check_evaluation()
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"
@@ -125,6 +126,41 @@ class RunConfig(Section):
             )
         if popri.labels and not self.data.label_column:
             raise ValueError("popri.labels needs data.label-column, where a text's class stands")
+        if self.generation.backend == "openai":
+            raise ValueError(
+                "generation.backend = 'openai' has no way to load the adapters that popri trains: "
+                "set 'huggingface', or 'vllm' with base-url for a server that takes LoRA adapters"
+            )
+        if popri.select == "federated" and self.evaluation.task != "next-token":
+            raise ValueError(
+                "popri.select = 'federated' measures next tokens with models.downstream, and "
+                f"evaluation.task = {self.evaluation.task!r} names another kind of model: set "
+                "popri.select to 'last' or 'public'"
+            )
+
+    def _check_evaluation(self) -> None:
+        """What a comparison needs of the method."""
+        if self.evaluation.task == "classification":
+            if self.method != "popri" or not self.popri.labels:
+                raise ValueError(
+                    f"evaluation.task = 'classification' with method = {self.method!r} and "
+                    f"popri.labels = {self.popri.labels!r}: it needs method = 'popri' and labels, "
+                    "so that synthetic text has classes"
+                )
+            if len(split_list(self.popri.labels)) < 2:
+                raise ValueError(
+                    f"evaluation.task = 'classification' with popri.labels = "
+                    f"{self.popri.labels!r}: at least 2 classes are needed"
+                )
+            if self.evaluation.rival == "pretext":
+                raise ValueError(
+                    "evaluation.rival = 'pretext' writes text without classes, of no use to "
+                    "evaluation.task = 'classification': set rival = ''"
+                )
+        if self.evaluation.rival and self.method == self.evaluation.rival:
+            raise ValueError(
+                f"evaluation.rival = {self.evaluation.rival!r} is the method itself: set it to ''"
+            )
 
     def _check_sampler(self) -> None:
         """Each sampler has its own key, and the other one at its default."""

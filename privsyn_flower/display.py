@@ -54,8 +54,12 @@ class Display:
         task = self.tasks[stage]
         note = event["note"] or self.progress.tasks[task].fields["note"]
         self.progress.update(task, completed=done, total=total, note=note)
-        if done >= total and stage.startswith("round "):
-            self.progress.update(task, visible=False)  # the bar "rounds" tells the rest
+        if stage == "rounds":  # its bar tells what is over
+            for one, other in self.tasks.items():
+                if one.startswith("round "):
+                    self.progress.update(other, visible=False)
+        elif done >= total and stage.startswith("round "):
+            self.progress.update(task, visible=False)
 
     def _print(self, stage: str, done: float, total: float, note: str) -> None:
         fraction = done / total if total else 1.0
@@ -84,18 +88,20 @@ def result_table(summary: dict[str, Any]) -> str:
 
 
 def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
-    """The benchmark's figures: the small LM by training text, then what the votes found."""
+    """The benchmark's figures: the model by training text, then what the answers found."""
     if not benchmark:
         return []
+    classes = benchmark.get("task") == "classification"
+    what, second = ("classes", "macro_f1") if classes else ("next tokens", "loss")
     models = Table(
-        title=f"small LM, next tokens of {benchmark['held_out_users']} held-out users",
+        title=f"small model, {what} of {benchmark['held_out_users']} held-out users",
         title_justify="left",
     )
-    for column in ("fine-tuned on", "accuracy", "loss"):
+    for column in ("fine-tuned on", "accuracy", second.replace("_", "-")):
         models.add_column(column, justify="left" if column == "fine-tuned on" else "right")
     for name, value in benchmark["accuracy"].items():
         text = benchmark.get("methods", {}).get(name, name)
-        models.add_row(text, f"{value:.4f}", f"{benchmark['loss'][name]:.4f}")
+        models.add_row(text, f"{value:.4f}", f"{benchmark[second][name]:.4f}")
     for pair, (value, low, high) in benchmark["accuracy_difference"].items():
         interval = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
         models.add_row(f"accuracy, {pair.replace('-', ' minus ')}", interval, "")

@@ -38,6 +38,61 @@ def test_errors_name_key_and_bound(values: dict, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+POPRI = {"method": "popri", "data.label-column": "label"}
+CLASSES = {**POPRI, "popri.labels": "a, b", "popri.examples": 0, "popri.instruction": "{label}:"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"popri.rejected-rank": 9}, ["popri.rejected-rank = 9", "popri.responses = 8"]),
+        ({"popri.score": "nearest", "popri.dimension": 8}, ["popri.score = 'nearest'"]),
+        ({"popri.examples": 0}, ["popri.examples = 0", "popri.instruction"]),
+        ({"popri.label-smoothing": 0.5}, ["popri.label-smoothing = 0.5", "less than 0.5"]),
+        ({"popri.checkpoint": "private"}, ["popri.checkpoint = 'private'", "benchmark = true"]),
+        ({"popri.checkpoint": "public"}, ["data.public-validation = 1", "popri.checkpoint"]),
+        ({"popri.select": "public"}, ["data.public-validation = 1", "popri.select"]),
+        ({"popri.labels": "a, b", "data.label-column": ""}, ["data.label-column"]),
+        ({"generation.backend": "openai"}, ["generation.backend = 'openai'", "'vllm'", "adapters"]),
+    ],
+)
+def test_popri_rules_name_the_keys(values: dict, words: list[str]) -> None:
+    base = {**POPRI, "data.public-validation": 1}
+    RunConfig.from_flat(base)
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat({**base, **values})
+    for word in words:
+        assert word in str(caught.value)
+    # One sentence or two, and not the table or the whole configuration that pydantic was given.
+    assert len(str(caught.value)) < 300
+    assert "sample-words" not in str(caught.value) and "lora" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"popri.labels": ""}, ["popri.labels = ''", "method = 'popri'"]),
+        ({"method": "pretext"}, ["method = 'pretext'", "classification"]),
+        ({"popri.labels": "a,"}, ["popri.labels = 'a,'", "at least 2"]),
+        ({"evaluation.rival": "pretext"}, ["evaluation.rival = 'pretext'", "without classes"]),
+        ({"popri.select": "federated"}, ["popri.select = 'federated'", "'classification'"]),
+    ],
+)
+def test_classification_rules_name_the_keys(values: dict, words: list[str]) -> None:
+    base = {**CLASSES, "evaluation.task": "classification"}
+    assert RunConfig.from_flat(base).evaluation.task == "classification"
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat({**base, **values})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_method_is_not_its_own_rival() -> None:
+    assert RunConfig.from_flat({**POPRI, "evaluation.rival": "pretext"})
+    with pytest.raises(ConfigError, match=r"evaluation\.rival = 'pretext'"):
+        RunConfig.from_flat({"method": "pretext", "evaluation.rival": "pretext"})
+
+
 def test_flat_round_trip() -> None:
     config = RunConfig.from_flat({"epsilon": 1.29, "pretext.population": 7, "data.users": 20})
     assert RunConfig.from_flat(config.flat()) == config

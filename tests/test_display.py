@@ -45,6 +45,20 @@ def test_table_with_benchmark() -> None:
     assert "150 held-out users" in text
 
 
+def test_table_of_classes() -> None:
+    found = {key: value for key, value in BENCHMARK.items() if key != "loss"}
+    found |= {"task": "classification", "macro_f1": {"random_public": 0.1, "synthetic": 0.31239}}
+    text = result_table({**SUMMARY, "benchmark": found})
+    assert "classes of 150 held-out users" in text and "macro-f1" in text and "0.3124" in text
+
+
+def test_a_round_says_how_many_pairs_it_has(capsys: Any) -> None:
+    with Display() as display:
+        event = {"stage": "round 2: pairs", "done": 90, "total": 96, "note": "their margin 1.31"}
+        display.show(event)
+    assert capsys.readouterr().err.splitlines() == ["[round 2: pairs] 90/96 their margin 1.31"]
+
+
 def test_progress_in_a_file_has_few_lines(capsys: Any) -> None:
     with Display() as display:
         for done in range(101):
