@@ -190,7 +190,11 @@ def _watch(folder: Path, flower: LocalFlower) -> Path:
                     if flower.status().startswith("finished"):
                         break
                 time.sleep(0.2)
-        status = _final_status(flower, 60.0 if (folder / "summary.json").exists() else GRACE)
+        status = "failed"
+        # The ServerApp's own error says enough. Flower's word costs a process start or two, which
+        # on a busy machine takes minutes.
+        if not (folder / "error.txt").exists():
+            status = _final_status(flower, 60.0 if (folder / "summary.json").exists() else GRACE)
         if not (folder / "summary.json").exists() or status != "finished:completed":
             raise RunFailed(_error(folder, flower, status))
     except KeyboardInterrupt:

@@ -155,17 +155,9 @@ class LocalFlower:
         return str(reply["runs"][0]["status"])
 
     def log(self) -> str:
-        """The run's log as Flower kept it."""
-        result = subprocess.run(
-            ["flwr", "log", self.run_id, "--show"],
-            env=self.environment(),
-            cwd=self.home,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return result.stdout
+        """The run's log as Flower kept it. Raises FlowerError when Flower does not answer."""
+        command = ["log", self.run_id, "--show"]
+        return _run_flwr(command, self.environment(), self.home, timeout=60).stdout
 
     def stop(self) -> None:
         """Ask Flower to stop the run."""
@@ -214,15 +206,7 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
 
 def flwr(arguments: list[str], environment: dict[str, str], folder: Path) -> dict[str, Any]:
     """One `flwr` command that answers in JSON. Raises FlowerError with what it printed."""
-    result = subprocess.run(
-        ["flwr", *arguments],
-        env=environment,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    result = _run_flwr(arguments, environment, folder, timeout=180)
     start = result.stdout.find("{")
     try:
         reply: dict[str, Any] = json.loads(result.stdout[start:])
@@ -232,6 +216,25 @@ def flwr(arguments: list[str], environment: dict[str, str], folder: Path) -> dic
         text = (result.stdout + result.stderr).strip()[-2000:]
         raise FlowerError(f"flwr {arguments[0]} failed:\n{text}")
     return reply
+
+
+def _run_flwr(
+    arguments: list[str], environment: dict[str, str], folder: Path, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            ["flwr", *arguments],
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise FlowerError(
+            f"flwr {arguments[0]} did not answer within {timeout:g} s: is the machine overloaded?"
+        ) from None
 
 
 def flat_toml(values: dict[str, Scalar]) -> str:
