@@ -67,7 +67,7 @@ def address(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         )  # fmt: skip
     try:
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while True:
             try:
                 opener.open(f"http://127.0.0.1:{port}/health", timeout=5).close()
