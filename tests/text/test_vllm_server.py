@@ -241,7 +241,7 @@ def test_a_server_that_dies_is_started_again_once(
 
 def test_adapters_of_another_base_are_refused(generator: VllmGenerator, tmp_path: Path) -> None:
     other = write_adapter(tmp_path / "other", Base("llama", "0123"))
-    with pytest.raises(AdapterError, match=r"of the base model 'llama'"):
+    with pytest.raises(AdapterError, match=r"'llama'.*models.generator"):
         generator.use_adapter(other)
     with pytest.raises(AdapterError, match=r"is no adapter"):
         generator.use_adapter(tmp_path / "nothing")
