@@ -21,7 +21,7 @@ from .sources import Group, identity, load_source
 from .storage import DataError, build_folder, make_private, read_table, write_table
 from .users import Sample, texts_of
 
-LAYOUT = 1  # raise it when the folder's content or the rules that fill it change
+LAYOUT = 2  # raise it when the folder's content or the rules that fill it change
 
 Users = dict[str, list[str]]
 
@@ -72,9 +72,11 @@ class Federation:
     def public(self) -> list[str]:
         """The pool: `public_pool` public texts in random order, `minority_share` of them from
         the minority packages; empty when the configuration names no public text."""
-        table = self._corpus
-        chosen = sorted((place, i) for i, place in enumerate(table["pool"]) if place >= 0)
-        return [table["text"][i] for _, i in chosen]
+        return self._pool("text")
+
+    def public_labels(self) -> list[str]:
+        """The label of each text of `public()`, public as it; "" where the source has none."""
+        return self._pool("label")
 
     def public_corpus(self) -> list[str]:
         """Every public text but the validation's, the pool among them; models train on it."""
@@ -111,14 +113,19 @@ class Federation:
         return self._sizes(partition, partitions)[partition]
 
     def held_out(self, which: Literal["test", "development"]) -> Users:
-        """user_id -> texts of held-out users. PRIVATE, for the benchmark only."""
+        """user_id -> texts of held-out users; labels with them. PRIVATE, for the benchmark only."""
         if which not in ("test", "development"):
             raise DataError(f"held-out users {which!r} must be 'test' or 'development'")
-        return _texts(_read_users(self.folder / f"{which}.arrow"))
+        return texts_of(_read_users(self.folder / f"{which}.arrow"))
 
     @functools.cached_property
     def _corpus(self) -> dict[str, list[Any]]:
         return read_table(self.folder / "public.arrow")
+
+    def _pool(self, column: str) -> list[str]:
+        table = self._corpus
+        chosen = sorted((place, i) for i, place in enumerate(table["pool"]) if place >= 0)
+        return [table[column][i] for _, i in chosen]
 
     def _sizes(self, partition: int, partitions: int) -> list[int]:
         sizes = shard_sizes(self.users, partitions)
@@ -159,11 +166,11 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
     _write_users(folder / "development.arrow", parts.development)
     place = {where: i for i, where in enumerate(parts.pool)}
     rows = [
-        (sample.text, g, group.minority, place.get((g, s), -1))
+        (sample.text, sample.label, g, group.minority, place.get((g, s), -1))
         for g, group in enumerate(parts.public)
         for s, sample in enumerate(group.samples)
     ]
-    names = ("text", "group", "minority", "pool")
+    names = ("text", "label", "group", "minority", "pool")
     columns: dict[str, list[Any]] = {name: [row[i] for row in rows] for i, name in enumerate(names)}
     write_table(folder / "public.arrow", columns, rows_per_batch=4096)
     write_table(folder / "public_validation.arrow", {"text": parts.validation}, rows_per_batch=4096)
@@ -172,7 +179,7 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
         "users": len(parts.private),
         "public": {
             "corpus": len(rows),
-            "general": sum(not minority for _, _, minority, _ in rows),
+            "general": sum(not minority for minority in columns["minority"]),
             "groups": len(parts.public),
             "pool": len(parts.pool),
             "validation": len(parts.validation),
@@ -200,7 +207,3 @@ def _read_users(path: Path, start: int = 0, length: int | None = None) -> dict[s
         user: [Sample(*values) for values in zip(texts, labels, dates, strict=True)]
         for user, texts, labels, dates in rows
     }
-
-
-def _texts(users: dict[str, list[Sample]]) -> Users:
-    return {user: [sample.text for sample in own] for user, own in users.items()}

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.data import Federation
-from privsyn_flower.evaluation.bootstrap import paired_bootstrap
+from privsyn_flower.config import ConfigError, RunConfig, split_list
+from privsyn_flower.data import Federation, label_of
+from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
+from privsyn_flower.evaluation.classification import Classifier, Examples, macro_f1, scores
 from privsyn_flower.evaluation.distances import frechet_by_size
 from privsyn_flower.evaluation.downstream import Downstream, Rows, Tuning, choose_learning_rate
 from privsyn_flower.evaluation.duplicates import near_duplicates
@@ -54,6 +55,10 @@ PAIRS = (
     ("private", "random_public"),
     ("private", "synthetic"),
 )
+_NO_REHEARSAL = (
+    "evaluation.learning-rates = {0!r}: one is chosen on {1}public text, and there is none; name "
+    "exactly one"
+)
 
 
 @dataclass(frozen=True)
@@ -78,8 +83,9 @@ def run_benchmark(
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
-    downstream: folder or name of the causal LM to fine-tune. synthetic: texts by the names in
-    METHODS, "synthetic" the run's own and the others its controls. seeds: PrE-Text's, "seeds" the
+    downstream: folder or name of the model to fine-tune. synthetic: texts by the names in
+    METHODS, "synthetic" the run's own and the others its controls; with their labels
+    (`data.LabelledText`) for `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the
     run's own; empty for methods without.
     """
     federation, pool = private.federation, private.federation.public()
@@ -100,7 +106,9 @@ def run_benchmark(
     progress("benchmark: distances", 1, 2)
     summary["near_duplicates"] = repeated(synthetic["synthetic"], federation, config)
     progress("benchmark: distances", 2, 2)
-    summary |= next_token(config, federation, downstream, synthetic, progress)
+    measure = classification if config.evaluation.task == "classification" else next_token
+    summary |= {"task": config.evaluation.task}
+    summary |= measure(config, federation, downstream, synthetic, progress)
     return Benchmark(summary, held_out, candidates)
 
 
@@ -133,22 +141,28 @@ def distances(
         picked = rng.choice(len(source), count, replace=False)
         return private.embedder.embed([source[i] for i in picked])
 
-    public = rows(pool)
-    own = private.rows[
-        rng.choice(len(private.rows), len(public), replace=len(private.rows) < len(public))
-    ]
+    others = {"random_public": rows(pool)} if len(pool) > 1 else {}
+    count = len(others["random_public"]) if others else min(len(private.rows), FRECHET_TEXTS)
+    own = rng.choice(len(private.rows), count, replace=len(private.rows) < count)
+    others["private"] = private.rows[own]
     return {
         group: {
             name: round(value, 5)
             for name, value in frechet_by_size(
                 {name: rows(source) for name, source in members.items() if len(source) > 1}
-                | {"random_public": public, "private": own},
+                | others,
                 held_out,
                 rng,
             ).items()
         }
         for group, members in groups.items()
     }
+
+
+def training_sets(federation: Federation, synthetic: Sets, public: Sequence[str]) -> Sets:
+    """What the model is fine-tuned on, by the names in METHODS; `public` may be empty."""
+    own = [text for texts in federation.shard(0, 1).values() for text in texts]
+    return {**({"random_public": public} if public else {}), **synthetic, "private": own}
 
 
 def next_token(
@@ -168,11 +182,7 @@ def next_token(
     rate, tried = rehearse(config, federation, model, progress)
     tuning = Tuning(options.steps, options.batch_size, options.sequence_length, rate, config.seed)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
-    sets: dict[str, Sequence[str]] = {
-        "random_public": federation.public(),
-        **synthetic,
-        "private": [t for own in federation.shard(0, 1).values() for t in own],
-    }
+    sets = training_sets(federation, synthetic, federation.public())
     model.reset()  # the rehearsal left the weights of its last trial
     sums = {"pretrained": model.user_sums(held_out)}
     for name, source in sets.items():
@@ -188,18 +198,74 @@ def next_token(
         "learning_rate_trials": tried,
     }
     for measure, column in (("loss", 0), ("accuracy", 1)):
-        intervals = paired_bootstrap(
-            {name: sums[name][:, [column, 2]] for name in METHODS if name in sums},
-            [pair for pair in PAIRS if set(pair) <= set(sums)],
-            seeded(config.seed, "bootstrap"),
-            resamples=options.bootstrap,
+        result |= figures(
+            measure,
+            paired_bootstrap(
+                {name: sums[name][:, [column, 2]] for name in METHODS if name in sums},
+                [pair for pair in PAIRS if set(pair) <= set(sums)],
+                seeded(config.seed, "bootstrap"),
+                resamples=options.bootstrap,
+            ),
         )
-        result[measure] = {k: v.value for k, v in intervals["value"].items()}
-        result[f"{measure}_interval"] = {k: v.as_list()[1:] for k, v in intervals["value"].items()}
-        result[f"{measure}_difference"] = {
-            k: v.as_list() for k, v in intervals["difference"].items()
-        }
     return result
+
+
+def classification(
+    config: RunConfig,
+    federation: Federation,
+    downstream: str | Path,
+    synthetic: Sets,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
+
+    Public text takes part where it has labels, a control where its text has. `pretrained` has a
+    head of random weights: it shows what knowing nothing gives.
+    """
+    options, classes = config.evaluation, split_list(config.popri.labels)
+    length, device = options.sequence_length, config.models.device
+    model = Classifier(downstream, classes, length=length, device=device, seed=config.seed)
+
+    def encoded(texts: Sequence[str]) -> Examples:
+        return model.encode(texts, [label_of(text) for text in texts])
+
+    public = model.encode(federation.public(), federation.public_labels())
+    rate, tried = rehearse_classes(config, model, public, progress)
+    tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
+    held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
+    sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
+    sets = {"random_public": public} | sets
+    model.reset()
+    sums = {"pretrained": model.user_sums(held_out)}
+    for name, examples in sets.items():
+        if examples or name in {"synthetic", "private"}:  # these two without examples: an error
+            model.fine_tune(examples, tuning, progress, f"fine-tuning on {name}")
+            sums[name] = model.user_sums(held_out)
+    names = [name for name in METHODS if name in sums]
+    pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
+    found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
+    return {
+        "held_out_users": len(held_out),
+        "held_out_texts": int(sums["private"].sum()),
+        "classes": classes,
+        "methods": {name: METHODS[name] for name in names},
+        "training_texts": {name: len(sets[name]) for name in sets if name in sums},
+        "texts_per_fine_tuning": tuning.steps * tuning.batch_size,
+        "learning_rate": rate,
+        "learning_rate_trials": tried,
+        **figures("accuracy", found["accuracy"]),
+        **figures("macro_f1", found["macro_f1"]),
+    }
+
+
+def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:
+    """Values, intervals and paired differences of one measure, as the summary has them."""
+    values, differences = intervals["value"], intervals["difference"]
+    return {
+        measure: {k: v.value for k, v in values.items()},
+        f"{measure}_interval": {k: v.as_list()[1:] for k, v in values.items()},
+        f"{measure}_difference": {k: v.as_list() for k, v in differences.items()},
+    }
 
 
 def rehearse(
@@ -220,4 +286,29 @@ def rehearse(
         if not train or not validation:
             train = model.encode(federation.public())
             validation = model.encode(federation.public_validation())
+        if not train or not validation:
+            raise ConfigError(_NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
     return choose_learning_rate(model, rates, train, validation, tuning, progress)
+
+
+def rehearse_classes(
+    config: RunConfig, model: Classifier, public: Examples, progress: Progress = silent
+) -> tuple[float, dict[str, float]]:
+    """The learning rate of the best macro-F1: half of the labelled public texts to train on, the
+    others to test on. A single rate is taken untested. Raises ConfigError without such text."""
+    options = config.evaluation
+    rates = [float(rate) for rate in split_list(options.learning_rates)]
+    if len(rates) == 1:
+        return rates[0], {}
+    if not rates or len(public) < 2:
+        raise ConfigError(_NO_REHEARSAL.format(options.learning_rates, "labelled "))
+    found: dict[float, float] = {}
+    for rate in rates:
+        trial = Tuning(
+            options.steps, options.batch_size, options.sequence_length, rate, config.seed
+        )
+        stage = f"learning rate {rate:g} on public text"
+        model.fine_tune(public[::2], trial, progress, stage)
+        found[rate] = float(macro_f1(model.user_sums({"public": public[1::2]}).sum(axis=0)))
+    best = max(found, key=lambda rate: found[rate])
+    return best, {f"{rate:g}": round(value, 5) for rate, value in found.items()}

@@ -158,10 +158,12 @@ class Models:
         if self.config.method == "pretext":
             return self.pretext()
         from privsyn_flower.text.preference import PreferenceTrainer
+        from privsyn_flower.text.preference_data import EXPAND_ENDING
+        from privsyn_flower.text.prompts import HEADING
 
         config, popri = self.config, self.config.popri
-        # An instruction's answer ends with the text; an example's with the next heading.
-        ending: dict[str, Any] = {} if popri.examples else {"ending": None}
+        # A list goes on with the next heading; the answer to any other instruction just ends.
+        listed = popri.examples > 0 or HEADING in popri.instruction
         trainer = PreferenceTrainer(
             self.folder("generator"),
             method=popri.training,
@@ -173,7 +175,7 @@ class Models:
             micro_batch_size=popri.micro_batch_size,
             lora_rank=popri.lora_rank,
             lora_alpha=popri.lora_alpha,
-            **ending,
+            ending=EXPAND_ENDING if listed else None,
             device=config.models.device,
             progress=self.progress,
         )

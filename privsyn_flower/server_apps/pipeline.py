@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
+from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.evaluation.private import Private
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock, write_json
@@ -140,9 +141,14 @@ class Pipeline:
         return distance_to_development(self.config, self._federation(), self.models.embedder())
 
     def _control(self, strategy: Method) -> Method:
-        """The identical pipeline on pure noise of the same variance: what answers are worth."""
+        """The identical pipeline on pure noise of the same variance: what answers are worth.
+
+        No evaluation is paid for it: it ends with the round that was selected for the run.
+        """
         folder = RunFolder(self.folder.path / "control")
         noise_control(strategy, self.config, self.folder, folder, self.progress)
+        if isinstance(strategy, POPri) and self.selection is not None:
+            strategy.choose(min(int(self.selection["round"]), len(strategy.candidates())))
         return strategy
 
     def _rival(self, private: Private) -> PrEText:
@@ -191,7 +197,7 @@ class Pipeline:
                 private,
                 downstream=self.models.folder("downstream"),
                 record=self.folder,
-                synthetic={name: [one.text for one in found] for name, found in labelled.items()},
+                synthetic={name: _with_labels(found) for name, found in labelled.items()},
                 seeds=seeds,
                 progress=self.progress,
             )
@@ -234,3 +240,8 @@ class Pipeline:
         if benchmark is not None:
             summary["benchmark"] = benchmark
         return summary
+
+
+def _with_labels(texts: list[LabelledText]) -> list[str]:
+    """The texts as the benchmark reads private ones: a label comes with its text."""
+    return [UserText(one.text, one.label) if one.label else one.text for one in texts]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -23,6 +22,7 @@ from privsyn_flower.strategies.aggregation import Aggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.evaluation import Caps, Estimate, evaluate
 from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.text.lm_metrics import base_folder
 from privsyn_flower.text.parameters import Parameters
 
 CANDIDATES = 4
@@ -49,11 +49,10 @@ def select_round(
     stored: dict[str, Any] | None = folder.load_value("selection")
     if stored is None:
         rounds = candidate_rounds(len(strategy.candidates()))
-        base = Path(models.folder("downstream"))
         trained = _fine_tuned(strategy, rounds, models, config, folder)
         found = evaluate(
             trained,
-            base=base,
+            base=base_folder(models.folder("downstream")),  # loaded before, so it is here
             grid=grid,
             folder=folder,
             plan=plan,

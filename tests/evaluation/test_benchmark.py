@@ -9,8 +9,17 @@ import pytest
 import torch
 
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.data import Federation, prepare
-from privsyn_flower.evaluation.benchmark import distances, rehearse, run_benchmark
+from privsyn_flower.data import Federation, LabelledText, prepare
+from privsyn_flower.data.federation import _write
+from privsyn_flower.data.partition import Split
+from privsyn_flower.data.sources import Group
+from privsyn_flower.data.users import Sample
+from privsyn_flower.evaluation.benchmark import (
+    classification,
+    distances,
+    rehearse,
+    run_benchmark,
+)
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.feedback import recovery_rate, response_rounds, vote_shares
 from privsyn_flower.evaluation.private import Private, distance_to_development
@@ -250,3 +259,106 @@ def test_distance_to_development_prefers_what_is_like_it(setting):
     good = sentences(PRIVATE_WORDS, setting.rng, 20)
     assert distance(good) < distance(setting.federation.public()[:20])
     assert distance(good[:1]) == float("inf")
+
+
+# Classes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def labelled(setting, tmp_path_factory):
+    """Users whose texts say which of two classes they are of, as their label does."""
+    root, rng = tmp_path_factory.mktemp("labelled"), np.random.default_rng(5)
+    words = {"priv": PRIVATE_WORDS, "pub": PUBLIC_WORDS}
+    rows = [
+        {"user_id": f"u{i // 2}", "text": sentences(words[label], rng, 1)[0], "label": label}
+        for i in range(60)
+        for label in [("priv", "pub")[i % 2]]
+    ]
+    (root / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    values = {
+        **setting.config.flat(),
+        "method": "popri",
+        "cache": str(root / "cache"),
+        "data.path": str(root / "users.jsonl"),
+        "data.label-column": "label",
+        "data.near-duplicates": "keep",
+        "data.development-users": 0,
+        "data.public-validation": 0,
+        "popri.labels": "priv, pub",
+        "popri.examples": 0,
+        "popri.instruction": "{label}: ",
+        "evaluation.task": "classification",
+        "evaluation.steps": 40,
+        "evaluation.learning-rates": "3e-3",
+    }
+    config = RunConfig.from_flat(values)
+    federation = Federation(prepare(config.data, root / "cache"))
+    right = [LabelledText(row["text"], row["label"]) for row in rows[:20]]
+    wrong = [LabelledText(text, {"priv": "pub", "pub": "priv"}[text.label]) for text in right]
+    sets = {"synthetic": right, "noise_scores": wrong, "unaligned": [str(text) for text in right]}
+    return SimpleNamespace(config=config, federation=federation, sets=sets)
+
+
+def test_classes_are_read_from_the_texts_labels(setting, labelled):
+    found = classification(labelled.config, labelled.federation, setting.downstream, labelled.sets)
+    accuracy, macro = found["accuracy"], found["macro_f1"]
+    # Sets without labels are left out: the public text here, and a control's.
+    assert list(accuracy) == list(macro) == ["pretrained", "noise_scores", "synthetic", "private"]
+    assert (
+        accuracy["private"] > 0.9 and accuracy["synthetic"] > 0.9 > 0.3 > accuracy["noise_scores"]
+    )
+    assert macro["synthetic"] > 0.9 > 0.3 > macro["noise_scores"]
+    value, low, high = found["accuracy_difference"]["synthetic-noise_scores"]
+    assert 0 < low <= value <= high
+    assert found["held_out_users"] == 10 and found["held_out_texts"] == 20
+    assert found["training_texts"] == {"synthetic": 20, "noise_scores": 20, "private": 40}
+
+
+def test_public_labels_make_a_baseline_and_choose_the_rate(setting, labelled, monkeypatch):
+    public = labelled.federation.public()
+    labels = ["pub", "priv"] * (len(public) // 2)  # that say nothing: all of it is public text
+    monkeypatch.setattr(Federation, "public_labels", lambda self: labels)
+    options = {"evaluation.learning-rates": "1e-9,3e-3", "evaluation.steps": 3}
+    config = RunConfig.from_flat({**labelled.config.flat(), **options})
+    sets = {"synthetic": labelled.sets["synthetic"]}
+    found = classification(config, labelled.federation, setting.downstream, sets)
+    assert found["training_texts"]["random_public"] == len(public) == 100
+    assert "synthetic-random_public" in found["macro_f1_difference"]
+    assert set(found["learning_rate_trials"]) == {"1e-09", "0.003"}
+    best = max(found["learning_rate_trials"].values())
+    assert found["learning_rate_trials"][f"{found['learning_rate']:g}"] == best
+
+
+def test_a_rate_is_not_chosen_without_public_text(setting, labelled, monkeypatch):
+    options = {"evaluation.learning-rates": "1e-4,3e-3"}
+    config = RunConfig.from_flat({**labelled.config.flat(), **options})
+    with pytest.raises(ConfigError, match="labelled public text, and there is none"):
+        classification(config, labelled.federation, setting.downstream, labelled.sets)
+    for name in ("public", "public_groups", "public_general", "public_validation"):
+        monkeypatch.setattr(Federation, name, lambda self: [])
+    with pytest.raises(ConfigError, match="chosen on public text, and there is none"):
+        rehearse(config, setting.federation, Downstream(setting.downstream, length=48))
+
+
+def test_distances_without_public_text(setting):
+    private = private_of(setting)
+    found = distances(
+        {"synthetic": {"synthetic": setting.federation.public()[:20]}},
+        [],
+        private,
+        private.held_out(),
+        setting.config,
+    )
+    assert set(found["synthetic"]) == {"synthetic", "private"}
+    assert found["synthetic"]["private"] < found["synthetic"]["synthetic"]
+
+
+def test_public_labels_come_with_the_pool(setting, tmp_path):
+    """In the pool's random order, and empty where the source has none."""
+    groups = [Group(f"g{i}", (Sample(f"text number {i}", label=f"label {i}"),)) for i in range(9)]
+    parts = Split([], [], [], groups, [], [(7, 0), (2, 0), (4, 0)])
+    _write(tmp_path, parts, setting.config.data, {})
+    federation = Federation(tmp_path)
+    assert federation.public() == ["text number 7", "text number 2", "text number 4"]
+    assert federation.public_labels() == ["label 7", "label 2", "label 4"]
+    assert set(setting.federation.public_labels()) == {""}

@@ -1,0 +1,354 @@
+"""POPri through the whole pipeline in one process: real handlers, random models, a benchmark."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.client_apps import main as client
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config_file import load_config
+from privsyn_flower.display import result_table
+from privsyn_flower.privacy import calibrate
+from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.http_client import ServerError
+from privsyn_flower.text.preference import PreferenceTrainer
+from privsyn_flower.text.prompts import HEADING
+from tests.conftest import node_context, sentences
+from tests.text.test_http_generator import Fake, choices
+
+HANDLERS = {
+    "query.hello": client.hello,
+    "query.votes": client.votes,
+    "query.scores": client.scores,
+    "query.evaluation": client.evaluation,
+}
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+TEXTS_PER_USER = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small lose far more to waiting threads than they gain."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def write_rows(path: Path, texts: list[str], per_user: int = TEXTS_PER_USER) -> None:
+    rows = [{"user_id": f"u{i // per_user}", "text": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Private and public text, and a cache that the tests of this file share."""
+    folder = tmp_path_factory.mktemp("popri")
+    write_rows(folder / "private.jsonl", sentences(120, seed=1))
+    write_rows(folder / "public.jsonl", sentences(120, seed=2))
+    return folder
+
+
+@pytest.fixture
+def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+    """Dotted keys on top of a run of one round -> the configuration."""
+
+    def make(**values: Any) -> RunConfig:
+        base = {
+            "method": "popri",
+            "epsilon": 500.0,
+            "rounds": 1,
+            "nodes": 3,
+            "simulation-seeded-noise": True,
+            "cache": str(shared / "cache"),
+            "data.source": "files",
+            "data.path": str(shared / "private.jsonl"),
+            "data.public-path": str(shared / "public.jsonl"),
+            "data.users": 18,
+            "data.held-out-users": 8,
+            "data.development-users": 4,
+            "data.public-pool": 60,
+            "data.public-validation": 16,
+            "data.sample-words": 12,
+            "models.embedder": "ngram-32",
+            "models.generator": str(causal_folder),
+            "models.downstream": str(causal_folder),
+            "models.device": "cpu",
+            "popri.prompts": 5,
+            "popri.responses": 3,
+            "popri.examples": 1,
+            "popri.rejected-rank": 3,
+            "popri.learning-rate": 1e-2,
+            "popri.epochs": 1,
+            "popri.batch-size": 5,
+            "popri.lora-rank": 2,
+            "pretext.population": 16,
+            "pretext.lookahead": 1,
+            "pretext.threshold": 0.0,
+            "pretext.variation": "retrieval",
+            "expand.samples": 8,
+            "expand.min-words": 1,
+            "expand.max-tokens": 12,
+            "evaluation.steps": 2,
+            "evaluation.batch-size": 4,
+            "evaluation.sequence-length": 16,
+            "evaluation.learning-rates": "1e-3",
+            "evaluation.bootstrap": 100,
+        }
+        return RunConfig.from_flat({**base, **values})
+
+    return make
+
+
+def grid_for(loopback: Any, config: RunConfig) -> Any:
+    """Nodes that run the real ClientApp handlers."""
+
+    def node(number: int) -> Any:
+        named = {"partition-id": number, "num-partitions": config.nodes}
+        context = node_context(named, config.flat(), number + 1)
+        return lambda message: HANDLERS[message.metadata.message_type](message, context)
+
+    return loopback({i + 1: node(i) for i in range(config.nodes)})
+
+
+def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
+    """One process' run, or its resumption -> summary and grid."""
+    grid, folder = grid_for(loopback, config), RunFolder(path)
+    with folder.lock():
+        Pipeline(config, grid, folder).run()
+    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return summary, grid
+
+
+def charges(folder: Path) -> list[dict[str, Any]]:
+    """The reservations of a ledger, or of a run's part of one."""
+    return [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "reserve"]
+
+
+def test_benchmark_compares_with_every_control(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    private = {"benchmark": True, "popri.checkpoint": "private", "evaluation.rival": "pretext"}
+    config = configured(**private, **{"popri.epochs": 2})
+    summary, grid = run(config, loopback, tmp_path / "run")
+    assert {m.metadata.message_type.partition(".")[2] for m in grid.sent} == {"hello", "scores"}
+    assert "EPSILON DOES NOT COVER THE SELECTION" in summary["privacy"]
+    found = summary["benchmark"]
+    made = ["unaligned", "noise_scores", "pretext", "synthetic"]
+    assert list(found["methods"]) == ["pretrained", "random_public", *made, "private"]
+    assert set(found["loss_difference"]) == {
+        *(f"synthetic-{name}" for name in ("random_public", *made[:-1])),
+        "private-random_public",
+        "private-synthetic",
+    }
+    assert found["training_texts"] == {"random_public": 60, "private": 54} | dict.fromkeys(made, 8)
+    assert set(found["frechet"]["synthetic"]) == {*made, "random_public", "private"}
+    assert found["near_duplicates"].keys() == {"private", "held_out", "public"}
+    assert found["near_duplicates"]["private"]["texts"] == 8
+    rounds = found["responses"]
+    assert [len(values) for values in rounds.values()] == [1, 1, 1]
+    assert 0 <= rounds["recovery_rate"][0] <= 1
+    for name in ("accuracy", "candidates", "distances"):
+        assert (tmp_path / "run" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    # The controls are generators of their own: the same prompts, other texts.
+    texts = {
+        name: [row["text"] for row in read_jsonl(tmp_path / "run" / f"{name}.jsonl")]
+        for name in ("synthetic", "control", "unaligned", "rival")
+    }
+    assert len(set(map(tuple, texts.values()))) == 4
+    # The noise is the released one's, and no user is in it.
+    (own,) = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    (noise,) = read_jsonl(tmp_path / "run" / "control" / "metrics.jsonl")
+    assert noise["pairs"] > 0 and noise["score_std"] != own["score_std"]
+    diagnostics = {
+        "score_std", "signal_to_noise", "signal_to_noise_within", "preference_margin",
+        "frechet_public", "training_loss", "training_reward_accuracy", "training_reward_margin",
+        "training_kl", "pairs", "epoch", "noise_std", "seconds",
+    }  # fmt: skip
+    assert diagnostics <= set(own)
+    assert all(isinstance(own[name], float | int) for name in diagnostics)
+
+    again, grid = run(config, loopback, tmp_path / "run")
+    assert grid.sent == [] and again["benchmark"] == found
+
+
+def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_path: Path) -> None:
+    config = configured(
+        **{
+            "rounds": 2,
+            "benchmark": True,
+            "popri.select": "federated",
+            "popri.select-samples": 16,
+            "ledger": str(tmp_path / "ledger.jsonl"),
+            "population-name": "everybody",
+        }
+    )
+    summary, grid = run(config, loopback, tmp_path / "run")
+    assert sum(m.metadata.message_type.startswith("query.evaluation") for m in grid.sent) > 0
+    # The noise is calibrated for two rounds, a spare one and the evaluation.
+    assert summary["noise_multiplier"] == calibrate(500.0, 4, config.delta, mechanism="skellam")
+    assert "over 2 rounds and 1 spare and 1 evaluation of models on the nodes" in summary["privacy"]
+    name = RunFolder(tmp_path / "run").load_value("run")
+    paid = [row["run"] for row in charges(tmp_path / "run")]
+    assert paid == [name, name, f"{name}-selection"]  # the export; the ledger itself is elsewhere
+    assert paid == [row["run"] for row in charges(tmp_path)]
+    selected = summary["selection"]
+    losses = {key: value["loss"] for key, value in selected["estimates"].items()}
+    assert f"round-{selected['round']:04d}" == min(losses, key=lambda key: losses[key])
+    assert list(losses) == ["round-0001", "round-0002"]
+    assert "noise_scores" in summary["benchmark"]["accuracy"]
+
+    synthetic = (tmp_path / "run" / "synthetic.jsonl").read_bytes()
+    for left in ("synthetic.jsonl", "summary.json"):
+        (tmp_path / "run" / left).unlink()
+    again, grid = run(config, loopback, tmp_path / "run")
+    assert grid.sent == []
+    assert (again["selection"], again["epsilon_ledger"]) == (selected, summary["epsilon_ledger"])
+    assert (tmp_path / "run" / "synthetic.jsonl").read_bytes() == synthetic
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_models_are_closed_whatever_happens(
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    closed: list[int] = []
+    monkeypatch.setattr(HuggingFaceGenerator, "close", lambda self: closed.append(id(self)))
+    if not fails:
+        run(configured(), loopback, tmp_path / "run")
+    else:
+
+        def broken(*_: Any, **__: Any) -> None:
+            raise ImportError("no such library")
+
+        monkeypatch.setattr(PreferenceTrainer, "train", broken)
+        with pytest.raises(ImportError, match="no such library"):
+            run(configured(), loopback, tmp_path / "run")
+        assert not (tmp_path / "run" / "summary.json").exists()
+        # What was released is in the run's ledger, and a resumed run begins with it.
+        assert len(charges(tmp_path / "run")) == 1
+    assert len(closed) == 1
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    server = Fake()
+    server.answers["/v1/completions"] = lambda body: (200, choices(*served(body)))
+    yield server
+    server.server.shutdown()
+    server.server.server_close()
+
+
+def served(body: dict[str, Any]) -> list[str]:
+    """Distinct texts, then what a base model goes on with."""
+    return [f"served {body['seed']} copy {i}\n{HEADING} 9\nrest" for i in range(body["n"])]
+
+
+def test_pretext_expands_on_a_given_server(
+    configured: Any, loopback: Any, tmp_path: Path, fake: Fake
+) -> None:
+    config = configured(
+        **{
+            "method": "pretext",
+            "generation.backend": "openai",
+            "generation.base-url": fake.url,
+            "models.generator": "m",
+            "expand.temperature": 0.5,
+            "expand.top-p": 0.25,
+        }
+    )
+    run(config, loopback, tmp_path / "run")
+    bodies = fake.bodies()
+    assert {(b["model"], b["temperature"], b["top_p"], b["max_tokens"]) for b in bodies} == {
+        ("m", 0.5, 0.25, 12)
+    }
+    assert all(b["prompt"].startswith("List of 6 diverse") for b in bodies)
+    texts = [row["text"] for row in read_jsonl(tmp_path / "run" / "synthetic.jsonl")]
+    assert len(texts) == 8 and set(texts) <= {f"served {b['seed']} copy 0" for b in bodies}
+
+
+def test_a_server_without_adapters_is_named_and_nothing_is_lost(
+    configured: Any, loopback: Any, tmp_path: Path, fake: Fake, causal_folder: Path
+) -> None:
+    """A run that cannot go on keeps what it paid for; the error says what the server lacks."""
+    values = {"generation.backend": "vllm", "generation.base-url": fake.url, "rounds": 2}
+    with pytest.raises(ServerError, match=r"adapter .*cannot be loaded.*--enable-lora"):
+        run(configured(**values), loopback, tmp_path / "run")
+    assert RunFolder(tmp_path / "run").last_checkpoint()["round"] == 1  # type: ignore[index]
+    assert [path for path, _ in fake.asked if "adapter" in path] == ["/v1/load_lora_adapter"]
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        fake.answers[path] = lambda body: (200, {})
+    summary, _ = run(configured(**values), loopback, tmp_path / "run")
+    assert summary["rounds"] == 2 and len(charges(tmp_path / "run")) == 2
+    assert {b["model"] for b in fake.bodies()} > {str(causal_folder)}
+
+
+def test_openreview_end_to_end(
+    loopback: Any, tmp_path: Path, causal_folder: Path, masked_folder: Path
+) -> None:
+    """The paper's class-conditional run with labelled stand-ins: one node, no public text."""
+    paper = load_config(CONFIGS / "popri-openreview-eps4.toml")
+    labels = split_list(paper.popri.labels)
+    rows = [
+        {"text": text, "label": labels[i % len(labels)]}
+        for i, text in enumerate(sentences(60, seed=4))
+    ]
+    source = tmp_path / "reviews.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load_config(
+        CONFIGS / "popri-openreview-eps4.toml",
+        {
+            "cache": str(tmp_path / "cache"),
+            "rounds": 1,
+            "data.path": str(source),
+            "data.users": 30,
+            "data.held-out-users": 15,
+            "data.development-users": 10,
+            "models.embedder": "ngram-32",
+            "models.generator": str(causal_folder),
+            "models.downstream": str(masked_folder),
+            "models.device": "cpu",
+            "generation.backend": "huggingface",
+            "popri.prompts": 10,
+            "popri.responses": 3,
+            "popri.rejected-rank": 3,
+            "popri.epochs": 1,
+            "popri.select-samples": 16,
+            "expand.samples": 15,
+            "expand.min-words": 1,
+            "expand.max-tokens": 12,
+            "evaluation.steps": 3,
+            "evaluation.batch-size": 4,
+            "evaluation.sequence-length": 24,
+            "evaluation.bootstrap": 100,
+        },
+    )
+    summary, grid = run(config, loopback, tmp_path / "run")
+    assert len(grid.nodes) == 1
+    synthetic = read_jsonl(tmp_path / "run" / "synthetic.jsonl")
+    assert len(synthetic) == 15 and {row["label"] for row in synthetic} <= set(labels)
+    assert len({row["label"] for row in synthetic}) > 1
+    found = summary["benchmark"]
+    assert (found["task"], found["classes"]) == ("classification", labels)
+    made = ["unaligned", "noise_scores", "synthetic"]
+    assert list(found["methods"]) == ["pretrained", *made, "private"]
+    assert found["training_texts"] == {"private": 30} | dict.fromkeys(made, 15)
+    assert (found["held_out_users"], found["held_out_texts"]) == (15, 15)
+    for measure in ("accuracy", "macro_f1"):
+        assert list(found[measure]) == list(found["methods"])
+        for name, value in found[measure].items():
+            low, high = found[f"{measure}_interval"][name]
+            assert 0 <= low <= high <= 1 and 0 <= value <= 1
+        assert set(found[f"{measure}_difference"]) == {
+            "synthetic-unaligned", "synthetic-noise_scores", "private-synthetic",
+        }  # fmt: skip
+    assert "loss" not in found and "random_public" not in found["frechet"]["synthetic"]
+    assert (tmp_path / "run" / "accuracy.png").exists()
+    assert "macro-f1" in result_table(summary)
