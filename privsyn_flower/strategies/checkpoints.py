@@ -19,7 +19,7 @@ class Checkpoints:
     """Compares the epochs of a training by what they write: `samples` responses each.
 
     validation: public texts. private_distance: to private text, which epsilon does not cover; the
-    paper's choice, for benchmarks only.
+    paper's choice, for benchmarks only. rounds: the rounds are compared by the kept epochs, too.
     """
 
     choice: Literal["last", "public", "private"]
@@ -28,6 +28,7 @@ class Checkpoints:
     embedder: Embedder
     validation: list[str]
     private_distance: Distance | None = None
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         """Raises ValueError when the choice lacks what it needs, or has what it must not see."""
@@ -44,9 +45,10 @@ class Checkpoints:
 
     def keep(self, rnd: int, trained: Sequence[Trained]) -> tuple[int, float | None]:
         """Trained epochs of a round -> the place of the one to keep, and the Frechet distance of
-        its texts to the public validation text (None without such text, or without texts)."""
+        its texts to the public validation text (None without such text, without texts, and where
+        nothing is compared: no text is generated for a figure alone)."""
         last = len(trained) - 1
-        if self.choice == "last" and not self.validation:
+        if self.choice == "last" and not (self.rounds and self.validation):
             return last, None
         epochs = [last] if self.choice == "last" else list(range(len(trained)))
         texts = {epoch: self._texts(rnd, trained[epoch]) for epoch in epochs}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -107,6 +108,7 @@ class POPri(SynthesisStrategy):
             embedder,
             list(validation),
             private_distance,
+            rounds=self.config.select == "public",
         )
         self.seeds: list[str] = []
         self.adapters: list[str | None] = []  # after each round, relative to the folder
@@ -177,6 +179,7 @@ class POPri(SynthesisStrategy):
             "pairs_unusable": ranking.unusable,
             "pairs_shortened": ranking.shortened,
             **score_facts(released, responses.groups, noise_std),
+            "frechet_public": self._response_distance(responses),
         }
         if not pairs:
             if not self.adapters:
@@ -184,7 +187,9 @@ class POPri(SynthesisStrategy):
             logger.warning("round %d has no pairs: the generator stays as it was", rnd)
             return Learned(before, self.distances[-1], self.seeds, metrics)
         best, worse = (scores[ranking.prompts, j] for j in (ranking.chosen, ranking.rejected))
-        metrics["preference_margin"] = float((best - worse).mean()) / noise_std
+        margin = metrics["preference_margin"] = float((best - worse).mean()) / noise_std
+        note = f"their margin {margin:.2f} standard deviations of the noise"
+        self.progress(f"round {rnd}: pairs", len(pairs), len(responses.texts), note)
         self.generator.rest()
         trained = self.trainer.train(
             pairs,
@@ -194,11 +199,20 @@ class POPri(SynthesisStrategy):
         )
         kept, distance = self.checkpoints.keep(rnd, trained)
         metrics |= {f"training_{name}": value for name, value in trained[kept].metrics.items()}
-        metrics |= {"epoch": kept + 1, "frechet_public": distance}
+        metrics["epoch"] = kept + 1
+        if distance is not None:
+            metrics["frechet_public"] = distance
         # Relative, so that a run folder can be moved.
         adapter = trained[kept].adapter.relative_to(self.folder).as_posix()
         seeds = list(dict.fromkeys(pair["chosen"] for pair in pairs))
         return Learned(adapter, distance, seeds, metrics)
+
+    def _response_distance(self, responses: Responses) -> float | None:
+        """Frechet distance of the round's texts, embedded to be asked about, to public validation
+        text; as many of them as epochs are compared by."""
+        step = max(1, -(-len(responses.asked) // self.config.select_samples))
+        distance = self.checkpoints.public_distance(responses.asked[::step])
+        return distance if math.isfinite(distance) else None
 
     def _responses(self, rnd: int) -> Responses:
         """The round's prompts and responses of Psi_t, generated once."""

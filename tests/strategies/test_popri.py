@@ -577,7 +577,7 @@ def test_a_round_chosen_from_outside(tmp_path: Path, loopback: Any) -> None:
         ({"select": "public"}, r"popri\.select = 'public' needs"),
         ({"checkpoint": "public"}, r"popri\.checkpoint = 'public' needs"),
         ({"labels": "a,b"}, r"popri\.labels"),
-        ({"examples": 0}, r"popri\.instruction is empty"),
+        ({"examples": 0}, r"popri\.examples = 0 needs popri\.instruction"),
         ({"examples": 61}, r"popri\.examples"),
     ],
 )
