@@ -67,5 +67,6 @@ def toml_value(value: Scalar) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        # TOML has no control characters in a string, and an instruction may hold newlines.
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'
     return repr(value)
