@@ -103,9 +103,13 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     models = config.models.model_copy(
         update={name: model(getattr(config.models, name)) for name in names}
     )
+    generation = config.generation.model_copy(
+        update={"vllm_python": absolute(config.generation.vllm_python)}
+    )
     return config.model_copy(
         update={
             "run_folder": str(folder),
+            "generation": generation,
             "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
             "assets": absolute(config.assets),
             "ledger": absolute(config.ledger),

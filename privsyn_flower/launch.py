@@ -114,10 +114,14 @@ class LocalFlower:
         self.pid = self._process.pid
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            ended = self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
                 self.close()
                 tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                raise FlowerError(f"flower-superlink did not start on port {self.port}:\n{tail}")
+                waited = "it ended" if ended else f"no answer in {START_SECONDS:g} s"
+                raise FlowerError(
+                    f"flower-superlink did not start on port {self.port} ({waited}; {log}):\n{tail}"
+                )
             time.sleep(0.2)
 
     def healthy(self) -> bool:

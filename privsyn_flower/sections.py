@@ -53,10 +53,14 @@ class DataConfig(Section):
         "remove", description="texts that share 13 words in a row with one taken before"
     )
     held_out_users: int = Field(150, ge=0, description="test users, read by final runs only")
-    development_users: int = Field(100, ge=0, description="users for tuning the demo")
+    development_users: int = Field(
+        100, ge=0, description="users for tuning, and for popri.checkpoint = private"
+    )
     public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
-    public_validation: int = Field(512, ge=0, description="public texts for learning-rate choice")
-    sample_words: int = Field(45, ge=4, description="words of a docstring sample or a candidate")
+    public_validation: int = Field(
+        512, ge=0, description="public texts to choose a rate by, or compare with"
+    )
+    sample_words: int = Field(45, ge=4, description="words of a sample, candidate or response")
     chunk: bool = Field(
         False, description="files/hub: cut a text into consecutive samples of sample-words words"
     )
