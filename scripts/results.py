@@ -1,11 +1,12 @@
 """The README's table: the demo repeated over seeds at both epsilons (`make results`).
 
-    python scripts/results.py [--seeds 3] [--epsilons 7.58,1.29] [--table-only]
+    python scripts/results.py [--seeds 3] [--epsilons 7.58,1.29] [--demo popri-demo] [--table-only]
 
-Each run is a `privsyn run` of configs/demo.toml with another seed (choices and noise differ; the
-split, the public text and the models are the same). Finished runs in results/raw are kept, so
-the script goes on where it was stopped. The table and the pictures of the first run go into
-README.md and docs/images; every figure in them comes from the runs' summary.json.
+Each run is a `privsyn run` of configs/demo.toml or configs/popri-demo.toml with another seed
+(choices and noise differ; the split, the public text and the models are the same). Finished runs
+in results/raw are kept, so the script goes on where it was stopped. The tables and the pictures
+of the first run go into README.md and docs/images; every figure in them comes from the runs'
+summary.json.
 """
 
 from __future__ import annotations
@@ -16,30 +17,83 @@ import shutil
 import statistics
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "results" / "raw"
-START, END = "<!-- results:start -->", "<!-- results:end -->"
-ROWS = (
-    ("pretrained", "the small LM before fine-tuning"),
-    ("random_public", "(a) random public text"),
-    ("noise_votes", "(a2) same pipeline, votes replaced by pure noise around their mean"),
-    ("synthetic", "**(b) PrE-Text synthetic text**"),
-    ("private", "(c) the private text itself (no privacy)"),
+
+
+Runs = dict[float, list[dict[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One demo: its configuration, the rows of its tables, its pictures, its place in README.md.
+
+    rows: benchmark name -> text. differences: what (b) is compared with -> text.
+    """
+
+    config: str
+    rows: dict[str, str]
+    differences: dict[str, str]
+    pictures: dict[str, str]
+    marker: str
+
+
+PRETEXT = Demo(
+    "demo",
+    {
+        "pretrained": "the small LM before fine-tuning",
+        "random_public": "(a) random public text",
+        "noise_votes": "(a2) same pipeline, votes replaced by pure noise around their mean",
+        "synthetic": "**(b) PrE-Text synthetic text**",
+        "private": "(c) the private text itself (no privacy)",
+    },
+    {"random_public": "(b) - (a)", "noise_votes": "(b) - (a2)"},
+    {
+        "accuracy.png": "Next-token accuracy by training text",
+        "candidates.png": "Candidates and held-out text in two principal directions",
+    },
+    "results",
+)
+POPRI = Demo(
+    "popri-demo",
+    {
+        "pretrained": "the small LM before fine-tuning",
+        "random_public": "(a) random public text",
+        "unaligned": "(a1) the generator's text before alignment",
+        "noise_scores": "(a2) same pipeline, scores replaced by pure noise",
+        "pretext": "(a3) PrE-Text's synthetic text, same noise and rounds, without its seeds",
+        "synthetic": "**(b) POPri synthetic text**",
+        "private": "(c) the private text itself (no privacy)",
+    },
+    {"unaligned": "(b) - (a1)", "noise_scores": "(b) - (a2)", "pretext": "(b) - (a3)"},
+    {
+        "accuracy.png": "Next-token accuracy by training text",
+        "candidates.png": "Responses and held-out text in two principal directions",
+        "distances.png": "Frechet distance of the responses by round",
+    },
+    "popri-results",
 )
 
 
-def run(epsilon: float, seed: int) -> dict[str, Any]:
+def folder_of(demo: Demo, epsilon: float, seed: int) -> Path:
+    """Where a run of a demo is kept."""
+    prefix = "" if demo is PRETEXT else "popri-"
+    return RAW / f"{prefix}eps{epsilon:g}-seed{seed}"
+
+
+def run(demo: Demo, epsilon: float, seed: int) -> dict[str, Any]:
     """The summary of one run; made now unless it is there."""
-    folder = RAW / f"eps{epsilon:g}-seed{seed}"
+    folder = folder_of(demo, epsilon, seed)
     if not (folder / "summary.json").exists():
         command = [str(Path(sys.executable).parent / "privsyn"), "run"]
         if (folder / "config.toml").exists():
             command += ["--resume", str(folder)]
         else:
-            command += [str(ROOT / "configs" / "demo.toml")]
+            command += [str(ROOT / "configs" / f"{demo.config}.toml")]
             for setting in (f"epsilon={epsilon}", f"seed={seed}", f"run-folder={folder}"):
                 command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
@@ -55,7 +109,7 @@ def spread(values: list[float], digits: int) -> str:
     return f"{mean} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
-def accuracy_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]:
+def accuracy_table(demo: Demo, by_epsilon: Runs) -> list[str]:
     """Next-token accuracy and cross-entropy by training text."""
     head = "| fine-tuned on |"
     rule = "|---|"
@@ -63,7 +117,7 @@ def accuracy_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]:
         head += f" accuracy, eps {epsilon:g} | loss, eps {epsilon:g} |"
         rule += "---:|---:|"
     lines = [head, rule]
-    for key, name in ROWS:
+    for key, name in demo.rows.items():
         line = f"| {name} |"
         for runs in by_epsilon.values():
             line += f" {spread([r['benchmark']['accuracy'][key] for r in runs], 4)} |"
@@ -72,26 +126,26 @@ def accuracy_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]:
     return lines
 
 
-def difference_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]:
-    """(b) minus (a) and (a2), with the 95 % interval of every seed (bootstrap over users)."""
-    lines = ["| accuracy difference, each seed with its 95 % interval over held-out users |"]
+def difference_table(demo: Demo, by_epsilon: Runs, measure: str) -> list[str]:
+    """(b) minus the others, with the 95 % interval of every seed (bootstrap over users)."""
+    lines = [f"| {measure} difference, each seed with its 95 % interval over held-out users |"]
     lines[0] += "".join(f" eps {epsilon:g} |" for epsilon in by_epsilon)
     lines.append("|---|" + "---|" * len(by_epsilon))
-    for other, name in (("random_public", "(b) - (a)"), ("noise_votes", "(b) - (a2)")):
+    for other, name in demo.differences.items():
         line = f"| {name} |"
         for runs in by_epsilon.values():
             cells = []
             for run_ in runs:
                 key = f"synthetic-{other}"
-                value, low, high = run_["benchmark"]["accuracy_difference"][key]
+                value, low, high = run_["benchmark"][f"{measure}_difference"][key]
                 cells.append(f"{value:+.4f} [{low:+.4f}, {high:+.4f}]")
             line += " " + "<br>".join(cells) + " |"
         lines.append(line)
     return lines
 
 
-def distance_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]:
-    """What the votes found: shares of true votes and Frechet distances to held-out text."""
+def distance_table(demo: Demo, by_epsilon: Runs) -> list[str]:
+    """What the answers found, and Frechet distances to held-out text at equal numbers of texts."""
     lines = ["| |" + "".join(f" eps {epsilon:g} |" for epsilon in by_epsilon)]
     lines.append("|---|" + "---:|" * len(by_epsilon))
 
@@ -101,24 +155,27 @@ def distance_table(by_epsilon: dict[float, list[dict[str, Any]]]) -> list[str]:
         ]
         lines.append(f"| {name} |" + "".join(f" {cell} |" for cell in cells))
 
-    row("true votes of the survivors / of as many random candidates (mean over rounds)",
-        lambda b: b["true_votes"]["mean_ratio"], 2)  # fmt: skip
-    row("share of the true votes: seeds against as many random public texts",
-        lambda b: b["true_votes"]["seeds_against_random"], 3)  # fmt: skip
-    for group, name in (("seeds", "seeds"), ("synthetic", "synthetic text")):
-        own = group
-        for key, label in (
-            (own, name),
-            ("noise_votes", f"{name} of the pure-noise pipeline"),
-            ("random_public", "random public text, same number"),
-            ("private", "private users' text, same number (the floor)"),
-        ):
-            row(f"Frechet distance to held-out text, {name}: {label}",
+    if demo is PRETEXT:
+        row("true votes of the survivors / of as many random candidates (mean over rounds)",
+            lambda b: b["true_votes"]["mean_ratio"], 2)  # fmt: skip
+        row("share of the true votes: seeds against as many random public texts",
+            lambda b: b["true_votes"]["seeds_against_random"], 3)  # fmt: skip
+    else:
+        row("recovery rate of the preferences (mean over rounds)",
+            lambda b: statistics.mean(b["responses"]["recovery_rate"]), 3)  # fmt: skip
+        for other in ("private", "held_out", "public"):
+            row(f"synthetic texts with 8 words in a row from {other.replace('_', '-')} text",
+                lambda b, o=other: b["near_duplicates"][o]["share"], 4)  # fmt: skip
+    first = next(iter(by_epsilon.values()))[0]["benchmark"]["frechet"]
+    for group, distances in first.items():
+        for key in distances:
+            name = demo.rows.get(key, key).replace("**", "")
+            row(f"Frechet distance to held-out text ({group}): {name}",
                 lambda b, g=group, k=key: b["frechet"][g][k], 4)  # fmt: skip
     return lines
 
 
-def block(by_epsilon: dict[float, list[dict[str, Any]]]) -> str:
+def block(demo: Demo, by_epsilon: Runs) -> str:
     """The README's text between the markers."""
     first = next(iter(by_epsilon.values()))[0]
     benchmark = first["benchmark"]
@@ -133,38 +190,55 @@ def block(by_epsilon: dict[float, list[dict[str, Any]]]) -> str:
         f"{benchmark['held_out_tokens']:,} tokens. These figures are measured with private and "
         "held-out text and are not covered by epsilon."
     )
-    parts = [[intro], accuracy_table(by_epsilon), difference_table(by_epsilon)]
-    parts.append(distance_table(by_epsilon))
-    parts.append(["![Next-token accuracy by training text](docs/images/accuracy.png)"])
-    parts.append(
-        ["![Candidates and held-out text in two principal directions](docs/images/candidates.png)"]
-    )
+    parts = [[intro], accuracy_table(demo, by_epsilon)]
+    measures = ["accuracy"] if demo is PRETEXT else ["accuracy", "loss"]
+    parts += [difference_table(demo, by_epsilon, measure) for measure in measures]
+    parts.append(distance_table(demo, by_epsilon))
+    parts += [
+        [f"![{text}](docs/images/{image(demo, name)})"] for name, text in demo.pictures.items()
+    ]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def image(demo: Demo, name: str) -> str:
+    """A picture's name in docs/images."""
+    return name if demo is PRETEXT else f"popri-{name}"
+
+
+def publish(demo: Demo, by_epsilon: Runs) -> None:
+    """The block and the pictures of the first run into README.md and docs/images."""
+    images = ROOT / "docs" / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    first = folder_of(demo, next(iter(by_epsilon)), 0)
+    for name in demo.pictures:
+        shutil.copyfile(first / name, images / image(demo, name))
+    start, end = f"<!-- {demo.marker}:start -->", f"<!-- {demo.marker}:end -->"
+    readme = ROOT / "README.md"
+    before, _, rest = readme.read_text(encoding="utf-8").partition(start)
+    _, _, after = rest.partition(end)
+    readme.write_text(f"{before}{start}\n{block(demo, by_epsilon)}\n{end}{after}", encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epsilons", default="7.58,1.29")
+    parser.add_argument("--demo", choices=["demo", "popri-demo"], action="append")
     parser.add_argument("--table-only", action="store_true", help="only from finished runs")
     options = parser.parse_args()
-    by_epsilon: dict[float, list[dict[str, Any]]] = {}
-    for epsilon in (float(part) for part in options.epsilons.split(",")):
-        for seed in range(options.seeds):
-            folder = RAW / f"eps{epsilon:g}-seed{seed}"
-            if options.table_only and not (folder / "summary.json").exists():
-                continue
-            print(f"epsilon {epsilon:g}, seed {seed}", flush=True)
-            by_epsilon.setdefault(epsilon, []).append(run(epsilon, seed))
-    images = ROOT / "docs" / "images"
-    images.mkdir(parents=True, exist_ok=True)
-    first = next(iter(by_epsilon))
-    for name in ("accuracy.png", "candidates.png"):
-        shutil.copyfile(RAW / f"eps{first:g}-seed0" / name, images / name)
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(START)
-    _, _, after = rest.partition(END)
-    readme.write_text(f"{before}{START}\n{block(by_epsilon)}\n{END}{after}", encoding="utf-8")
+    for demo in (PRETEXT, POPRI):
+        if options.demo and demo.config not in options.demo:
+            continue
+        by_epsilon: Runs = {}
+        for epsilon in (float(part) for part in options.epsilons.split(",")):
+            for seed in range(options.seeds):
+                done = (folder_of(demo, epsilon, seed) / "summary.json").exists()
+                if options.table_only and not done:
+                    continue
+                print(f"{demo.config}: epsilon {epsilon:g}, seed {seed}", flush=True)
+                by_epsilon.setdefault(epsilon, []).append(run(demo, epsilon, seed))
+        if by_epsilon:
+            publish(demo, by_epsilon)
 
 
 if __name__ == "__main__":

@@ -86,12 +86,13 @@ def response_rounds(
         if query is None or released is None:
             continue
         question, projection = query.question(), query.extra.get("projection")
-        true = private.mean_cosines(question, projection)
+        true = private.mean_cosines(question)
         recovery.append(recovery_rate(true, released, query_groups(query, row), rejected_rank))
         rng = seeded(private.config.seed, row["round"], "response distances")
         sets = [private.rows, held_out]
-        if projection is not None:
-            sets = [rows @ projection for rows in sets]
+        if projection is not None:  # what is lost to the question is lost to both sides
+            lost = projection.astype(np.float32)
+            sets = [rows @ lost @ lost.T for rows in sets]
         size = min(MOST_TEXTS, len(question), *map(len, sets))
         drawn = [rows[rng.choice(len(rows), size, replace=False)] for rows in (question, *sets)]
         to_private.append(round(frechet_distance(drawn[0], drawn[1]), 5))

@@ -104,16 +104,13 @@ def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
 def draw_benchmark(
     summary: Mapping[str, Any], candidates: Sequence[Floats], held_out: Floats, folder: Path
 ) -> None:
-    """All pictures of a benchmark: accuracy.png, candidates.png, and distances.png for responses.
-
-    Candidates of fewer dimensions than held_out (a public projection) are not drawn.
-    """
+    """All pictures of a benchmark; distances.png is for methods with responses."""
     accuracy = {
         name: [value, *summary["accuracy_interval"][name]]
         for name, value in summary["accuracy"].items()
     }
     draw_accuracy(accuracy, folder / "accuracy.png")
-    if candidates and candidates[0].shape[1] == held_out.shape[1]:
+    if candidates:
         draw_rounds(candidates, held_out, folder / "candidates.png")
     if "responses" in summary:
         rounds = summary["responses"]

@@ -66,16 +66,14 @@ class Private:
             metric=options.metric,
         )
 
-    def mean_cosines(self, candidates: Floats, projection: Floats | None) -> Floats:
+    def mean_cosines(self, candidates: Floats) -> Floats:
         """Mean over users of a user's mean cosine to candidates (m, d): (m,), unclipped.
 
-        POPri, Algorithm 4 line 2, without the clip and the noise. projection (D, d): where the
-        users were asked in fewer dimensions.
+        POPri, Algorithm 4 line 2, without the clip and the noise.
         """
-        rows = self.rows if projection is None else self.rows @ projection
         counts = np.bincount(self.owners, minlength=self.users)
         weights = 1.0 / np.maximum(counts, 1)[self.owners]
-        centre = (rows * weights[:, None]).sum(axis=0) / max(1, int((counts > 0).sum()))
+        centre = (self.rows * weights[:, None]).sum(axis=0) / max(1, int((counts > 0).sum()))
         scores: Floats = (candidates @ centre).astype(np.float32)
         return scores
 

@@ -64,6 +64,7 @@ class Pipeline:
                 strategy.attach(self.folder)
             with self.clock("rounds"):
                 done = self._rounds(strategy)
+            self.selected = strategy.selected_round() if isinstance(strategy, POPri) else None
             with self.clock("expansion"):
                 synthetic = self._synthesise("synthetic", strategy)
             benchmark = self._benchmark(strategy, synthetic) if self.config.benchmark else None
@@ -235,6 +236,8 @@ class Pipeline:
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,
         }
+        if self.selected is not None:
+            summary["selected_round"] = self.selected
         if self.selection is not None:
             summary["selection"] = self.selection
         if benchmark is not None:

@@ -59,6 +59,7 @@ def select_round(
             ledger=ledger,
             caps=_caps(config),
             name="selection",
+            spare=_unused_spares(plan, ledger),
             aggregation=aggregation,
             progress=models.progress,
         )
@@ -67,6 +68,12 @@ def select_round(
     strategy.choose(int(stored["round"]))
     logger.info("round %d was selected by the nodes' evaluation", stored["round"])
     return stored
+
+
+def _unused_spares(plan: RoundPlan, ledger: Ledger) -> int:
+    """Spare rounds that the rounds did not use: they are paid for, so the evaluation may."""
+    failed = sum(charge.state == "reserved" for charge in ledger.charges(run=plan.run))
+    return max(0, plan.spare_rounds - failed)
 
 
 def candidate_rounds(rounds: int) -> list[int]:
