@@ -1,0 +1,191 @@
+"""POPri through real `flwr run`s: killed while it trains, failing, and resumed to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.client_apps import main as client
+from privsyn_flower.config_file import load_config
+from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.server_apps.pipeline import Pipeline
+from tests.conftest import node_context
+from tests.end_to_end.conftest import privsyn, processes_mentioning
+from tests.text.conftest import causal_folder
+
+__all__ = ["causal_folder"]  # pytest finds the fixture by name
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+ROUNDS, EPOCHS = 2, 15
+HANDLERS = {"query.hello": client.hello, "query.scores": client.scores}
+POPRI = """
+method = "popri"
+stage-timeout = 300.0
+{mini}
+[popri]
+prompts = 6
+responses = 3
+examples = 1
+rejected-rank = 3
+beta = 0.1
+learning-rate = 1e-3
+epochs = {epochs}
+batch-size = 6
+lora-rank = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Sums of floats depend on the number of threads, and bits are compared here."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def config(mini: Path, causal_folder: Path) -> Path:
+    """The miniature federation, asked by POPri with a random Llama."""
+    text = (mini / "mini.toml").read_text()
+    text = text.replace(
+        'embedder = "ngram-64"', f'embedder = "ngram-64"\ngenerator = "{causal_folder}"'
+    )
+    text = text.replace("samples = 0", "samples = 12\nmin-words = 1\nmax-tokens = 16")
+    path = mini / "popri.toml"
+    path.write_text(POPRI.format(mini=text, epochs=EPOCHS))
+    return path
+
+
+def reference(config: Path, folder: Path, loopback: Any) -> Any:
+    """The same run in this process, never interrupted; returns its grid."""
+    values = load_config(config)
+
+    def node(number: int) -> Any:
+        named = {"partition-id": number, "num-partitions": values.nodes}
+        context = node_context(named, values.flat(), number + 1)
+        return lambda message: HANDLERS[message.metadata.message_type](message, context)
+
+    grid = loopback({i + 1: node(i) for i in range(values.nodes)})
+    run = RunFolder(folder)
+    with run.lock():
+        Pipeline(values, grid, run).run()
+    return grid
+
+
+def wait_for(path: Path, process: Any, seconds: float = 300) -> None:
+    """Until `path` is there; what does not come in time takes no processor any more."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.terminate()
+            pytest.fail(f"{path} did not appear: {process.communicate(timeout=60)[1]}")
+        time.sleep(0.01)
+
+
+def finish(process: Any, seconds: float = 300) -> tuple[int, list[str], list[str]]:
+    out, err = process.communicate(timeout=seconds)
+    return process.returncode, out.strip().splitlines(), err.strip().splitlines()
+
+
+def private_texts(mini: Path) -> list[bytes]:
+    return [row["text"].encode() for row in read_jsonl(mini / "users.jsonl")]
+
+
+def content_bytes(message: Any) -> bytes:
+    """Every byte of a reply's records: arrays, strings, names."""
+    if message.has_error():
+        return str(message.error).encode()
+    parts = []
+    for name, record in message.content.items():
+        parts.append(name.encode())
+        for key, value in record.items():
+            parts += [key.encode(), value.data if hasattr(value, "data") else str(value).encode()]
+            parts += [one for one in [value] if isinstance(one, bytes)]
+    return b"\0".join(parts)
+
+
+def test_killed_while_training_then_failing_then_resumed(
+    mini: Path, config: Path, one_thread: None, loopback: Any
+) -> None:
+    folder = mini / "popri-killed"
+    process = privsyn("run", config, "--set", f"run-folder={folder}", cwd=mini)
+    training = folder / "popri" / "round-0001"
+    wait_for(training / "epoch-2", process)
+    os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)  # runs the ServerApp
+    code, _, err = finish(process)
+    assert code == 1
+    assert not (training / "finished.json").exists(), "the training was over before the kill"
+    responses = (folder / "popri" / "round-0001.json").stat()
+
+    # An error after the models were used is the exit status and the last line.
+    (folder / "popri" / "round-0002").touch()
+    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
+    assert (code, out) == (1, [])
+    assert err[-1].startswith("error: FileExistsError"), "\n".join(err)
+    assert (training / "finished.json").exists()
+    (folder / "popri" / "round-0002").unlink()
+
+    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
+    assert code == 0, "\n".join(err)
+    assert out[-1] == str(folder)
+    deadline = time.monotonic() + 20
+    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert processes_mentioning(str(folder)) == []
+
+    # Nothing was generated or asked again.
+    again = (folder / "popri" / "round-0001.json").stat()
+    assert again.st_mtime_ns == responses.st_mtime_ns
+    ledger = read_jsonl(folder / "ledger.jsonl")
+    assert [row["kind"] for row in ledger].count("reserve") == ROUNDS
+    assert [row["kind"] for row in ledger].count("commit") == ROUNDS
+
+    whole = mini / "popri-whole"
+    grid = reference(config, whole, loopback)
+    for rnd in range(1, ROUNDS + 1):
+        one, two = RunFolder(folder).load_release(rnd), RunFolder(whole).load_release(rnd)
+        assert one is not None and np.array_equal(one, two)
+    adapter = (
+        Path("popri") / f"round-{ROUNDS:04d}" / f"epoch-{EPOCHS}" / "adapter_model.safetensors"
+    )
+    assert (folder / adapter).read_bytes() == (whole / adapter).read_bytes()
+    assert (folder / "synthetic.jsonl").read_bytes() == (whole / "synthetic.jsonl").read_bytes()
+    check_folder(folder, mini)
+    seen = b"\0".join(map(content_bytes, grid.received))
+    assert len(seen) > 10_000
+    assert not any(text in seen for text in private_texts(mini))
+
+
+def check_folder(folder: Path, mini: Path) -> None:
+    """The summary, adapters and no other weights, no checkpoint left, and no private text."""
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"]) == ("popri", ROUNDS)
+    assert 0 < summary["epsilon_ledger"] <= summary["epsilon"] <= 50.0
+    assert summary["synthetic_samples"] == len(read_jsonl(folder / "synthetic.jsonl")) == 12
+    assert "benchmark" not in summary
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    assert [row["round"] for row in metrics] == list(range(1, ROUNDS + 1))
+    for row in metrics:
+        assert row["pairs"] > 0
+        assert {"training_loss", "training_kl", "training_reward_accuracy"} <= set(row)
+    weights = [path for path in folder.rglob("*") if path.suffix in {".safetensors", ".bin", ".pt"}]
+    assert len(weights) == ROUNDS * EPOCHS
+    assert {path.name for path in weights} == {"adapter_model.safetensors"}
+    private = private_texts(mini)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for file in files:
+        data = file.read_bytes()
+        assert not any(text in data for text in private), file
