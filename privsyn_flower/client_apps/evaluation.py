@@ -21,7 +21,7 @@ from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.queries.metrics import shard_metrics
 from privsyn_flower.question import Query
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.lm_metrics import load_scorer
+from privsyn_flower.text.lm_metrics import BATCH_TOKENS, load_scorer
 from privsyn_flower.text.parameters import (
     MOST_MODELS,
     Parameters,
@@ -36,7 +36,7 @@ from privsyn_flower.wire import Refusal, WireError
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
-MOST_TOKENS = 1 << 20  # of one user, and of one sequence: beyond it a question is no honest one
+MOST_TOKENS = 1 << 20  # of one user: beyond it a question is no honest one
 
 
 def evaluation(message: Message, context: Context) -> Message:
@@ -56,7 +56,8 @@ def check_evaluation(query: Query, node: Node) -> None:
             Refusal.MALFORMED, f"models = {models} with an answer of {query.length} coordinates"
         )
     length, tokens = int(options["sequence-length"]), int(options["max-tokens"])
-    if not (2 <= length <= MOST_TOKENS and 1 <= tokens <= MOST_TOKENS):
+    # Longer sequences would need memory that depends on how long a user's texts are.
+    if not (2 <= length <= BATCH_TOKENS and 1 <= tokens <= MOST_TOKENS):
         raise WireError(Refusal.MALFORMED, "max-tokens or sequence-length is out of range")
     most, gap = options.get("max-loss"), options.get("gap")
     if not isinstance(most, int | float) or not 0 < most < math.inf:
@@ -114,6 +115,10 @@ def user_evaluations(
     scorer = load_scorer(folder, node.device)
     max_tokens, max_loss = int(options["max-tokens"]), float(options["max-loss"])
     length = int(options["sequence-length"])
+    try:
+        scorer.rehearse(length)
+    except Exception as error:  # nobody's text was opened: the cause is the question's size
+        raise WireError(Refusal.MEMORY, f"a batch of {BATCH_TOKENS} tokens failed") from error
     rows: list[list[list[int]]] = []
     for texts, takes in zip(users.values(), taking, strict=True):
         rows.append([])

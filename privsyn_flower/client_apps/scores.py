@@ -21,6 +21,8 @@ from privsyn_flower.wire import Refusal, WireError
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
+MOST_DIMENSIONS = 8192  # of an embedding; a projection of more would be a bomb
+
 
 def scores(message: Message, context: Context) -> Message:
     """ClientApp handler for `query.scores`."""
@@ -46,6 +48,12 @@ def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:
     expected = ["groups", *(["classes"] if labels else []), *(["projection"] if dimension else [])]
     if len(query.rows) != query.length or sorted(query.extra) != sorted(expected):
         raise _malformed(f"{len(query.rows)} candidates with {sorted(query.extra)}")
+    sizes = [
+        query.rows.shape[1],
+        *(len(a) for name, a in query.extra.items() if name == "projection"),
+    ]
+    if max(sizes) > MOST_DIMENSIONS:  # before anything is multiplied
+        raise _malformed(f"candidates of {max(sizes)} dimensions")
     groups = query.extra["groups"]
     if groups.dtype != np.uint16 or groups.ndim != 1 or not len(groups) or not groups.min():
         raise _malformed("groups are no numbers of candidates")

@@ -158,7 +158,7 @@ def _places(config: DataConfig) -> tuple[str, str]:
 
 def _read(place: str, columns: Columns) -> dict[str, list[Sample]]:
     if not place.startswith("hub:"):
-        return collect(Path(place).expanduser(), columns)
+        return collect(Path(place).expanduser(), columns, strict=True)
     data = load_hub(place)
     columns.require(data.column_names or _first_row(data), place)
     return collect_rows(lambda _: _hub_rows(data, columns), columns, 0, place)

@@ -121,6 +121,7 @@ def load_users(
     date_from: str = "",
     date_to: str = "",
     samples_cap: int = 0,
+    strict: bool = True,
 ) -> dict[str, list[str]]:
     """user_id -> texts, both in file order (PRIVATE on a device).
 
@@ -128,10 +129,12 @@ def load_users(
     user, the first ones; 0 keeps all. An exact repetition within a user is dropped; a user
     without any text stays, with an empty list, because the node stands for that user too. What
     was skipped is counted in the logger `privsyn_flower.node`, which goes nowhere by itself.
+    strict: False on a node, where the column of labels or dates may be missing: else one user's
+    row would decide whether anybody's text is read.
     Raises DataError for a missing column or unknown format, OSError for an unreadable file.
     """
     columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
-    samples = collect(path, columns, samples_cap)
+    samples = collect(path, columns, samples_cap, strict=strict)
     return {user: [sample.text for sample in own] for user, own in samples.items()}
 
 
@@ -145,10 +148,11 @@ def load_samples(
     date_from: str = "",
     date_to: str = "",
     samples_cap: int = 0,
+    strict: bool = True,
 ) -> dict[str, list[Sample]]:
     """As `load_users`, with each text's label and date."""
     columns = Columns(user_column, text_column, label_column, date_column, date_from, date_to)
-    return collect(path, columns, samples_cap)
+    return collect(path, columns, samples_cap, strict=strict)
 
 
 def check_file(
@@ -182,10 +186,18 @@ def check_file(
     return sorted(findings, key=lambda finding: finding.line)
 
 
-def collect(path: str | Path, columns: Columns, cap: int = 0) -> dict[str, list[Sample]]:
-    """The samples of a file by user; oddities are summed up in the local log."""
+def collect(
+    path: str | Path, columns: Columns, cap: int = 0, *, strict: bool = False
+) -> dict[str, list[Sample]]:
+    """The samples of a file by user; oddities are summed up in the local log.
+
+    strict: a column of labels or dates that no row has is a DataError. On a node it must not be:
+    there one user's row would decide whether anybody's text is read.
+    """
     where = Path(path)
-    return collect_rows(lambda report: _rows_of(where, columns, report), columns, cap, where.name)
+    return collect_rows(
+        lambda report: _rows_of(where, columns, report), columns, cap, where.name, strict=strict
+    )
 
 
 def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
@@ -194,7 +206,9 @@ def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
     return read_rows(path, report, columns.named().values())
 
 
-def collect_rows(rows: Any, columns: Columns, cap: int, where: str) -> dict[str, list[Sample]]:
+def collect_rows(
+    rows: Any, columns: Columns, cap: int, where: str, *, strict: bool = True
+) -> dict[str, list[Sample]]:
     """As `collect`, for rows of any source: `rows(report)` iterates over (line, row)."""
     if cap < 0:
         raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")
@@ -202,7 +216,7 @@ def collect_rows(rows: Any, columns: Columns, cap: int, where: str) -> dict[str,
     gathered = _Gathered(
         columns, cap, lambda line, _, advice: seen.setdefault(advice, []).append(line)
     )
-    gathered.add_all(rows(gathered.report), where)
+    gathered.add_all(rows(gathered.report), where, strict)
     for advice, lines in seen.items():
         NODE_LOG.warning(
             "%s: %d oddities, first in line %d: %s", where, len(lines), lines[0], advice
@@ -223,8 +237,8 @@ class _Gathered:
     texts: dict[str, set[str]] = field(default_factory=dict)
     rows: int = 0
 
-    def add_all(self, rows: Iterable[Row], where: str) -> None:
-        """Add rows; DataError when a wanted column is in none of them."""
+    def add_all(self, rows: Iterable[Row], where: str, strict: bool = True) -> None:
+        """Add rows; DataError when a wanted column is in none of them (labels, dates: strict)."""
         present: set[str] = set()
         for line, row in rows:
             self.rows += 1
@@ -234,7 +248,10 @@ class _Gathered:
             except Exception:
                 self.report(line, "the row cannot be read", "correct or remove it")
         if self.rows:
-            self.columns.require(present, where)
+            optional = {name for name in (self.columns.label, self.columns.date) if name}
+            if not strict and optional - present:
+                self.report(0, "no row has the labels or dates", "name another column, or none")
+            self.columns.require(present if strict else present | optional, where)
 
     def _add(self, line: int, row: Mapping[str, Any]) -> None:
         columns = self.columns

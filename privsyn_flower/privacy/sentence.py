@@ -36,7 +36,8 @@ class PrivacyStatement:
     aggregation. ledger_scope: "run" for a ledger made for this run, "population" for one that
     spans runs. simulated: one machine played all parties. benchmark: held-out text was opened
     to measure the result. evaluations: releases beside the rounds that compare models on the
-    nodes. private_selection: a checkpoint was chosen by private text, without noise.
+    nodes. private_selection: a checkpoint was chosen by private text, without noise. rival:
+    another method was simulated for the benchmark.
     """
 
     epsilon: float
@@ -59,6 +60,7 @@ class PrivacyStatement:
     benchmark: bool = False
     evaluations: int = 0
     private_selection: bool = False
+    rival: bool = False
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -86,6 +88,8 @@ class PrivacyStatement:
     @property
     def threat_model(self) -> str:
         """One line for summary.json and tables."""
+        if self.private_selection:
+            return "none: checkpoints were chosen by private text, which epsilon does not cover"
         if self.simulation_seeded:
             return "none: the noise came from the run's seed"
         if self.aggregation == "secure":
@@ -192,6 +196,11 @@ class PrivacyStatement:
             left_out.append(
                 "the figures under `benchmark`, which were measured on private or held-out text "
                 "outside the nodes, without noise, for this evaluation only"
+            )
+        if self.rival:
+            left_out.append(
+                "the files of the rival method, made of the users' true votes with noise that no "
+                "ledger counts, for this evaluation only"
             )
         text = f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
         if self.private_selection:

@@ -149,5 +149,6 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,
         evaluations=paid_releases(config) - config.rounds - config.spare_rounds,
+        rival=config.benchmark and bool(config.evaluation.rival),
         private_selection=config.method == "popri" and config.popri.checkpoint == "private",
     )

@@ -26,7 +26,7 @@ from privsyn_flower.server_apps.parts import (
     public_text,
     statement,
 )
-from privsyn_flower.server_apps.selection import select_round
+from privsyn_flower.server_apps.selection import check_selection, select_round
 from privsyn_flower.strategies.checkpoints import Distance
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.popri import POPri
@@ -62,6 +62,8 @@ class Pipeline:
             with self.clock("models"):
                 strategy = self.models.strategy(self._private_distance())
                 strategy.attach(self.folder)
+                if self.config.method == "popri" and self.config.popri.select == "federated":
+                    check_selection(self.models, self.config)
             with self.clock("rounds"):
                 done = self._rounds(strategy)
             self.selected = strategy.selected_round() if isinstance(strategy, POPri) else None

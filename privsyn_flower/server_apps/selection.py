@@ -12,18 +12,27 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
+from privsyn_flower.queries.metrics import TooNoisyError
+from privsyn_flower.runs import RunFolder, read_jsonl, write_atomic, write_jsonl
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.strategies.aggregation import Aggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.evaluation import Caps, Estimate, evaluate
 from privsyn_flower.strategies.popri import POPri
-from privsyn_flower.text.lm_metrics import base_folder
-from privsyn_flower.text.parameters import Parameters
+from privsyn_flower.strategies.rounds import NoRelease
+from privsyn_flower.text.lm_metrics import BATCH_TOKENS, base_folder
+from privsyn_flower.text.parameters import (
+    Parameters,
+    base_shapes,
+    longest_sequence,
+    pack_parameters,
+    unpack_parameters,
+)
 
 CANDIDATES = 4
 
@@ -49,21 +58,24 @@ def select_round(
     stored: dict[str, Any] | None = folder.load_value("selection")
     if stored is None:
         rounds = candidate_rounds(len(strategy.candidates()))
-        trained = _fine_tuned(strategy, rounds, models, config, folder)
-        found = evaluate(
-            trained,
-            base=base_folder(models.folder("downstream")),  # loaded before, so it is here
-            grid=grid,
-            folder=folder,
-            plan=plan,
-            ledger=ledger,
-            caps=_caps(config),
-            name="selection",
-            spare=_unused_spares(plan, ledger),
-            aggregation=aggregation,
-            progress=models.progress,
-        )
-        stored = _facts(found)
+        try:
+            found = evaluate(
+                _fine_tuned(strategy, rounds, models, config, folder),
+                base=base_folder(models.folder("downstream")),
+                grid=grid,
+                folder=folder,
+                plan=plan,
+                ledger=ledger,
+                caps=_caps(config),
+                name="selection",
+                spare=_unused_spares(plan, ledger),
+                aggregation=aggregation,
+                progress=models.progress,
+            )
+            stored = _facts(found)
+        except (NoRelease, TooNoisyError) as error:  # what the rounds found is paid for, and stays
+            logger.warning("the nodes' evaluation chose no round, so the last is taken: %s", error)
+            stored = {"round": rounds[-1], "estimates": {}, "failed": str(error)}
         folder.save_value("selection", stored)
     strategy.choose(int(stored["round"]))
     logger.info("round %d was selected by the nodes' evaluation", stored["round"])
@@ -80,6 +92,17 @@ def candidate_rounds(rounds: int) -> list[int]:
     """1..rounds, thinned to CANDIDATES evenly spaced ones that end with the last."""
     count = min(CANDIDATES, rounds)
     return sorted({-(-rounds * i // count) for i in range(1, count + 1)})
+
+
+def check_selection(models: Models, config: RunConfig) -> None:
+    """Raise ConfigError, before anything is asked, when the evaluation could not be asked."""
+    base = base_folder(models.folder("downstream"))
+    length, longest = config.evaluation.sequence_length, longest_sequence(base)
+    if length > min(longest, BATCH_TOKENS):
+        raise ConfigError(
+            f"evaluation.sequence-length = {length}: an evaluation on the nodes takes at most "
+            f"{min(longest, BATCH_TOKENS)} tokens with models.downstream = {base}"
+        )
 
 
 def _facts(found: dict[str, Estimate]) -> dict[str, Any]:
@@ -121,10 +144,16 @@ def _fine_tuned(
     model = Downstream(
         models.folder("downstream"), length=options.sequence_length, device=config.models.device
     )
+    shapes = base_shapes(base_folder(models.folder("downstream")))
     result: dict[str, Parameters] = {}
     for rnd in rounds:
         name = f"round-{rnd:04d}"
         path = folder.path / "selection" / f"{name}.jsonl"
+        weights = path.with_suffix(".safetensors")
+        if weights.exists():  # trained again they might differ in a bit, and be another question
+            packed = np.frombuffer(weights.read_bytes(), dtype=np.uint8)
+            result[name] = unpack_parameters(packed, shapes)
+            continue
         if not path.exists():
             strategy.choose(rnd)
             texts = strategy.synthesise(config.popri.select_samples)
@@ -132,4 +161,5 @@ def _fine_tuned(
         rows = model.encode([row["text"] for row in read_jsonl(path)])
         model.fine_tune(rows, tuning, models.progress, f"fine-tuning on round {rnd}")
         result[name] = model.parameters()
+        write_atomic(weights, pack_parameters(result[name]).tobytes())
     return result

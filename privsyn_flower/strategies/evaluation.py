@@ -28,6 +28,7 @@ from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.rounds import Rounds, Strategy
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.parameters import (
     MOST_MODELS,
     Parameters,
@@ -107,6 +108,11 @@ def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps
     """
     if not 1 <= len(models) <= MOST_MODELS:
         raise ValueError(f"{len(models)} models: from 1 to {MOST_MODELS} fit one evaluation")
+    if caps.sequence_length > BATCH_TOKENS:
+        raise ValueError(
+            f"sequence_length = {caps.sequence_length}: nodes take at most {BATCH_TOKENS} tokens "
+            "(evaluation.sequence-length)"
+        )
     if caps.max_tokens < 1 or caps.sequence_length < 2 or not 0 < caps.max_loss < math.inf:
         raise ValueError(f"{caps}: max_tokens >= 1, sequence_length >= 2 and max_loss > 0 needed")
     if not 0 <= caps.gap <= 1:

@@ -273,6 +273,11 @@ class POPri(SynthesisStrategy):
         """As SynthesisStrategy.start; the result has `samples` texts, kept in synthetic.jsonl."""
         if self.config.select == "federated":
             raise ValueError("popri.select = 'federated' needs a whole run: use 'last' or 'public'")
+        if self.config.checkpoint == "private":
+            raise ValueError(
+                "popri.checkpoint = 'private' is for the benchmark of a simulated run only: its "
+                "epsilon does not cover the choice; use 'last' or 'public'"
+            )
         result = super().start(grid, folder=folder, **options)
         run = RunFolder(folder)
         path = run.path / "synthetic.jsonl"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -27,6 +28,24 @@ from privsyn_flower.text.sampling import check_sampling
 logger = logging.getLogger("privsyn_flower")
 
 SEEDS = 2**31  # seeds are below: some servers keep them in 32 signed bits
+
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+def _check_key(base_url: str, key: str) -> None:
+    """Raise ValueError, without the key, for one that no header carries or that would travel in
+    the clear."""
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError(
+            "the key in generation.api-key-env holds characters that no header can carry"
+        )
+    url = urllib.parse.urlsplit(base_url)
+    if key and url.scheme == "http" and url.hostname not in LOOPBACK:
+        raise ValueError(
+            f"generation.base-url = {base_url!r} would send the key of generation.api-key-env in "
+            "the clear: use https, or set api-key-env = ''"
+        )
 
 
 class OpenAIGenerator:
@@ -79,9 +98,11 @@ class OpenAIGenerator:
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.model, self.stop, self.concurrency = model, tuple(stop), concurrency
         self.adapters, self.extra, self.progress = adapters, dict(extra or {}), progress
+        key = api_key or os.environ.get(api_key_env, "").strip()
+        _check_key(base_url, key)
         self.client = JsonClient(
             base_url,
-            api_key=api_key or os.environ.get(api_key_env, "").strip(),
+            api_key=key,
             timeout=timeout,
             retries=retries,
             lost=self._lost,

@@ -78,15 +78,24 @@ class Scorer:
         A text is tokenised once and cut to `length` tokens; a row of n has n - 1 to predict.
         """
         rows: list[list[int]] = []
-        left = max_tokens
+        left, known = max_tokens, self.model.get_input_embeddings().num_embeddings
         for text in texts:
             if left == 0:
                 break
             (row,) = encode(self.tokenizer, [text], min(length, left + 1))
+            if max(row, default=0) >= known:  # on CUDA it would break the model for everybody
+                raise ValueError(f"token {max(row)} is beyond the model's {known} embeddings")
             if len(row) > 1:
                 rows.append(row)
                 left -= len(row) - 1
         return rows
+
+    def rehearse(self, length: int) -> None:
+        """Score a full batch of sequences of `length` made-up tokens; raises what that raises.
+
+        So that a question which needs too much memory fails for every text, or for none.
+        """
+        self.sums([[0] * length] * max(1, BATCH_TOKENS // length), 1.0)
 
     def sums(self, rows: Sequence[Sequence[int]], max_loss: float) -> tuple[int, float]:
         """One user's rows -> right predictions, and nats with each token's cut at max_loss.

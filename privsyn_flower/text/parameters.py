@@ -85,7 +85,7 @@ def check_parameters(parameters: Parameters, shapes: Shapes) -> None:
         if name in shapes:
             if array.shape != shapes[name]:
                 raise ParametersError(f"{name} has shape {array.shape}, expected {shapes[name]}")
-        elif name != target and target in shapes:
+        elif name in (target + UP, target + DOWN) and target in shapes:
             _check_half(name, target, parameters, shapes[target])
         else:
             raise ParametersError(f"the base model has no parameter {target!r}")

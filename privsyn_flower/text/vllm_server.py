@@ -79,7 +79,9 @@ class VllmServer:
         self.log, self.seed, self.start_timeout = log.absolute(), seed, start_timeout
         self.lora_rank = served_rank(lora_rank)
         self.arguments = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
-        self.api_key = secrets.token_hex(16)  # other users of this machine cannot use the server
+        self.api_key = secrets.token_hex(
+            16
+        )  # for completions and adapters; vLLM asks for none to sleep
         self.port, self.starts = 0, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._start_of_log = 0

@@ -166,7 +166,7 @@ def test_one_users_failure_is_that_users_zeros(
     def broken(self: Scorer, texts: Any, *args: Any, **kwargs: Any) -> Any:
         if where == "sums":
             broken.calls += 1
-            if broken.calls == 4:  # the second user's text, under the second model
+            if broken.calls == 5:  # after the rehearsal: the second user under the second model
                 raise error
         elif texts == USERS["some"]:
             raise error
@@ -179,6 +179,39 @@ def test_one_users_failure_is_that_users_zeros(
     monkeypatch.setattr(Scorer, where, broken)
     assert np.array_equal(answer(query, device, users), want)
     assert "diary" in (tmp_path / "node" / "node.log").read_text()
+
+
+def test_memory_is_tried_on_made_up_tokens_first(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that is too large is refused whatever the texts are, not for one long text."""
+
+    def full(self: Scorer, rows: Any, most: float) -> Any:
+        assert {token for row in rows for token in row} == {0}
+        raise MemoryError
+
+    monkeypatch.setattr(Scorer, "sums", full)
+    with pytest.raises(wire.WireError) as refused:
+        answer(question(base), node(tmp_path, base), {"short": USERS["short"]})
+    assert refused.value.code is Refusal.MEMORY
+
+
+def test_a_token_beyond_the_embedding_is_its_users_zeros(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU it would end the model for everybody."""
+    from privsyn_flower.text import lm_metrics
+
+    real = lm_metrics.encode
+
+    def beyond(tokenizer: Any, texts: Any, length: int) -> Any:
+        return [[10**6, 1]] if texts[0] in USERS["some"] else real(tokenizer, texts, length)
+
+    query, device = question(base), node(tmp_path, base)
+    want = answer(query, device, {"short": USERS["short"]})
+    monkeypatch.setattr(lm_metrics, "encode", beyond)
+    users = {name: USERS[name] for name in ("short", "some")}
+    assert np.array_equal(answer(query, device, users), want)
 
 
 def test_nothing_private_is_in_the_reply(
@@ -211,6 +244,7 @@ def tampered(base: Path, change: str) -> Query:
         "no tokens": {"options": {**options, "max-tokens": 0}},
         "endless": {"options": {**options, "max-tokens": 1 << 40}},
         "short": {"options": {**options, "sequence-length": 1}},
+        "longer than a batch": {"options": {**options, "sequence-length": 2049}},
         "beyond the positions": {"options": {**options, "sequence-length": 201}},
         "infinite": {"options": {**options, "max-loss": math.inf}},
         "a wide gap": {"options": {**options, "gap": 1.5}},

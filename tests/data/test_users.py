@@ -231,3 +231,17 @@ def test_importing_data_loads_nothing_heavy() -> None:
     code = f"import sys, privsyn_flower.data; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_one_users_label_does_not_decide_about_the_others(tmp_path):
+    """On a node a record changes nothing but its own user's samples."""
+    rows = [{"user_id": f"u{i}", "text": f"text of user {i}"} for i in range(4)]
+    labelled = [{**rows[0], "label": "x"}, *rows[1:]]
+    options = {"label_column": "label", "strict": False}
+    with_label = load_samples(write(tmp_path, "jsonl", labelled), **options)
+    without = load_samples(write(tmp_path, "jsonl", rows), **options)
+    assert list(with_label) == list(without) == ["u0", "u1", "u2", "u3"]
+    assert {u: without[u] for u in ("u1", "u2", "u3")} == {
+        u: with_label[u] for u in ("u1", "u2", "u3")
+    }
+    assert with_label["u0"][0].label == "x" and without["u0"][0].label == ""

@@ -136,3 +136,13 @@ def test_printed_numbers_err_on_the_safe_side():
 def test_no_words_for_it(change, words):
     with pytest.raises(ValueError, match=words):
         replace(PLAIN, **change)
+
+
+def test_evaluations_rival_and_private_selection_are_said():
+    more = replace(SECURE, evaluations=1, benchmark=True, rival=True)
+    text = more.sentence()
+    assert "10 rounds and 1 spare and 1 evaluation of models on the nodes" in text
+    assert "files of the rival method" in text and "SELECTION" not in text
+    chosen = replace(more, private_selection=True)
+    assert "EPSILON DOES NOT COVER THE SELECTION" in chosen.sentence()
+    assert chosen.threat_model.startswith("none: checkpoints were chosen by private text")

@@ -538,6 +538,8 @@ def test_private_text_chooses_only_where_a_benchmark_lets_it(tmp_path: Path) -> 
     play(attached(method, tmp_path), 1)
     assert method.adapter() == tmp_path / "popri" / "round-0001" / "epoch-1"
     assert method.distances == [None]
+    with pytest.raises(ValueError, match="does not cover"):  # no epsilon is stated for such a run
+        method.start(None, folder=tmp_path, users=9, epsilon=1.0, delta=1e-5)
 
 
 def test_the_round_that_writes_the_result(tmp_path: Path) -> None:

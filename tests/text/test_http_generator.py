@@ -554,3 +554,17 @@ def test_closed_while_waiting(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> No
     thread.join(5)
     assert not thread.is_alive()
     assert "closed" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "said"),
+    [
+        ("http://gpu-box:8000/v1", "sk-secret", "in the clear"),
+        ("https://models.example/v1", "sk-secret\nsk-second", "no header can carry"),
+        ("https://models.example/v1", "sk-sécret", "no header can carry"),
+    ],
+)
+def test_a_key_that_would_leak_is_refused_without_showing_it(url: str, key: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as refused:
+        OpenAIGenerator(url, "model", api_key=key)
+    assert "secret" not in str(refused.value) and "sécret" not in str(refused.value)
