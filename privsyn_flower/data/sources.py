@@ -76,11 +76,15 @@ def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> li
         raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
     progress(f"reading {path}")
     user, text = config.user_column, config.public_text_column or config.text_column
-    if user and user in _columns_at(path):
-        users = _read(path, Columns(user, text))
+    columns = _columns_at(path)
+    label = config.label_column if config.label_column in columns else ""
+    if user and user in columns:
+        users = _read(path, Columns(user, text, label))
         return [Group(name, _cut(own, config)) for name, own in users.items() if own]
     samples = [
-        sample for own in _read(path, Columns("", text)).values() for sample in _cut(own, config)
+        sample
+        for own in _read(path, Columns("", text, label)).values()
+        for sample in _cut(own, config)
     ]
     blocks = range(0, len(samples), BLOCK)
     return [Group(f"rows-{i}", tuple(samples[i : i + BLOCK])) for i in blocks]

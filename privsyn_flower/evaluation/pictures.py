@@ -75,8 +75,8 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     )
     panel.bar_label(bars, labels=[f"{value:.3f}" for value in values[:, 0]], padding=9, fontsize=9)
     panel.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names], fontsize=9)
-    panel.set_ylim(0, values[:, 2].max() * 1.15)
-    panel.set_ylabel("next-token accuracy, held-out users")
+    panel.set_ylim(0, max(values[:, 2].max() * 1.15, 0.01))
+    panel.set_ylabel("accuracy, held-out users")
     panel.spines[["top", "right"]].set_visible(False)
     return _save(figure, path)
 
