@@ -10,12 +10,11 @@ from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts, open_node
-from privsyn_flower.client_apps.votes import check_embedder
-from privsyn_flower.data import EmbeddingCache, label_of
+from privsyn_flower.client_apps.votes import check_embedder, user_rows
+from privsyn_flower.data import label_of
 from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.queries.scores import LARGEST_ENTRY, Score, shard_scores
 from privsyn_flower.question import MOST_CLASSES, Query
-from privsyn_flower.text import load_embedder
 from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
@@ -94,11 +93,7 @@ def user_scores(
     query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
 ) -> Integers:
     """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who take part."""
-    cache = EmbeddingCache(node.cache / "embeddings", query.model)
-    # The cache holds exactly who it is shown, so it is shown everybody.
-    rows, owner = cache.get(
-        users, lambda texts: load_embedder(node.embedder, node.device, progress=False).embed(texts)
-    )
+    rows, owner = user_rows(query, users, node)
     kept = taking[owner]
     groups, labels = query.extra["groups"], _labels(query)
     classes = samples = None

@@ -20,6 +20,8 @@ from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Rows = np.ndarray[Any, np.dtype[np.float32]]
+Owners = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def votes(message: Message, context: Context) -> Message:
@@ -62,15 +64,22 @@ def query_embedder_installed(name: str) -> bool:
     return importlib.util.find_spec("sentence_transformers") is not None
 
 
+def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[Rows, Owners]:
+    """users' texts -> embeddings (n, d) and the user of each (n,), both PRIVATE, from the cache.
+
+    Of all users, whoever takes part: the cache keeps exactly those it is shown.
+    """
+    cache = EmbeddingCache(node.cache / "embeddings", query.model)
+    return cache.get(
+        users, lambda texts: load_embedder(node.embedder, node.device, progress=False).embed(texts)
+    )
+
+
 def user_votes(
     query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
 ) -> Integers:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who take part."""
-    cache = EmbeddingCache(node.cache / "embeddings", query.model)
-    # The cache holds exactly who it is shown, so it is shown everybody.
-    rows, owner = cache.get(
-        users, lambda texts: load_embedder(node.embedder, node.device, progress=False).embed(texts)
-    )
+    rows, owner = user_rows(query, users, node)
     kept = taking[owner]
     options = query.options
     return shard_votes(

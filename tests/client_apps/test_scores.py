@@ -267,7 +267,7 @@ def test_users_whose_texts_cannot_be_embedded_shift_nobodys_labels(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failing user comes first, so labels by row would slip by its texts."""
-    from privsyn_flower.client_apps import scores as scores_app
+    from privsyn_flower.client_apps import votes as votes_app
 
     class Failing:
         def embed(self, texts: Any) -> Any:
@@ -275,7 +275,7 @@ def test_users_whose_texts_cannot_be_embedded_shift_nobodys_labels(
                 raise ValueError("broken diary")
             return embed(texts)
 
-    monkeypatch.setattr(scores_app, "load_embedder", lambda *a, **k: Failing())
+    monkeypatch.setattr(votes_app, "load_embedder", lambda *a, **k: Failing())
     query = question(classes=["news", "mail", "news"], labels=LABELS)
     plan, device = integer_plan(query, NOISE), Device(tmp_path, 0)
     users = {"first": [LabelledText("broken", "mail"), LabelledText("two", "news")], **USERS[0]}
