@@ -23,8 +23,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7.58
 	$(BIN)/privsyn run $(CONFIG) $(if $(SET),--set $(SET))
 
-test: install  ## the whole suite
-	$(BIN)/python -m pytest -q
+test: install  ## the whole suite, two files at a time
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .

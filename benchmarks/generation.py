@@ -1,6 +1,6 @@
 """Generation through a vLLM server: what one request per prompt and adapters over its API save.
 
-    python benchmarks/generation.py [--prompts 128] [--responses 8] [--model FOLDER]
+    python benchmarks/generation.py [--prompts 32] [--responses 8] [--model FOLDER]
 
 Prints two ratios, each measured within this one run: J completions of a prompt in one request
 (n = J) against J requests with the same prompt; and swapping an adapter over the server's API
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import privsyn_flower
+from privsyn_flower.text.adapters import base_of, save_adapter
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.vllm_server import VllmGenerator, VllmServer
 
@@ -46,7 +47,7 @@ def make_adapter(model: Path, folder: Path) -> Path:
     for name, weights in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weights, std=0.02)
-    adapted.save_pretrained(str(folder))
+    save_adapter(adapted, folder, base_of(model, base, "--model"))
     return folder
 
 
@@ -117,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=TINY)
     parser.add_argument("--python", type=Path, default=None, help="of vLLM's environment")
-    parser.add_argument("--prompts", type=int, default=128)
+    parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--responses", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--repeats", type=int, default=3)

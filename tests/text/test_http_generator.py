@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import contextlib
 import json
 import logging
 import socket
@@ -76,7 +77,8 @@ class Fake:
                     self.send_header(name, value)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
-                self.wfile.write(data)
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    self.wfile.write(data)  # a client that lost patience is gone
 
             do_GET = do_POST  # noqa: N815
 
