@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import email.utils
 import contextlib
+import email.utils
 import json
 import logging
 import socket
