@@ -1,0 +1,9 @@
+"""Local training on a node: what is trained, how, and by which model.
+
+Importing this package, `layout` and `options` loads numpy only.
+"""
+
+from privsyn_flower.training.layout import Layout, trained_layout
+from privsyn_flower.training.options import LocalTraining
+
+__all__ = ["Layout", "LocalTraining", "trained_layout"]
