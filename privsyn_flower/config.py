@@ -20,11 +20,13 @@ from privsyn_flower.sections import (
     DataConfig,
     EvaluationConfig,
     ExpandConfig,
+    FtrlConfig,
     GenerationConfig,
     ModelsConfig,
     PopriConfig,
     PreTextConfig,
     Section,
+    TrainingConfig,
 )
 
 Scalar = bool | int | float | str
@@ -37,15 +39,19 @@ class ConfigError(ValueError):
 class RunConfig(Section):
     """The whole configuration; top-level keys hold for every method."""
 
-    method: Literal["pretext", "popri"] = Field("pretext", description="pretext or popri")
+    method: Literal["pretext", "popri", "dp-fedavg", "dp-ftrl"] = Field(
+        "pretext", description="synthetic text: pretext, popri; training: dp-fedavg, dp-ftrl"
+    )
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
     delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
     noise_multiplier: float = Field(
-        0.0, ge=0, description="noise std / bound; 0: the smallest that keeps epsilon"
-    )
-    accountant: Literal["rdp"] = Field(
-        "rdp", description="of integer (Skellam) noise, which has no tighter one"
-    )
+        0.0, ge=0, description="noise std / bound (dp-ftrl: before it is correlated); 0: the "
+        "smallest that keeps epsilon"
+    )  # fmt: skip
+    accountant: Literal["auto", "rdp", "pld"] = Field(
+        "auto", description="rdp for the nodes' integer noise, pld for an aggregator's Gaussian; "
+        "auto: the right one"
+    )  # fmt: skip
     rounds: int = Field(8, ge=1, description="T")
     spare_rounds: int = Field(1, ge=0, description="failed attempts the calibration pays for")
     aggregation: Literal["secure", "plain"] = Field(
@@ -84,6 +90,8 @@ class RunConfig(Section):
     models: ModelsConfig = Field(default_factory=ModelsConfig)
     pretext: PreTextConfig = Field(default_factory=PreTextConfig)
     popri: PopriConfig = Field(default_factory=PopriConfig)
+    training: TrainingConfig = Field(default_factory=TrainingConfig)
+    ftrl: FtrlConfig = Field(default_factory=FtrlConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     expand: ExpandConfig = Field(default_factory=ExpandConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
@@ -103,6 +111,8 @@ class RunConfig(Section):
         self._check_sampler()
         if self.method == "popri":
             self._check_popri()
+        self._check_training()
+        self._check_noise()
         self._check_evaluation()
         if self.nodes > self.data.users:
             raise ValueError(
@@ -138,8 +148,71 @@ class RunConfig(Section):
                 "popri.select to 'last' or 'public'"
             )
 
+    @property
+    def trains(self) -> bool:
+        """Whether the method trains a model on the nodes, and writes no text."""
+        return self.method in ("dp-fedavg", "dp-ftrl")
+
+    @property
+    def trusts_aggregator(self) -> bool:
+        """Whether the noise is Gaussian and added by the aggregator, which sees sums without."""
+        return self.trains and self.training.noise == "aggregator"
+
+    def _check_training(self) -> None:
+        """What DP-FedAvg and DP-FTRL need, and what only they have."""
+        ftrl = self.ftrl
+        if self.method == "dp-ftrl":
+            if self.training.noise != "aggregator":
+                raise ValueError(
+                    "method = 'dp-ftrl' correlates the noise of its rounds, which only one party "
+                    "that adds all of it can do: set training.noise = 'aggregator' if the "
+                    "aggregator is trusted, or method = 'dp-fedavg'"
+                )
+            if ftrl.min_separation > self.rounds:
+                raise ValueError(
+                    f"ftrl.min-separation = {ftrl.min_separation} exceeds rounds = {self.rounds}: "
+                    "lower it, or raise rounds"
+                )
+        elif ftrl != FtrlConfig():
+            raise ValueError(
+                f"keys of ftrl belong to method = 'dp-ftrl', and it is {self.method!r}: leave "
+                "them out"
+            )
+        if not self.trains and self.training != TrainingConfig():
+            raise ValueError(
+                "keys of training belong to method = 'dp-fedavg' or 'dp-ftrl', and it is "
+                f"{self.method!r}: leave them out"
+            )
+
+    def _check_noise(self) -> None:
+        """Gaussian noise of a trusted aggregator: its accountant, and what cannot go with it."""
+        right = "pld" if self.trusts_aggregator else "rdp"
+        if self.accountant not in ("auto", right):
+            noise = "an aggregator's Gaussian" if self.trusts_aggregator else "the nodes' integer"
+            raise ValueError(
+                f"accountant = {self.accountant!r}: {noise} noise is accounted for by {right!r}; "
+                "set 'auto'"
+            )
+        if not self.trusts_aggregator:
+            return
+        if self.sampler != "full":
+            raise ValueError(
+                f"sampler = {self.sampler!r} with training.noise = 'aggregator', whose noise is "
+                "made for users who all take part or take turns (ftrl.min-separation): set 'full'"
+            )
+        if self.simulation_seeded_noise:
+            raise ValueError(
+                "simulation-seeded-noise = true is for the nodes' noise; training.noise = "
+                "'aggregator' draws its key from the operating system: set it to false"
+            )
+
     def _check_evaluation(self) -> None:
         """What a comparison needs of the method."""
+        if self.evaluation.rival and self.trains:
+            raise ValueError(
+                f"evaluation.rival = {self.evaluation.rival!r} is simulated for synthetic text, "
+                f"not for method = {self.method!r}: set it to ''"
+            )
         if self.evaluation.task == "classification":
             if self.method != "popri" or not self.popri.labels:
                 raise ValueError(

@@ -93,6 +93,60 @@ def test_a_method_is_not_its_own_rival() -> None:
         RunConfig.from_flat({"method": "pretext", "evaluation.rival": "pretext"})
 
 
+FTRL = {"method": "dp-ftrl", "training.noise": "aggregator"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"training.noise": "nodes"}, ["'dp-ftrl'", "'aggregator'", "trusted", "'dp-fedavg'"]),
+        ({"ftrl.min-separation": 9}, ["ftrl.min-separation = 9", "rounds = 8"]),
+        ({"ftrl.restart-every": 4}, ["ftrl.restart-every = 4", "'tree-restart'", "'blt'"]),
+        ({"ftrl.completion": True}, ["ftrl.completion = true", "'tree-restart'"]),
+        ({"ftrl.mechanism": "tree-restart"}, ["ftrl.restart-every = 0", "needs restart-every"]),
+        ({"ftrl.mechanism": "bands"}, ["ftrl.mechanism = 'bands'", "'banded'"]),
+        ({"training.layers": "*.mlp.*"}, ["training.layers = '*.mlp.*'", "'full'"]),
+        ({"training.parameters": "layers", "training.layers": " , "}, ["' , '", "'layers'"]),
+        ({"training.optimizer": "adamw", "training.momentum": 0.9}, ["momentum = 0.9", "'adamw'"]),
+        ({"training.adaptive-clipping": True}, ["adaptive-clipping", "training.noise = 'nodes'"]),
+        ({"training.clip-norm": 0.0}, ["training.clip-norm = 0.0", "greater than 0"]),
+        ({"training.target-quantile": 1.0}, ["training.target-quantile = 1.0", "less than 1"]),
+        ({"training.lora-rank": 0}, ["training.lora-rank = 0"]),
+        ({"sampler": "poisson", "sampling-rate": 0.5}, ["sampler = 'poisson'", "'aggregator'"]),
+        ({"sampler": "fixed", "cohort-nodes": 4}, ["sampler = 'fixed'", "min-separation"]),
+        ({"accountant": "rdp"}, ["accountant = 'rdp'", "'pld'"]),
+        ({"simulation-seeded-noise": True}, ["simulation-seeded-noise", "'aggregator'"]),
+        ({"evaluation.rival": "pretext"}, ["evaluation.rival = 'pretext'", "'dp-ftrl'"]),
+        ({"evaluation.task": "classification"}, ["'classification'", "'dp-ftrl'"]),
+    ],
+)
+def test_training_rules_name_the_keys(values: dict, words: list[str]) -> None:
+    RunConfig.from_flat(FTRL)
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat({**FTRL, **values})
+    for word in words:
+        assert word in str(caught.value)
+    assert len(str(caught.value)) < 300 and "sample-words" not in str(caught.value)
+
+
+def test_tables_of_other_methods_are_refused() -> None:
+    fedavg = {"method": "dp-fedavg", "training.noise": "aggregator"}
+    with pytest.raises(ConfigError, match=r"keys of ftrl .* 'dp-fedavg'"):
+        RunConfig.from_flat({**fedavg, "ftrl.bands": 4})
+    with pytest.raises(ConfigError, match=r"keys of training .* 'pretext'"):
+        RunConfig.from_flat({"training.noise": "aggregator"})
+
+
+def test_who_adds_the_noise() -> None:
+    nodes = RunConfig.from_flat({"method": "dp-fedavg"})
+    central = RunConfig.from_flat({"method": "dp-fedavg", "training.noise": "aggregator"})
+    assert (nodes.trains, nodes.trusts_aggregator) == (True, False)
+    assert (central.trains, central.trusts_aggregator) == (True, True)
+    assert RunConfig.from_flat(FTRL).trusts_aggregator and not RunConfig().trains
+    with pytest.raises(ConfigError, match=r"accountant = 'pld': the nodes' integer noise .*'rdp'"):
+        RunConfig.from_flat({"method": "dp-fedavg", "accountant": "pld"})
+
+
 def test_flat_round_trip() -> None:
     config = RunConfig.from_flat({"epsilon": 1.29, "pretext.population": 7, "data.users": 20})
     assert RunConfig.from_flat(config.flat()) == config

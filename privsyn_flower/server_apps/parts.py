@@ -139,7 +139,7 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         spare_rounds=config.spare_rounds,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
-        accountant=config.accountant,
+        accountant="pld" if config.trusts_aggregator else "rdp",
         aggregation=config.aggregation,
         sampler=config.sampler,
         sampling_rate=config.sampling_rate,
