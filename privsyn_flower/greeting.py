@@ -10,6 +10,7 @@ from privsyn_flower.exchange import outgoing
 from privsyn_flower.wire import PROTOCOL, WireError, accepted, checked, number, refuse
 
 HELLO = "query.hello"
+_RECORD = "hello"  # under any message type: an app with one handler tells it from a question
 
 
 @dataclass(frozen=True)
@@ -22,16 +23,21 @@ class Hello:
     seeded: bool = False  # the node's noise comes from the run's seed (simulation only)
 
 
-def hello(node_id: int, ttl: float) -> Message:
-    """Ask a node for its public facts."""
+def hello(node_id: int, ttl: float, message_type: str = HELLO) -> Message:
+    """Ask a node for its public facts; message_type "train" for apps that only train."""
     head = ConfigRecord({"protocol": PROTOCOL})
-    return outgoing(RecordDict({"ask": head}), node_id, HELLO, ttl=ttl)
+    return outgoing(RecordDict({_RECORD: head}), node_id, message_type, ttl=ttl)
+
+
+def is_hello(message: Message) -> bool:
+    """Whether a message is a greeting, whatever its type."""
+    return _RECORD in message.content.config_records
 
 
 def answer_hello(message: Message, facts: Hello) -> Message:
     """A node's reply to `hello`; refuses another protocol version."""
     try:
-        checked(message.content, "ask")
+        checked(message.content, _RECORD)
     except WireError as error:
         return refuse(message, error.code)
     head = ConfigRecord(

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.privacy.dense import DensePlan, check_dense, decode_dense
+from privsyn_flower.privacy.quantize import IntegerPlan, check_plan, decode
+from privsyn_flower.privacy.rotation import padded_length
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 OptionValue = str | int | float
+Source = Literal["nodes", "aggregator"]
 MOST_CLASSES = 1024  # of a class-conditional question
+ROTATION_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,11 @@ class Noise:
     that stands for w users adds Skellam noise of variance (multiplier * sensitivity)^2 * w /
     min_weight to every coordinate: survivors of honest weight W_min = min_weight carry the
     guaranteed noise, `colluding` weight on top of that is assumed to take its own noise off.
+
+    scale: integers per unit of the vector; 0: sensitivity / bound. source "aggregator": the nodes
+    add nothing, the sum that they give away is PRIVATE, and a trusted aggregator adds noise to it
+    before anything else; `multiplier` is then that of independent Gaussian noise which would cost
+    a user as much for each participation.
     """
 
     multiplier: float
@@ -42,6 +51,8 @@ class Noise:
     min_weight: float
     colluding: float = 0.0
     sampling_rate: float = 1.0
+    scale: float = 0.0
+    source: Source = "nodes"
 
 
 @dataclass(frozen=True)
@@ -137,6 +148,50 @@ class Query:
         rows, scales = int8_rows(matrix)
         return cls("scores", rows, scales, len(rows), float(bound), model, options, extra)
 
+    @classmethod
+    def update(
+        cls,
+        parameters: np.ndarray[Any, np.dtype[np.uint8]],
+        *,
+        length: int,
+        bound: float,
+        model: str,
+        rotation: bytes,
+        options: Mapping[str, OptionValue],
+    ) -> Query:
+        """Public parameters to train from; answer: each user's clipped change of them (length,).
+
+        parameters: (bytes,) named arrays as safetensors. length: coordinates of one user's vector.
+        bound: its L2 norm. model: fingerprint of what the parameters belong to. rotation: 32
+        public bytes, fresh for each round. options: clip-norm, the schedule, local training.
+        Raises ValueError on parameters that are no bytes, and on another rotation or length.
+        """
+        if parameters.dtype != np.uint8 or parameters.ndim != 1 or not parameters.size:
+            raise ValueError(
+                f"parameters of {parameters.dtype} {parameters.shape} must be (bytes,) uint8"
+            )
+        if len(rotation) != ROTATION_BYTES:
+            raise ValueError(f"rotation has {len(rotation)} bytes, expected {ROTATION_BYTES}")
+        if length < 1:
+            raise ValueError(f"length = {length} must be at least 1")
+        rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
+        given = {**options, "encoding": "dense", "rotation": rotation.hex()}
+        extra = {"parameters": parameters}
+        return cls("update", rows, scales, length, float(bound), model, given, extra)
+
+    @property
+    def dense(self) -> bool:
+        """Whether answers are rotated and rounded at random, as dense vectors are."""
+        return self.options.get("encoding") == "dense"
+
+    @property
+    def rotation(self) -> bytes:
+        """The public seed of a dense query's rotation. Raises ValueError when there is none."""
+        seed = bytes.fromhex(str(self.options.get("rotation", "")))
+        if len(seed) != ROTATION_BYTES:
+            raise ValueError(f"option rotation has {len(seed)} bytes, expected {ROTATION_BYTES}")
+        return seed
+
     def question(self) -> np.ndarray[Any, np.dtype[np.float32]]:
         """The decoded question (m, d) float32, public; what was projected is lifted again."""
         rows = self.rows.astype(np.float32) * self.scales[:, None]
@@ -202,12 +257,49 @@ def int8_rows(
     return np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8), scales
 
 
-def integer_plan(query: Query, noise: Noise) -> IntegerPlan:
-    """The integer encoding of a query's answers."""
-    return IntegerPlan(
+def encoded_length(query: Query) -> int:
+    """Coordinates of an answer as it travels: a dense one is padded for its rotation."""
+    return padded_length(query.length) if query.dense else query.length
+
+
+def integer_plan(query: Query, noise: Noise) -> IntegerPlan | DensePlan:
+    """The integer encoding of a query's answers. Raises ValueError on numbers that fit none."""
+    plan = DensePlan if query.dense else IntegerPlan
+    return plan(
         bound=query.bound,
         sensitivity=noise.sensitivity,
-        scale=noise.sensitivity / query.bound,
+        scale=noise.scale or noise.sensitivity / query.bound,
         bits=noise.bits,
         length=query.length,
     )
+
+
+def encoded_bound(query: Query, noise: Noise) -> float:
+    """L2 norm of one user's vector in a decoded sum: the bound, and what rounding adds to it.
+
+    The unit of the noise multiplier: noise of multiplier z has standard deviation z times this.
+    """
+    return noise.sensitivity / noise.scale if noise.scale else query.bound
+
+
+def decode_sum(
+    residues: np.ndarray[Any, np.dtype[np.uint64]], query: Query, noise: Noise
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A sum modulo 2^bits in units of the vectors: (encoded_length,) -> (length,) float64.
+
+    PRIVATE as long as the residues are: with noise of the aggregator's, none is on it yet.
+    """
+    plan = integer_plan(query, noise)
+    if isinstance(plan, DensePlan):
+        return decode_dense(residues, plan, query.rotation)
+    return decode(residues, plan)
+
+
+def check_range(query: Query, noise: Noise, weight: float) -> None:
+    """Raise WrapAround unless the modulus holds a sum of `weight` users, with the nodes' noise."""
+    plan = integer_plan(query, noise)
+    multiplier = noise.multiplier if noise.source == "nodes" else 0.0
+    if isinstance(plan, DensePlan):
+        check_dense(plan, multiplier, weight, noise.min_weight)
+    else:
+        check_plan(plan, multiplier, weight, noise.min_weight)

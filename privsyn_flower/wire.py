@@ -13,17 +13,26 @@ import math
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from privsyn_flower.exchange import outgoing, record_bytes
 from privsyn_flower.privacy.quantize import pack, unpack
-from privsyn_flower.question import Noise, OptionValue, Query, Ticket
+from privsyn_flower.question import (
+    Noise,
+    OptionValue,
+    Query,
+    Source,
+    Ticket,
+    encoded_length,
+    integer_plan,
+)
 from privsyn_flower.secagg.session import Session
 
-PROTOCOL = 3
+PROTOCOL = 4
+TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
 
 Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -56,6 +65,19 @@ class Answer:
     ticket: Ticket
     residues: Residues
     bytes_up: int
+
+
+def message_type(kind: str) -> str:
+    """Flower's message type of a kind of query."""
+    return TRAIN if kind == "update" else f"query.{kind}"
+
+
+def kind_of(type_: str) -> str:
+    """The kind of query that travels under a message type. Raises WireError(KIND)."""
+    for kind in ("update", type_.removeprefix("query.")):
+        if message_type(kind) == type_:
+            return kind
+    raise WireError(Refusal.KIND, f"message type {type_!r} is that of no query")
 
 
 def checked(record: RecordDict, key: str) -> ConfigRecord:
@@ -114,6 +136,8 @@ def ask_records(query: Query, ticket: Ticket, noise: Noise, *, question: bool = 
             "min-weight": noise.min_weight,
             "colluding": noise.colluding,
             "sampling-rate": noise.sampling_rate,
+            "scale": noise.scale,
+            "noise-source": noise.source,
             **{f"option.{key}": value for key, value in query.options.items()},
         }
     )
@@ -135,7 +159,7 @@ def ask(
     """
     content = ask_records(query, ticket, noise)
     content.config_records["ask"]["weight"] = weight
-    return outgoing(content, node_id, f"query.{query.kind}", ttl=ttl, group_id=str(ticket.round))
+    return outgoing(content, node_id, message_type(query.kind), ttl=ttl, group_id=str(ticket.round))
 
 
 def question_digest(query: Query, ticket: Ticket, noise: Noise) -> str:
@@ -157,7 +181,7 @@ def session_for(query: Query, ticket: Ticket, noise: Noise) -> Session:
         query=ticket.query,
         round=ticket.round,
         attempt=ticket.attempt,
-        length=query.length,
+        length=encoded_length(query),
         bits=noise.bits,
         min_weight=float(noise.min_weight),
         colluding=float(noise.colluding),
@@ -169,7 +193,7 @@ def read_head(message: Message) -> tuple[Query, Ticket, Noise]:
     """The node's side of the head alone: a query whose rows are empty. Raises WireError."""
     config = checked(message.content, "ask")
     query = Query(
-        kind=message.metadata.message_type.removeprefix("query."),
+        kind=kind_of(message.metadata.message_type),
         rows=np.zeros((0, 0), dtype=np.int8),
         scales=np.zeros(0, dtype=np.float32),
         length=int(number(config, "length", 1)),
@@ -188,6 +212,8 @@ def read_head(message: Message) -> tuple[Query, Ticket, Noise]:
         min_weight=number(config, "min-weight"),
         colluding=number(config, "colluding"),
         sampling_rate=number(config, "sampling-rate"),
+        scale=number(config, "scale"),
+        source=_source(config),
     )
     positive = (noise.multiplier, noise.sensitivity, noise.min_weight, query.bound)
     if min(positive) <= 0 or not 0 < noise.sampling_rate <= 1:
@@ -196,7 +222,28 @@ def read_head(message: Message) -> tuple[Query, Ticket, Noise]:
             "noise-multiplier, sensitivity, min-weight and bound must be positive, sampling-rate "
             "above 0 and at most 1",
         )
+    _check_encoding(query, noise)
     return query, _ticket(config), noise
+
+
+def _source(config: ConfigRecord) -> Source:
+    for source in get_args(Source):
+        if config.get("noise-source") == source:
+            return cast(Source, source)
+    raise WireError(Refusal.MALFORMED, f"noise-source is none of {get_args(Source)}")
+
+
+def _check_encoding(query: Query, noise: Noise) -> None:
+    """Updates are dense and nothing else is; the numbers make an encoding. Raises WireError."""
+    encoding = query.options.get("encoding", "")
+    if encoding != ("dense" if query.kind == "update" else ""):
+        raise WireError(Refusal.MALFORMED, f"{query.kind!r} in the encoding {encoding!r}")
+    try:
+        integer_plan(query, noise)
+        if query.dense:
+            _ = query.rotation
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, str(error)) from None
 
 
 def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket, Noise]:

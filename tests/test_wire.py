@@ -242,7 +242,7 @@ def test_hello(loopback: Any) -> None:
     facts = Hello(weight=3, partition=2, deployed=True)
     assert greeting.read_hello(greeting.answer_hello(message, facts)) == facts
     head = ConfigRecord({"protocol": 7})
-    old = exchange.outgoing(RecordDict({"ask": head}), 5, greeting.HELLO, ttl=10.0)
+    old = exchange.outgoing(RecordDict({"hello": head}), 5, greeting.HELLO, ttl=10.0)
     with pytest.raises(WireError) as caught:
         greeting.read_hello(greeting.answer_hello(old, facts))
     assert caught.value.code is Refusal.PROTOCOL

@@ -19,15 +19,16 @@ from flwr.app import Context, Message
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
 from privsyn_flower.client_apps.records_file import RecordsError
-from privsyn_flower.privacy.quantize import (
-    IntegerPlan,
-    WrapAround,
-    check_plan,
-    node_noise_integers,
-    to_modulus,
-)
+from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
 from privsyn_flower.privacy.sampling import coins
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.question import (
+    Noise,
+    Query,
+    Ticket,
+    check_range,
+    encoded_length,
+    integer_plan,
+)
 from privsyn_flower.randomness import seeded
 from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
 from privsyn_flower.secagg.flower import forget, refusal, session_of, stage_of
@@ -52,10 +53,11 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 class Kind:
     """One kind of query. check(query, node): refuses, by public causes only, what this node
     cannot answer. vectors(query, users, taking, plan, node): the sum of the encoded vectors
-    (length,) int64 of those users (PRIVATE) whose entry in `taking` is true."""
+    (encoded_length,) int64 of those users (PRIVATE) whose entry in `taking` is true; plan: an
+    IntegerPlan, of updates a DensePlan."""
 
     check: Callable[[Query, Node], None]
-    vectors: Callable[[Query, UserTexts, Bools, IntegerPlan, Node], Integers]
+    vectors: Callable[[Query, UserTexts, Bools, Any, Node], Integers]
 
 
 def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message:
@@ -68,7 +70,7 @@ def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message
 def _plain(message: Message, node: Node, kind: Kind) -> Message:
     query, ticket, noise = read_ask(message, node.facts.weight)
     _check(query, ticket, noise, node, kind, "plain", 1.0)
-    check_plan(integer_plan(query, noise), noise.multiplier, noise.min_weight, noise.min_weight)
+    check_range(query, noise, noise.min_weight)
     vector = contribution(query, ticket, noise, node, kind)
     return answer(message, ticket, to_modulus(vector, noise.bits), noise.bits)
 
@@ -86,7 +88,7 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
             raise SecaggError(Code.SESSION, "a masked vector needs the question")
         query, ticket, noise = asked
         _check(query, ticket, noise, node, kind, "secure", noise.colluding / weight)
-        check_plan(integer_plan(query, noise), noise.multiplier, weight, noise.min_weight)
+        check_range(query, noise, weight)
         return contribution(query, ticket, noise, node, kind)
 
     party = Party(
@@ -182,21 +184,28 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
 
     The node's records say first that this ticket is answered, and by which users.
     """
-    plan = integer_plan(query, noise)
     users = _users_or_none(node)
     taking = _taking(users, ticket, noise, node)
+    share = _noise_share(query, ticket, noise, node)
+    return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+
+
+def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Integers:
+    """The noise of this node's users (encoded_length,); zeros where the aggregator adds it."""
+    length = encoded_length(query)
+    if noise.source == "aggregator":
+        return np.zeros(length, dtype=np.int64)
     rng = None
     if node.noise_seed is not None:  # simulation only; announced, and marked in the ledger
         rng = seeded(node.noise_seed, ticket.round, "noise", node.facts.partition)
-    share = node_noise_integers(
-        query.length,
+    return node_noise_integers(
+        length,
         node.facts.weight,
         noise.min_weight,
         noise.multiplier,
         noise.sensitivity,
         rng,
     )
-    return share + _vectors_or_zero(query, users, taking, plan, node, kind)
 
 
 def _users_or_none(node: Node) -> UserTexts:
@@ -236,11 +245,11 @@ def _taking(users: UserTexts, ticket: Ticket, noise: Noise, node: Node) -> Bools
 
 
 def _vectors_or_zero(
-    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node, kind: Kind
+    query: Query, noise: Noise, users: UserTexts, taking: Bools, node: Node, kind: Kind
 ) -> Integers:
-    vector = np.zeros(query.length, dtype=np.int64)
+    vector = np.zeros(encoded_length(query), dtype=np.int64)
     with _data_failures(node, "the users' answers failed; a zero vector is sent instead"):
-        vector = kind.vectors(query, users, taking, plan, node)
+        vector = kind.vectors(query, users, taking, integer_plan(query, noise), node)
     return vector  # noqa: RET504 - zeros when the line above was cut short
 
 

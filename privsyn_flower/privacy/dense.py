@@ -16,12 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.privacy.accounting import SENSITIVITY
 from privsyn_flower.privacy.quantize import (
     MAX_SENSITIVITY,
     WrapAround,
     from_modulus,
-    noise_tail,
     noise_variance,
+    sum_tail,
     truncate,
 )
 from privsyn_flower.privacy.rotation import padded_length, rotate, smallest_block, unrotate
@@ -65,6 +66,11 @@ class DensePlan:
         """Coordinates of the encoded vector."""
         return padded_length(self.length)
 
+    @property
+    def inflation(self) -> float:
+        """What rounding does to a vector's norm, at most."""
+        return self.sensitivity / (self.scale * self.bound)
+
 
 def plan_dense(
     bound: float,
@@ -78,24 +84,70 @@ def plan_dense(
     """The finest encoding of dense vectors of norm `bound` whose sum does not wrap around.
 
     weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
-    the guaranteed noise / sensitivity. bits: 8, 16, 24 or 32; None for the least at which
-    rounding raises the sensitivity by at most 1 %. The sum with the noise of all nodes leaves
-    the range with probability at most 2^-59, over noise and rotation, for vectors that do not
-    depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
+    the guaranteed noise / sensitivity, 0 where the nodes add none. bits: 8, 16, 24 or 32; None for
+    the least at which rounding raises the sensitivity by at most 1 %. The sum with the noise of
+    all nodes leaves the range with probability at most 2^-59, over noise and rotation, for vectors
+    that do not depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
     """
     if not 0 < bound < math.inf:
         raise ValueError(f"bound = {bound} must be finite and above 0")
-    noise_variance(noise_multiplier, weight, min_weight, 1.0)
+    noise_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
     for choice in (8, 16, 24, 32) if bits is None else (bits,):
         _check_bits(choice)
         plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight))
-        if plan and (bits or plan.sensitivity <= INFLATION * plan.scale * bound):
+        if plan and (bits or plan.inflation <= INFLATION):
             return plan
     raise WrapAround(
         f"bits = {bits or 32}: the modulus is too small for weight = {weight} users with "
         f"noise_multiplier = {noise_multiplier}, min_weight = {min_weight} and length = {length}: "
         "raise bits, or lower noise_multiplier, weight or length"
     )
+
+
+def dense_numbers(
+    bound: float, length: int, noise_multiplier: float, weight: float, min_weight: float
+) -> DensePlan:
+    """The encoding of a run's dense queries: the least of 16, 24 and 32 bits that costs nothing.
+
+    Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least the one that
+    noise is calibrated for, above which Skellam noise only costs less. Arguments and errors: as
+    in `plan_dense`.
+    """
+    for bits in (16, 24, 32):
+        try:
+            plan = plan_dense(
+                bound,
+                length,
+                noise_multiplier=noise_multiplier,
+                weight=weight,
+                min_weight=min_weight,
+                bits=bits,
+            )
+        except WrapAround:
+            continue
+        if plan.sensitivity >= SENSITIVITY and plan.inflation <= INFLATION:
+            return plan
+    raise WrapAround(
+        f"32 bits are too few for weight = {weight} users with noise_multiplier = "
+        f"{noise_multiplier}, min_weight = {min_weight} and length = {length} at sensitivity "
+        f"{SENSITIVITY:.0f}: lower noise_multiplier, weight or length"
+    )
+
+
+def check_dense(plan: DensePlan, noise_multiplier: float, weight: float, min_weight: float) -> None:
+    """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes.
+
+    noise_multiplier: as in `plan_dense`, and so is the probability.
+    """
+    norm = plan.scale * plan.bound
+    needed = _needed(norm, plan.sensitivity, plan.length, (noise_multiplier, weight, min_weight))
+    if needed >= 2 ** (plan.bits - 1):
+        raise WrapAround(
+            f"bits = {plan.bits}: sums of weight = {weight} users of sensitivity "
+            f"{plan.sensitivity} and their noise (noise_multiplier = {noise_multiplier}, "
+            f"min_weight = {min_weight}) reach {needed:.0f}: raise bits, or lower sensitivity, "
+            "noise_multiplier or weight"
+        )
 
 
 def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> NDArray[np.int64]:
@@ -157,10 +209,9 @@ def _finest(
     def fits(log_norm: float) -> bool:
         norm = math.exp(log_norm)
         sensitivity = rounded_norm(norm, padded)
-        variance = noise_variance(*noise, sensitivity)
-        reach = _sum_reach(norm, length, noise[1]) + noise_tail(variance, padded)
+        variance = noise_variance(*noise, sensitivity) if noise[0] else 0.0
         in_range = sensitivity <= MAX_SENSITIVITY and variance <= MAX_VARIANCE
-        return in_range and reach + 1 < 2 ** (bits - 1)
+        return in_range and _needed(norm, sensitivity, length, noise) < 2 ** (bits - 1)
 
     low, high = math.log(0.5), math.log(MAX_SENSITIVITY)
     if not fits(low):
@@ -172,6 +223,14 @@ def _finest(
     scale = math.exp(low) / bound
     sensitivity = rounded_norm(scale * bound * (1 + 1e-12), padded)
     return DensePlan(bound, sensitivity, scale, bits, length)
+
+
+def _needed(
+    norm: float, sensitivity: float, length: int, noise: tuple[float, float, float]
+) -> float:
+    """Magnitude that no coordinate of the encoded sum exceeds, but for 2^-59."""
+    tail = sum_tail(*noise, sensitivity, padded_length(length))
+    return _sum_reach(norm, length, noise[1]) + tail + 1
 
 
 def _sum_reach(norm: float, length: int, weight: float) -> float:

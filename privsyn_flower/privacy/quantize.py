@@ -86,8 +86,9 @@ def plan_histogram(
     """The encoding of a query of `length` coordinates whose clipped vectors have norm `bound`.
 
     weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
-    the guaranteed noise / sensitivity. The least bits are chosen that hold the sum with the
-    noise of all nodes. Raises WrapAround when 56 bits do not, ValueError on other values.
+    the guaranteed noise / sensitivity, 0 where the nodes add none. The least bits are chosen that
+    hold the sum with the noise of all nodes. Raises WrapAround when 56 bits do not, ValueError on
+    other values.
     """
     if not 0 < bound < math.inf:
         raise ValueError(f"bound = {bound} must be finite and above 0")
@@ -103,7 +104,10 @@ def plan_histogram(
 def check_plan(
     plan: IntegerPlan, noise_multiplier: float, weight: float, min_weight: float
 ) -> None:
-    """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes."""
+    """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes.
+
+    noise_multiplier: as in `plan_histogram`.
+    """
     needed = _needed(plan.length, noise_multiplier, weight, min_weight, plan.sensitivity)
     if needed >= 2 ** (plan.bits - 1):
         raise WrapAround(
@@ -231,8 +235,16 @@ def _needed(
     length: int, noise_multiplier: float, weight: float, min_weight: float, sensitivity: float
 ) -> int:
     """Least magnitude that no coordinate exceeds, but with probability 2^-60 of the noise."""
-    variance = noise_variance(noise_multiplier, weight, min_weight, sensitivity)
-    return math.ceil(weight * sensitivity + noise_tail(variance, length))
+    noise = (noise_multiplier, weight, min_weight)
+    return math.ceil(weight * sensitivity + sum_tail(*noise, sensitivity, length))
+
+
+def sum_tail(
+    noise_multiplier: float, weight: float, min_weight: float, sensitivity: float, length: int
+) -> float:
+    """`noise_tail` of the noise of all nodes; 0 where noise_multiplier is 0: they add none."""
+    variance = noise_variance(noise_multiplier or 1.0, weight, min_weight, sensitivity)
+    return noise_tail(variance, length) if noise_multiplier else 0.0
 
 
 def noise_tail(variance: float, length: int) -> float:

@@ -19,12 +19,26 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.exchange import Arrived, exchange, record_bytes
 from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.quantize import decode
 from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors
 from privsyn_flower.privacy.sampling import AggregationName
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.question import (
+    Noise,
+    Query,
+    Ticket,
+    decode_sum,
+    encoded_bound,
+    encoded_length,
+)
 from privsyn_flower.secagg import SecaggError, Transport, run_session
-from privsyn_flower.wire import Answer, WireError, ask, ask_records, read_answer, session_for
+from privsyn_flower.wire import (
+    Answer,
+    WireError,
+    ask,
+    ask_records,
+    message_type,
+    read_answer,
+    session_for,
+)
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -87,7 +101,7 @@ class SecureAggregation:
         session = session_for(query, ticket, noise)
         transport = Transport(
             exchange.grid,
-            f"query.{query.kind}",
+            message_type(query.kind),
             mask_timeout=exchange.timeout,
             stage_timeout=exchange.stage_timeout,
             poll=exchange.poll,
@@ -122,7 +136,7 @@ class PlainSum:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
         query, noise = exchange.query, exchange.noise
         answers, down = self._answers(exchange)
-        residues = np.zeros(query.length, dtype=np.uint64)
+        residues = np.zeros(encoded_length(query), dtype=np.uint64)
         for answer in answers.values():
             residues += answer.residues  # 2^bits divides 2^64: reduced once below
         residues &= np.uint64((1 << noise.bits) - 1)
@@ -142,10 +156,10 @@ class PlainSum:
         ]
         sending.revealing()
         replies = exchange(sending.grid, messages, sending.timeout, sending.arrived, sending.poll)
-        answers: dict[int, Answer] = {}
+        length, answers = encoded_length(query), dict[int, Answer]()
         for node, reply in replies.items():
             try:
-                answers[node] = read_answer(reply, ticket, query.length, noise.bits)
+                answers[node] = read_answer(reply, ticket, length, noise.bits)
             except WireError as error:
                 logger.warning("round %d: node %d left out: %s", ticket.round, node, error)
         return answers, record_bytes(messages[0].content) if messages else 0
@@ -154,12 +168,14 @@ class PlainSum:
 def _noisy_sum(
     residues: np.ndarray[Any, np.dtype[np.uint64]], exchange: Exchange, survivors: list[int]
 ) -> NoisySum:
+    """What came back, in units of the vectors; without noise where the nodes add none."""
     query, noise = exchange.query, exchange.noise
-    plan = integer_plan(query, noise)
+    bound = encoded_bound(query, noise)
     return NoisySum(
-        vector=decode(residues, plan),
-        bound=query.bound,
-        noise_std=noise.multiplier * query.bound,
+        vector=decode_sum(residues, query, noise),
+        bound=bound,
+        # 0 is refused by the release: the aggregator's mechanism states what it added.
+        noise_std=noise.multiplier * bound if noise.source == "nodes" else 0.0,
         weight=float(sum(exchange.cohort[node].weight for node in survivors)),
         colluding=noise.colluding,
         min_weight=noise.min_weight,

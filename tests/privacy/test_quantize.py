@@ -168,10 +168,24 @@ def test_bad_queries(bound, length):
 @pytest.mark.parametrize("name", ["noise_multiplier", "weight", "min_weight"])
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_bad_noise(name, value):
-    with pytest.raises(ValueError, match=f"{name} = {value}"):
-        plan_histogram(1.0, 4, **NOISE | {name: value})
+    if (name, value) != ("noise_multiplier", 0.0):  # of a sum whose nodes add none
+        for noise_multiplier in (NOISE["noise_multiplier"], 0.0):
+            with pytest.raises(ValueError, match=f"{name} = {value}"):
+                plan_histogram(
+                    1.0, 4, **NOISE | {"noise_multiplier": noise_multiplier} | {name: value}
+                )
     with pytest.raises(ValueError, match=f"{name} = {value}"):
         node_noise_integers(4, sensitivity=4.0, **NOISE | {name: value})
+
+
+def test_sums_without_noise_need_less_room():
+    """31 users of sensitivity 4 reach 124, which 8 bits hold; with noise they do not."""
+    numbers = {"weight": 128, "min_weight": 100, "sensitivity": 4.0}
+    assert plan_histogram(1.0, 4, noise_multiplier=0.0, **numbers).bits == 16
+    assert plan_histogram(1.0, 4, noise_multiplier=0.0, **numbers | {"weight": 31}).bits == 8
+    assert plan_histogram(1.0, 4, noise_multiplier=3.0, **numbers | {"weight": 31}).bits == 16
+    with pytest.raises(WrapAround, match="reach 128"):
+        check_plan(IntegerPlan(1.0, 4.0, 4.0, 8, 4), 0.0, 32, 32)
 
 
 # --- noise ----------------------------------------------------------------------------------
