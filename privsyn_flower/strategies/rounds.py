@@ -17,10 +17,9 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.quantize import plan_histogram
 from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.question import Noise, Query, Ticket
+from privsyn_flower.question import Query, Ticket
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import (
     Aggregation,
@@ -29,6 +28,8 @@ from privsyn_flower.strategies.aggregation import (
     SecureAggregation,
 )
 from privsyn_flower.strategies.cohort import Cohort, RoundPlan
+from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
+from privsyn_flower.strategies.mechanisms import integer_noise as integer_noise
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -85,6 +86,7 @@ class Rounds:
     ledger: Ledger
     aggregation: Aggregation = field(default_factory=SecureAggregation)
     progress: Progress = silent
+    mechanism: Mechanism = field(default_factory=NodeNoise)
 
     def __post_init__(self) -> None:
         self.cohort = Cohort(self.grid, self.plan, self.folder, self.progress)
@@ -218,16 +220,13 @@ class Rounds:
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
         cohort = self.cohort.draw(rnd, ticket.attempt)
         plan = self.plan.drawn(sum(facts.weight for facts in cohort.values()))
-        noise = integer_noise(plan, query)
+        noise = self.mechanism.noise(plan, query)
         charge = self.ledger.reserve(
             run=ticket.run,
             query=ticket.query,
             round=ticket.round,
             attempt=ticket.attempt,
-            noise_multiplier=self.plan.noise_multiplier,
-            mechanism="skellam",
-            sensitivity=noise.sensitivity,
-            sampling_rate=noise.sampling_rate,
+            **self.mechanism.charge(plan, noise, rnd),
         )
         start = time.monotonic()
         sending = Exchange(
@@ -255,25 +254,6 @@ class Rounds:
             self.folder.save_release(rnd, released)
 
         release(collected.total, ledger=self.ledger, charge_id=charge, store=store)
-
-
-def integer_noise(plan: RoundPlan, query: Query) -> Noise:
-    """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
-    encoding = plan_histogram(
-        query.bound,
-        query.length,
-        noise_multiplier=plan.noise_multiplier,
-        weight=plan.users,
-        min_weight=plan.min_weight,
-    )
-    return Noise(
-        multiplier=plan.noise_multiplier,
-        sensitivity=encoding.sensitivity,
-        bits=encoding.bits,
-        min_weight=plan.min_weight,
-        colluding=plan.colluding,
-        sampling_rate=plan.sampling_rate,
-    )
 
 
 def _facts(
