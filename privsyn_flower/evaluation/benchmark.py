@@ -18,9 +18,9 @@ import numpy.typing as npt
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
-from privsyn_flower.evaluation.classification import Classifier, Examples, macro_f1, scores
+from privsyn_flower.evaluation.classification import Classifier, Examples, scores
 from privsyn_flower.evaluation.distances import frechet_by_size
-from privsyn_flower.evaluation.downstream import Downstream, Rows, Tuning, choose_learning_rate
+from privsyn_flower.evaluation.downstream import Downstream, Tuning
 from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.feedback import (
     RunRecord,
@@ -29,13 +29,16 @@ from privsyn_flower.evaluation.feedback import (
     vote_shares,
 )
 from privsyn_flower.evaluation.private import Private
+from privsyn_flower.evaluation.public import rehearse, rehearse_classes
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 
 Floats = npt.NDArray[np.float32]
 Sets = Mapping[str, Sequence[str]]
+Folders = Mapping[str, Path]
 
 FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
+NOTE = "measured with private and held-out text; not covered by epsilon"
 METHODS = {
     "pretrained": "the downstream model as it is",
     "random_public": "(a) fine-tuned on random public text",
@@ -43,7 +46,9 @@ METHODS = {
     "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
     "noise_scores": "(a2) on the same pipeline's text, its scores replaced by noise",
     "pretext": "(a3) on PrE-Text's synthetic text at the same noise and rounds, simulated",
+    "noise_updates": "(a2) trained in the same way, users' updates replaced by noise",
     "synthetic": "(b) on the synthetic text",
+    "trained": "(b) trained privately on the nodes",
     "private": "(c) on the private text, without privacy",
 }
 PAIRS = (
@@ -52,12 +57,12 @@ PAIRS = (
     ("synthetic", "noise_votes"),
     ("synthetic", "noise_scores"),
     ("synthetic", "pretext"),
+    ("trained", "pretrained"),
+    ("trained", "random_public"),
+    ("trained", "noise_updates"),
     ("private", "random_public"),
     ("private", "synthetic"),
-)
-_NO_REHEARSAL = (
-    "evaluation.learning-rates = {0!r}: one is chosen on {1}public text, and there is none; name "
-    "exactly one"
+    ("private", "trained"),
 )
 
 
@@ -91,7 +96,7 @@ def run_benchmark(
     federation, pool = private.federation, private.federation.public()
     held_out = private.held_out()
     summary: dict[str, Any] = {
-        "note": "measured with private and held-out text; not covered by epsilon",
+        "note": NOTE,
         "held_out": config.evaluation.on,
     }
     progress("benchmark: distances", 0, 2)
@@ -110,6 +115,30 @@ def run_benchmark(
     summary |= {"task": config.evaluation.task}
     summary |= measure(config, federation, downstream, synthetic, progress)
     return Benchmark(summary, held_out, candidates)
+
+
+def training_benchmark(
+    config: RunConfig,
+    federation: Federation,
+    *,
+    downstream: str | Path,
+    models: Folders,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
+
+    models: folders by the names in METHODS, measured as they are. There is no text whose
+    distances could be told. Raises ConfigError unless `benchmark` is true.
+    """
+    if not config.benchmark:
+        raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
+    return {
+        "note": NOTE,
+        "held_out": config.evaluation.on,
+        "frechet": {},
+        "task": config.evaluation.task,
+        **next_token(config, federation, downstream, {}, progress, models=models),
+    }
 
 
 def repeated(
@@ -171,20 +200,27 @@ def next_token(
     downstream: str | Path,
     synthetic: Sets,
     progress: Progress = silent,
+    *,
+    models: Folders | None = None,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set at equal cost -> accuracy and loss on held-out users.
 
-    Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences,
-    and the learning rate with how it was chosen.
+    models: others to measure as they are; a name among them is not fine-tuned. Returns accuracy,
+    loss (nats) with intervals [value, low, high], their paired differences, and the learning rate
+    with how it was chosen.
     """
-    options = config.evaluation
-    model = Downstream(downstream, length=options.sequence_length, device=config.models.device)
+    options, folders = config.evaluation, models or {}
+    length, device = options.sequence_length, config.models.device
+    model = Downstream(downstream, length=length, device=device)
     rate, tried = rehearse(config, federation, model, progress)
-    tuning = Tuning(options.steps, options.batch_size, options.sequence_length, rate, config.seed)
+    tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
-    sets = training_sets(federation, synthetic, federation.public())
+    given = training_sets(federation, synthetic, federation.public())
+    sets = {name: source for name, source in given.items() if name not in folders}
     model.reset()  # the rehearsal left the weights of its last trial
     sums = {"pretrained": model.user_sums(held_out)}
+    for name, folder in folders.items():
+        sums[name] = Downstream(folder, length=length, device=device).user_sums(held_out)
     for name, source in sets.items():
         model.fine_tune(model.encode(source), tuning, progress, f"fine-tuning on {name}")
         sums[name] = model.user_sums(held_out)
@@ -266,49 +302,3 @@ def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> di
         f"{measure}_interval": {k: v.as_list()[1:] for k, v in values.items()},
         f"{measure}_difference": {k: v.as_list() for k, v in differences.items()},
     }
-
-
-def rehearse(
-    config: RunConfig, federation: Federation, model: Downstream, progress: Progress = silent
-) -> tuple[float, dict[str, float]]:
-    """The learning rate, chosen on public text: adapt to half of the minority's modules, test
-    on the other half; without a minority, the pool and the public validation text."""
-    rates = [float(rate) for rate in split_list(config.evaluation.learning_rates)]
-    options = config.evaluation
-    tuning = Tuning(options.steps, options.batch_size, options.sequence_length, 0.0, config.seed)
-    train: Rows = []
-    validation: Rows = []
-    if len(rates) > 1:
-        general = set(federation.public_general())
-        minority = [group for group in federation.public_groups() if group[0] not in general]
-        train = model.encode([text for group in minority[::2] for text in group])
-        validation = model.encode([text for group in minority[1::2] for text in group][:512])
-        if not train or not validation:
-            train = model.encode(federation.public())
-            validation = model.encode(federation.public_validation())
-        if not train or not validation:
-            raise ConfigError(_NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
-    return choose_learning_rate(model, rates, train, validation, tuning, progress)
-
-
-def rehearse_classes(
-    config: RunConfig, model: Classifier, public: Examples, progress: Progress = silent
-) -> tuple[float, dict[str, float]]:
-    """The learning rate of the best macro-F1: half of the labelled public texts to train on, the
-    others to test on. A single rate is taken untested. Raises ConfigError without such text."""
-    options = config.evaluation
-    rates = [float(rate) for rate in split_list(options.learning_rates)]
-    if len(rates) == 1:
-        return rates[0], {}
-    if not rates or len(public) < 2:
-        raise ConfigError(_NO_REHEARSAL.format(options.learning_rates, "labelled "))
-    found: dict[float, float] = {}
-    for rate in rates:
-        trial = Tuning(
-            options.steps, options.batch_size, options.sequence_length, rate, config.seed
-        )
-        stage = f"learning rate {rate:g} on public text"
-        model.fine_tune(public[::2], trial, progress, stage)
-        found[rate] = float(macro_f1(model.user_sums({"public": public[1::2]}).sum(axis=0)))
-    best = max(found, key=lambda rate: found[rate])
-    return best, {f"{rate:g}": round(value, 5) for rate, value in found.items()}

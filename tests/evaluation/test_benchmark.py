@@ -17,12 +17,13 @@ from privsyn_flower.data.users import Sample
 from privsyn_flower.evaluation.benchmark import (
     classification,
     distances,
-    rehearse,
     run_benchmark,
+    training_benchmark,
 )
-from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.downstream import Downstream, Tuning
 from privsyn_flower.evaluation.feedback import recovery_rate, response_rounds, vote_shares
 from privsyn_flower.evaluation.private import Private, distance_to_development
+from privsyn_flower.evaluation.public import RATE_FILE, export_model, public_start, rehearse
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.recipes import RECIPES
 from privsyn_flower.text.tiny import train
@@ -198,6 +199,74 @@ def test_learning_rate_is_rehearsed_on_public_text_only(setting, monkeypatch):
     rate, tried = rehearse(config, setting.federation, model)
     assert set(tried) == {"1e-07", "0.003"}
     assert tried[f"{rate:g}"] == min(tried.values())
+
+
+def with_steps(config, steps, **values):
+    changed = config.model_copy(update={"method": "dp-fedavg"})
+    training = config.training.model_copy(update={"public_steps": steps, **values})
+    return changed.model_copy(update={"training": training})
+
+
+def test_the_start_is_the_model_tuned_on_public_text(setting, monkeypatch):
+    """(a) of the other methods' benchmarks, made of public text alone and made once."""
+    config, base = with_steps(setting.config, 8), setting.downstream
+    assert public_start(with_steps(config, 0), setting.federation, base) == base
+    with monkeypatch.context() as patch:
+        patch.setattr(Federation, "shard", None)
+        patch.setattr(Federation, "held_out", None)
+        start = public_start(config, setting.federation, base)
+    rate = json.loads((start / RATE_FILE).read_text())["rate"]
+    assert rate == 3e-3
+    model, tuned = Downstream(base, length=48), Downstream(start, length=48)
+    tuning = Tuning(8, 8, 48, rate, config.seed)
+    texts = setting.federation.public()
+    assert tuned.encode(texts[:9]) == model.encode(texts[:9])
+    model.fine_tune(model.encode(texts), tuning)
+    expected = model.parameters()
+    for name, array in tuned.parameters().items():
+        assert np.array_equal(array, expected[name]), name
+    monkeypatch.setattr(Downstream, "fine_tune", None)
+    assert public_start(config, setting.federation, base) == start
+    with pytest.raises(TypeError):  # other steps are another model
+        public_start(with_steps(config, 7), setting.federation, base)
+
+
+def test_a_start_needs_public_text(setting, monkeypatch):
+    monkeypatch.setattr(Federation, "public", lambda self: [])
+    with pytest.raises(ConfigError, match=r"training\.public-steps = 8.*data\.public-path"):
+        public_start(with_steps(setting.config, 8), setting.federation, setting.downstream)
+
+
+def test_a_trained_model_is_measured_as_it_is(setting, tmp_path):
+    """The start beside a model that has lost what it knew; nothing but the start is tuned."""
+    config = with_steps(setting.config, 8)
+    start = public_start(config, setting.federation, setting.downstream)
+    rng = np.random.default_rng(0)
+    noise = {
+        name: rng.standard_normal(array.shape, np.float32)
+        for name, array in Downstream(start, length=48).parameters().items()
+        if "embed_tokens" in name
+    }
+    spoilt = export_model(start, noise, tmp_path / "models" / "model")
+    assert export_model(start, {}, spoilt) == spoilt  # what is there stays
+    worn = Downstream(spoilt, length=48).parameters()
+    assert all(np.array_equal(worn[name], noise[name]) for name in noise)
+    models = {"random_public": start, "trained": spoilt}
+    found = training_benchmark(
+        config, setting.federation, downstream=setting.downstream, models=models
+    )
+    found = json.loads(json.dumps(found))
+    assert list(found["methods"]) == ["pretrained", "random_public", "trained", "private"]
+    assert found["training_texts"].keys() == {"private"}
+    users = setting.federation.held_out("test")
+    model = Downstream(start, length=48)
+    sums = model.user_sums({u: model.encode(texts) for u, texts in users.items()}).sum(axis=0)
+    assert found["loss"]["random_public"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+    assert found["loss_difference"]["trained-random_public"][1] > 0
+    assert "trained-pretrained" in found["loss_difference"]
+    closed = config.model_copy(update={"benchmark": False})
+    with pytest.raises(ConfigError, match="benchmark = true"):
+        training_benchmark(closed, setting.federation, downstream=start, models=models)
 
 
 class Responses(Record):
