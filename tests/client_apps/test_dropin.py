@@ -1,0 +1,430 @@
+"""The decorator under `@app.train()`: a bounded change of the parameters leaves, nothing else."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from privsyn_flower import greeting, wire
+from privsyn_flower.client_apps import private_training
+from privsyn_flower.client_apps.dropin import open_dropin
+from privsyn_flower.privacy.dense import dense_numbers
+from privsyn_flower.question import Noise, Query, Ticket, decode_sum
+from privsyn_flower.text.parameters import pack_parameters
+from privsyn_flower.training import Layout
+from privsyn_flower.wire import Refusal, WireError
+from tests.conftest import loopback_message, node_context
+
+WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3) / 10
+ARRAYS = {  # in another order than safetensors keeps: by type, then by name
+    "second": WEIGHT,
+    "first": np.array([1.0, -1.0], dtype=np.float32),
+    "seen": np.array(7, dtype=np.int64),
+}
+LAYOUT = Layout.of(ARRAYS)
+TICKET = Ticket("run", "update", 3, 1)
+CLIP = 2.0
+SECRET = "the-secret-of-a-user"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> Iterator[Path]:
+    """Where a simulated node keeps its things."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    yield tmp_path
+
+
+def question(arrays: dict[str, Any] = ARRAYS, indicator: float = 0.0, **changes: Any) -> Query:
+    layout = Layout.of(arrays)
+    options = {
+        "clip-norm": CLIP,
+        "indicator": indicator,
+        "arrays": json.dumps(list(arrays)),
+        "config.lr": 0.5,
+        **changes.pop("options", {}),
+    }
+    query = Query.update(
+        pack_parameters(arrays),
+        length=layout.length + (indicator > 0),
+        bound=CLIP * np.sqrt(1 + indicator**2),
+        model=layout.digest(),
+        rotation=bytes(range(32)),
+        options=options,
+    )
+    return replace(query, **changes)
+
+
+def noise(query: Query, weight: int = 1) -> Noise:
+    """None on the node: what comes out is what the users said."""
+    plan = dense_numbers(query.bound, query.length, 0.0, weight, weight)
+    return Noise(1.0, plan.sensitivity, plan.bits, weight, scale=plan.scale, source="aggregator")
+
+
+def ask(query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Message:
+    return wire.ask(query, ticket, noise(query, weight), 1, weight, 60.0)
+
+
+def context(number: int = 0, **node_config: Any) -> Any:
+    return node_context({"partition-id": number, "num-partitions": 4, **node_config})
+
+
+def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Any:
+    """What the server makes of a plain reply (length,)."""
+    used = noise(query, weight)
+    length = LAYOUT.length + (query.length > LAYOUT.length)
+    padded = wire.encoded_length(replace(query, length=length))
+    residues = wire.read_answer(reply, ticket, padded, used.bits).residues
+    return decode_sum(residues, query, used)
+
+
+def code(reply: Message) -> str:
+    return str(reply.content.config_records["answer"]["code"])
+
+
+def answered(
+    message: Message, change: Callable[[str, Any], Any] = lambda name, array: array, **more: Any
+) -> Message:
+    """An ordinary train function's reply: each array of the message, changed."""
+    given = message.content.array_records["arrays"]
+    arrays = {name: Array(np.array(change(name, a.numpy()))) for name, a in given.items()}
+    metrics = MetricRecord({"train_loss": 0.25, "num-examples": 10_000})
+    records = {"arrays": ArrayRecord(arrays), "metrics": metrics, **more}
+    return Message(RecordDict(records), reply_to=message)
+
+
+def plus(amount: float) -> Callable[[str, Any], Any]:
+    return lambda name, array: array + np.float32(amount) if array.dtype.kind == "f" else array
+
+
+def test_the_change_of_the_parameters_is_the_answer() -> None:
+    def shifted(name: str, array: Any) -> Any:
+        return array - np.float32(0.25) if name == "first" else array
+
+    query = question()
+    got = decoded(private_training(lambda m, c: answered(m, shifted))(ask(query), context()), query)
+    assert np.allclose(got, [-0.25, -0.25, 0, 0, 0, 0, 0, 0], atol=1e-2)
+    other = private_training(lambda m, c: answered(m, plus(0.5)))
+    got = decoded(other(ask(query), context(1)), query)
+    assert np.allclose(got, np.full(8, 0.5), atol=1e-2)
+
+
+def test_a_change_is_clipped_and_the_indicator_tells() -> None:
+    query = question(indicator=0.1)
+    train = private_training(lambda m, c: answered(m, plus(100.0)))
+    got = decoded(train(ask(query), context()), query)
+    assert np.allclose(got[:-1], CLIP / np.sqrt(8), atol=1e-2)
+    assert got[-1] == pytest.approx(-0.1 * CLIP, abs=1e-2)
+    small = private_training(lambda m, c: answered(m, plus(0.01)))
+    assert decoded(small(ask(query), context(1)), query)[-1] == pytest.approx(0.2, abs=1e-2)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.floats(width=32), min_size=8, max_size=8))
+def test_no_reply_moves_the_sum_by_more_than_the_clip(values: list[float]) -> None:
+    vector = np.array(values, dtype=np.float32)
+
+    def back(name: str, array: Any) -> Any:
+        return {"first": vector[:2], "second": vector[2:].reshape(2, 3), "seen": array}[name]
+
+    query, ticket = question(), replace(TICKET, run=uuid.uuid4().hex)
+    train = private_training(lambda m, c: answered(m, back))
+    got = decoded(train(ask(query, ticket=ticket), context()), query, ticket=ticket)
+    assert np.linalg.norm(got) <= CLIP * 1.01
+    if not np.isfinite(vector).all():
+        assert not got.any()
+
+
+def test_the_function_gets_what_flower_would_give_it() -> None:
+    seen: list[Message] = []
+
+    def train(message: Message, context: Any) -> Message:
+        seen.append(message)
+        assert message.metadata.message_type == "train"
+        return answered(message)
+
+    query = question(options={"config.note": "hi"})
+    asked = ask(query)
+    assert code(private_training(train)(asked, context())) == "ok"
+    content = seen[0].content
+    assert set(content) == {"arrays", "config"}
+    assert dict(content.config_records["config"]) == {"lr": 0.5, "note": "hi", "server-round": 3}
+    arrays = content.array_records["arrays"]
+    assert list(arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert arrays[name].numpy().dtype == array.dtype
+        assert np.array_equal(arrays[name].numpy(), array)
+    assert set(asked.content) == {"ask", "question"}  # the message itself is left as it was
+
+
+def test_nothing_but_the_vector_leaves() -> None:
+    def train(message: Message, context: Any) -> Message:
+        more = {"note": ConfigRecord({"text": SECRET}), SECRET: MetricRecord({"examples": 3})}
+        context.state["mine"] = ConfigRecord({"text": SECRET})
+        return answered(message, plus(0.1), **more)
+
+    reply = private_training(train)(ask(question()), context())
+    assert set(reply.content) == {"answer"}
+    head = reply.content.config_records["answer"]
+    ticket = {"protocol", "run", "query", "round", "attempt"}
+    assert set(head) == ticket | {"code", "vector"}
+    assert SECRET not in repr(reply) and "examples" not in repr(reply)
+
+
+def _raises(error: BaseException) -> Callable[[Message, Any], Message]:
+    def train(message: Message, context: Any) -> Message:
+        raise error
+
+    return train
+
+
+def _without(name: str) -> Callable[[Message, Any], Message]:
+    def train(message: Message, context: Any) -> Message:
+        reply = answered(message, plus(1.0))
+        del reply.content.array_records["arrays"][name]
+        return reply
+
+    return train
+
+
+FAILURES: dict[str, Callable[[Message, Any], Any]] = {
+    "raises": _raises(ValueError(SECRET)),
+    "exits": _raises(SystemExit(SECRET)),
+    "memory": _raises(MemoryError(SECRET)),
+    "refusal": _raises(WireError(Refusal.POLICY, SECRET)),
+    "nothing": lambda m, c: None,
+    "no content": lambda m, c: RecordDict(),
+    "no arrays": lambda m, c: Message(RecordDict({}), reply_to=m),
+    "two records": lambda m, c: answered(m, plus(1.0), more=ArrayRecord([WEIGHT])),
+    "a name less": _without("first"),
+    "no counter": _without("seen"),
+    "shape": lambda m, c: answered(m, lambda name, array: array.reshape(-1)),
+    "type": lambda m, c: answered(m, lambda name, array: np.ones(array.shape, dtype=np.int8)),
+    "nan": lambda m, c: answered(m, plus(np.nan)),
+    "infinite": lambda m, c: answered(m, plus(np.inf)),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_function_that_fails_is_zeros_and_tells_the_local_log_only(
+    name: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    query = question(indicator=0.1)
+    reply = private_training(FAILURES[name])(ask(query), context())
+    assert not decoded(reply, query).any()
+    assert SECRET not in repr(reply)
+    out, err = capfd.readouterr()
+    assert SECRET not in out + err
+    log = home / ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"
+    assert "the train function failed for one user" in log.read_text()
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_an_interrupt_is_no_failure_of_the_data() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        private_training(_raises(KeyboardInterrupt()))(ask(question()), context())
+
+
+def test_each_declared_user_is_trained_clipped_and_forgiven_alone() -> None:
+    called: list[str] = []
+
+    @private_training(users=lambda context: ["a", "b", "c"])
+    def train(message: Message, context: Any) -> Message:
+        user = str(message.content.config_records["config"]["user"])
+        called.append(user)
+        if user == "b":
+            raise ValueError(SECRET)
+        arrays = message.content.array_records["arrays"]
+        assert np.array_equal(arrays["second"].numpy(), WEIGHT)
+        reply = answered(message, plus(1000.0 if user == "a" else 0.1))
+        arrays["second"] = Array(WEIGHT + 5)  # what is left behind is nobody else's problem
+        return reply
+
+    query = question(indicator=0.1)
+    hello = greeting.read_hello(train(greeting.hello(1, 60.0, "train"), context()))
+    assert (hello.weight, called) == (3, [])
+    got = decoded(train(ask(query, 3), context()), query, 3)
+    assert called == ["a", "b", "c"]
+    assert np.allclose(got[:-1], CLIP / np.sqrt(8) + 0.1, atol=1e-2)
+    assert got[-1] == pytest.approx(0.0, abs=1e-2)  # one too long, one within, one nothing
+
+
+def test_a_user_who_is_not_sampled_is_not_trained() -> None:
+    called: list[str] = []
+
+    @private_training(users=lambda context: [f"u{number}" for number in range(40)])
+    def train(message: Message, context: Any) -> Message:
+        called.append(str(message.content.config_records["config"]["user"]))
+        return answered(message)
+
+    query = question()
+    asked = wire.ask(query, TICKET, replace(noise(query, 40), sampling_rate=0.5), 1, 40, 60.0)
+    assert code(train(asked, context())) == "ok"
+    assert 0 < len(called) < 40
+
+
+@pytest.mark.parametrize(
+    ("users", "weight"),
+    [
+        (lambda context: ["a", "b"], lambda context: 1),
+        (lambda context: [1], lambda context: 1),
+        (lambda context: [], None),
+        (None, lambda context: 0),
+        (None, lambda context: True),
+        (None, lambda context: 1 / 0),
+    ],
+)
+def test_more_users_than_weight_or_odd_numbers_are_refused(users: Any, weight: Any) -> None:
+    train = private_training(users=users, weight=weight)(lambda m, c: answered(m))
+    assert code(train(ask(question()), context())) == Refusal.SETUP
+
+
+def test_a_node_may_stand_for_more_users_than_it_hosts() -> None:
+    train = private_training(users=lambda c: ["a"], weight=lambda c: 5)(
+        lambda m, c: answered(m, plus(0.1))
+    )
+    assert greeting.read_hello(train(greeting.hello(1, 60.0, "train"), context())).weight == 5
+    query = question()
+    assert np.allclose(decoded(train(ask(query, 5), context()), query, 5), 0.1, atol=1e-2)
+    assert code(train(ask(query, 1, replace(TICKET, round=4)), context())) == Refusal.SETUP
+
+
+def test_flowers_own_training_round_is_refused() -> None:
+    content = RecordDict(
+        {"arrays": ArrayRecord([WEIGHT]), "config": ConfigRecord({"server-round": 1})}
+    )
+    reply = private_training(_raises(AssertionError("called")))(
+        loopback_message(content, 1, "train"), context()
+    )
+    assert set(reply.content) == {"answer"}
+    assert code(reply) == Refusal.MALFORMED
+
+
+MALFORMED: dict[str, tuple[Query, str]] = {
+    "order missing": (question(options={"arrays": ""}), Refusal.MALFORMED),
+    "order of others": (question(options={"arrays": '["first"]'}), Refusal.MALFORMED),
+    "order no list": (question(options={"arrays": '{"first": 1}'}), Refusal.MALFORMED),
+    "another model": (question(model="0" * 64), Refusal.MODEL),
+    "longer": (question(length=9), Refusal.MALFORMED),
+    "no clip": (question(options={"clip-norm": 0.0}), Refusal.MALFORMED),
+    "clip no number": (question(options={"clip-norm": "2"}), Refusal.MALFORMED),
+    "looser clip": (question(options={"clip-norm": 3.0}), Refusal.MALFORMED),
+    "indicator": (question(options={"indicator": float("nan")}), Refusal.MALFORMED),
+    "an array more": (
+        question(extra={**question().extra, "more": np.zeros(1, dtype=np.uint8)}),
+        Refusal.MALFORMED,
+    ),
+    "rows": (
+        question(rows=np.ones((1, 1), dtype=np.int8), scales=np.ones(1, dtype=np.float32)),
+        Refusal.MALFORMED,
+    ),
+    "no safetensors": (
+        question(extra={"parameters": np.zeros(64, dtype=np.uint8)}),
+        Refusal.MALFORMED,
+    ),
+    "no bytes": (question(extra={"parameters": np.zeros((1, 8))}), Refusal.MALFORMED),
+    "not finite": (
+        question({"first": np.array([np.nan, 0, 0, 0, 0, 0, 0, 0], dtype=np.float32)}),
+        Refusal.MALFORMED,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_odd_questions_are_refused_before_the_function_sees_them(name: str) -> None:
+    query, refusal = MALFORMED[name]
+    train = private_training(_raises(AssertionError("called")))
+    log = Path.home() / ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"
+    assert code(train(ask(query), context())) == refusal
+    assert not log.exists()
+
+
+def test_a_question_is_answered_once() -> None:
+    train = private_training(lambda m, c: answered(m))
+    assert code(train(ask(question()), context())) == "ok"
+    assert code(train(ask(question()), context())) == Refusal.POLICY
+
+
+def test_a_device_answers_what_its_owner_allows(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    policy = home / "policy.toml"
+    policy.write_text(
+        'queries = ["update"]\naggregation = ["plain"]\ntrusted-aggregator = true\n'
+        "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.5\n"
+    )
+    train = private_training(lambda m, c: answered(m, plus(0.1)))
+    own = {"data-path": "/somewhere", "cache": str(home / "cache")}  # the app has keys of its own
+    assert code(train(ask(question()), context(**own))) == Refusal.POLICY  # the defaults: no update
+    node = open_dropin(context(**own, weight=3, policy=str(policy)))
+    assert node.facts == greeting.Hello(3, 0, deployed=True)
+    query, allowed = question(), context(**own, policy=str(policy))
+    assert np.allclose(decoded(train(ask(query), allowed), query), 0.1, atol=1e-2)
+    assert (home / "cache" / "node.sqlite").exists()
+    assert not (home / ".cache").exists()
+    for odd in ({"weight": "3"}, {"weight": 0}, {"policy": str(home / "none.toml")}):
+        assert code(train(ask(question()), context(**own | odd))) == Refusal.SETUP
+
+
+def test_keys_of_a_device_count_in_a_simulation_too(home: Path) -> None:
+    node = open_dropin(context(cache=str(home / "own")))
+    assert node.facts.deployed and node.policy is not None and node.cache == home / "own"
+    simulated = open_dropin(context(2))
+    assert not simulated.facts.deployed and simulated.policy is None
+    assert simulated.cache == home / ".cache/privsyn-flower/nodes/drop-in/2-of-4"
+
+
+def test_users_that_cannot_be_read_on_a_device_take_no_part(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def users(context: Any) -> list[str]:
+        raise OSError(SECRET)
+
+    policy = home / "policy.toml"
+    policy.write_text(
+        'queries = ["update"]\naggregation = ["plain"]\ntrusted-aggregator = true\n'
+        "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.5\n"
+    )
+    train = private_training(users=users)(lambda m, c: answered(m, plus(0.1)))
+    query = question()
+    reply = train(ask(query), context(cache=str(home / "cache"), policy=str(policy)))
+    assert not decoded(reply, query).any() and SECRET not in repr(reply)
+
+
+def test_the_decorator_goes_under_flowers() -> None:
+    app = ClientApp()
+
+    @app.train()
+    @private_training
+    def train(msg: Message, context: Any) -> Message:
+        """Trains."""
+        return answered(msg, plus(0.1))
+
+    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+    query = question()
+    assert np.allclose(decoded(app(ask(query), context()), query), 0.1, atol=1e-2)
+
+
+def test_importing_it_loads_no_model_library() -> None:
+    script = (
+        "import sys; from privsyn_flower.client_apps import private_training; "
+        "print(sorted({'torch', 'transformers', 'sentence_transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr
