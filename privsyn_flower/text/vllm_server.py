@@ -37,6 +37,7 @@ SERVED = "base"  # the model's name in requests
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what --max-lora-rank takes
 ENVIRONMENT = Path(".venv-vllm/bin/python")  # what `make vllm` makes
 KEEPER = Path(__file__).with_name("keeper.py")
+SERVED_FILES = Path(__file__).with_name("served")  # all of ours that vLLM's interpreter sees
 RESTARTS = 1  # of a server that died, in one run
 TAIL = 8  # lines of the server's log in an error
 CAUSE = re.compile(r"(^|[\s\]])[\w.]*(Error|Exception): ")
@@ -79,9 +80,7 @@ class VllmServer:
         self.log, self.seed, self.start_timeout = log.absolute(), seed, start_timeout
         self.lora_rank = served_rank(lora_rank)
         self.arguments = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
-        self.api_key = secrets.token_hex(
-            16
-        )  # for completions and adapters; vLLM asks for none to sleep
+        self.api_key = secrets.token_hex(16)
         self.port, self.starts = 0, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._start_of_log = 0
@@ -151,6 +150,8 @@ class VllmServer:
             # Sampling is what the requests say, not what the model's folder suggests.
             "--generation-config", "vllm",
             "--disable-uvicorn-access-log",
+            # Its own check of the key leaves out what is not below /v1, such as /sleep.
+            "--middleware", "privsyn_require_key.RequireKey",
             *(gpu if cuda else cpu),
             *self.arguments,
         ]  # fmt: skip
@@ -163,6 +164,7 @@ class VllmServer:
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",  # adapters over the API
             "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
             "VLLM_API_KEY": self.api_key,
+            "PYTHONPATH": str(SERVED_FILES),
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_DO_NOT_TRACK": "1",
         }  # fmt: skip
@@ -299,6 +301,5 @@ def default_python() -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])

@@ -24,6 +24,7 @@ from privsyn_flower.text.pretrained import ModelUnavailableError
 from privsyn_flower.text.protocols import AdaptableGenerator
 from privsyn_flower.text.vllm_server import (
     SERVED,
+    SERVED_FILES,
     VllmGenerator,
     VllmServer,
     default_python,
@@ -60,7 +61,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         status, answer = 200, {{}}
         if self.path == "/health":
             status = 503 if mood("unhealthy") else 200
-        elif self.path.startswith("/v1") and self.headers["Authorization"] != key:
+        elif self.headers["Authorization"] != key:
             status = 401
         elif self.path == "/v1/load_lora_adapter":
             loaded.append(body["lora_name"])
@@ -173,7 +174,7 @@ def test_started_at_first_use_and_ended_by_close(
     assert options["--dtype"] == "float32"
     assert {"--enable-lora", "--enable-prefix-caching", "--enforce-eager"} <= set(command)
     assert "--enable-sleep-mode" not in command
-    assert "PYTHONPATH" not in environment
+    assert environment["PYTHONPATH"] == str(SERVED_FILES)
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert environment["VLLM_SERVER_DEV_MODE"] == environment["VLLM_NO_USAGE_STATS"] == "1"
     assert server.api_key not in " ".join(command)  # a command line is for everyone to read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,3 +207,14 @@ def test_killed_and_started_again_with_its_adapter(
     assert share(complete(generator), before) >= SAME
     assert generator.server.starts == 2
     assert "started again, once" in caplog.text
+
+
+def test_every_call_asks_for_the_key(server: VllmServer, generator: VllmGenerator) -> None:
+    complete(generator)
+    root = server.base_url.removesuffix("/v1")
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    for path in ("/sleep?level=1", "/wake_up", "/collective_rpc", "/v1/load_lora_adapter"):
+        request = urllib.request.Request(root + path, data=b"{}", method="POST")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            opener.open(request, timeout=30)
+        assert refused.value.code == 401, path
