@@ -19,6 +19,7 @@ from flwr.app import Context, Message
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
 from privsyn_flower.client_apps.records_file import RecordsError
+from privsyn_flower.client_apps.schedule import Schedule
 from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
 from privsyn_flower.privacy.sampling import coins
 from privsyn_flower.question import (
@@ -47,6 +48,7 @@ logger = logging.getLogger("privsyn_flower")
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,9 @@ def _check(
             neighbors=int(query.options.get("neighbors", 1)),
             model=query.model,
             round=ticket.round,
+            source=noise.source,
         )
+    Schedule.of(query)
     kind.check(query, node)
 
 
@@ -184,8 +188,8 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
 
     The node's records say first that this ticket is answered, and by which users.
     """
-    users = _users_or_none(node)
-    taking = _taking(users, ticket, noise, node)
+    users, places = _users_or_none(node)
+    taking = _taking(users, places, query, ticket, noise, node)
     share = _noise_share(query, ticket, noise, node)
     return share + _vectors_or_zero(query, noise, users, taking, node, kind)
 
@@ -208,40 +212,44 @@ def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Inte
     )
 
 
-def _users_or_none(node: Node) -> UserTexts:
-    """The node's users, without those who withdrew; none when their file cannot be read."""
+def _users_or_none(node: Node) -> tuple[UserTexts, Places]:
+    """The node's users without those who withdrew, and their places in its rota (users,).
+
+    A place is the one in the sorted list of all users, those who withdrew included, plus the
+    node's partition. No users when their file cannot be read.
+    """
     with contextlib.suppress(Exception):  # a full disk must not change the answer
         node.log()
     users: UserTexts = {}
     with _data_failures(node, "the users cannot be read; nobody takes part"):
         users = node.load()
-    if node.policy is None or not users:
-        return users
-    names = list(users)
-    gone = node.records.withdrawn(names)
-    return {name: users[name] for name, out in zip(names, gone, strict=True) if not out}
+    place = {name: node.facts.partition + i for i, name in enumerate(sorted(users))}
+    if node.policy is not None and users:
+        gone = node.records.withdrawn(list(users))
+        users = {name: users[name] for name, out in zip(users, gone, strict=True) if not out}
+    return users, np.array([place[name] for name in users], dtype=np.int64)
 
 
-def _taking(users: UserTexts, ticket: Ticket, noise: Noise, node: Node) -> Bools:
-    """Who takes part (users,): sampled by the node's own coins, within the policy's limits.
+def _taking(
+    users: UserTexts, places: Places, query: Query, ticket: Ticket, noise: Noise, node: Node
+) -> Bools:
+    """Who takes part (users,): due, sampled by the node's own coins, within all limits.
 
-    Writes down that this ticket is answered; raises WireError when it was answered before.
+    Writes down that this ticket is answered; raises WireError when it was answered before, or
+    when the node is asked sooner or more often than the question's own schedule says. Coins are
+    not looked at by any limit: that a user was not drawn must not show later.
     """
-    sampled = coins(len(users), noise.sampling_rate)
+    schedule = Schedule.of(query)
+    taking = schedule.due(places, ticket.round)
+    due = [name for name, is_due in zip(users, taking, strict=True) if is_due]
+    asked = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
     if node.policy is None:
-        node.records.mark(ticket.run, ticket.query, ticket.round, ticket.attempt)
-        return sampled
-    allowed = node.records.take(
-        ticket.run,
-        ticket.query,
-        ticket.round,
-        ticket.attempt,
-        list(users),
-        noise.multiplier,
-        noise.sensitivity,
-        node.policy,
-    )
-    return allowed & sampled
+        taking[taking] = node.records.schedule(*asked, schedule)
+    else:
+        taking[taking] = node.records.take(
+            *asked, noise.multiplier, noise.sensitivity, node.policy, schedule
+        )
+    return taking & coins(len(users), noise.sampling_rate)
 
 
 def _vectors_or_zero(

@@ -9,6 +9,10 @@ integer order a >= 2, with L1 sensitivity <= S^2,
 learning", Theorem 3.5). So the sums of 1/z^2 (`gaussian`) and of 1/(z^4 S^2) (`correction`)
 are all that has to be kept. No amplification by sampling is taken into account.
 
+Where a trusted aggregator adds Gaussian noise, z is that of independent Gaussian noise of the same
+cost for each participation, and rdp(a) = a / (2 z^2). The second term is charged there too: it
+only makes the account larger, by a part in 10^6 at the usual S = 4096.
+
 The server chooses z after it has seen earlier releases. A limit that holds against that is
 checked at one order that was fixed before (`privacy.renyi.filter_budget`).
 """

@@ -22,7 +22,7 @@ from privsyn_flower.sections import Section
 from privsyn_flower.wire import Refusal, WireError
 
 Mode = Literal["secure", "plain"]
-Kind = Literal["votes", "scores", "evaluation"]
+Kind = Literal["votes", "scores", "evaluation", "update"]
 _SHARE_ROUNDING = 1 - 1e-9  # a share times a weight, and back, may lose its last digit
 
 
@@ -33,9 +33,14 @@ class Policy(Section):
         ("secure",), description="modes allowed; plain trusts the server with this node's vector"
     )
     queries: Annotated[tuple[Kind, ...], Field(strict=False)] = Field(
-        # Both put the same bound and noise on a user. An evaluation runs models on the texts.
+        # Both put the same bound and noise on a user. The others run models on the texts.
         ("votes", "scores"),
-        description="kinds of question answered; evaluation: how well models fit the texts",
+        description="kinds of question answered; evaluation: how well models fit the texts; "
+        "update: train a model on them",
+    )
+    trusted_aggregator: bool = Field(
+        False,
+        description="allow sums without the nodes' noise: the server is trusted to add its own",
     )
     min_noise_multiplier: float = Field(
         1.0, gt=0, description="least guaranteed noise std / bound of one query"
@@ -47,10 +52,15 @@ class Policy(Section):
     min_colluding_share: float = Field(
         0.0, ge=0, lt=1, description="least share of the weight the server must assume colluding"
     )
-    max_candidates: int = Field(20_000, ge=1, description="most coordinates of an answer")
+    max_candidates: int = Field(
+        20_000, ge=1, description="most coordinates of an answer; of an update: max-parameters"
+    )
+    max_parameters: int = Field(
+        20_000_000, ge=1, description="most coordinates of an update: the parameters it trains"
+    )
     max_neighbors: int = Field(16, ge=1, description="most candidates one sample votes for")
     allowed_models: Annotated[tuple[str, ...], Field(strict=False)] = Field(
-        (), description="embedders' fingerprints; empty: whichever this node has"
+        (), description="models' fingerprints; empty: whichever this node has"
     )
     max_rounds_per_run: int = Field(
         200, ge=1, description="highest round, and most answers, attempts included, in one run"
@@ -135,12 +145,14 @@ def check_query(
     neighbors: int,
     model: str,
     round: int,
+    source: str = "nodes",
 ) -> None:
     """Refuse a query that the policy does not allow: raises WireError(POLICY). All PUBLIC.
 
     noise_multiplier: guaranteed noise std / bound of one user's vector. min_weight: W_min in
-    users. colluding: share of the run's weight assumed colluding. length: of the answer. neighbors:
-    candidates one sample votes for. model: the embedder's fingerprint.
+    users. colluding: share of the run's weight assumed colluding. length: of one user's vector.
+    neighbors: candidates one sample votes for. model: the fingerprint of the embedder, or of the
+    model that is trained. source: who adds the noise, "nodes" or "aggregator".
     """
     _one_of("aggregation", aggregation, policy.aggregation, "aggregation")
     _one_of("query kind", kind, policy.queries, "queries")
@@ -150,7 +162,15 @@ def check_query(
     _at_least("W_min", min_weight, policy.min_surviving_weight, "min-surviving-weight")
     least = policy.min_colluding_share * _SHARE_ROUNDING
     _at_least("colluding share", colluding, least, "min-colluding-share")
-    _at_most("length", length, policy.max_candidates, "max-candidates")
+    if source != "nodes" and not policy.trusted_aggregator:
+        raise WireError(
+            Refusal.POLICY,
+            f"noise is to be added by the {source}: policy key trusted-aggregator = false",
+        )
+    if kind == "update":
+        _at_most("length", length, policy.max_parameters, "max-parameters")
+    else:
+        _at_most("length", length, policy.max_candidates, "max-candidates")
     _at_most("neighbors", neighbors, policy.max_neighbors, "max-neighbors")
     if policy.allowed_models:
         _one_of("model", model, policy.allowed_models, "allowed-models")

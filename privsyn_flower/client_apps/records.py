@@ -24,12 +24,13 @@ from numpy.typing import NDArray
 from privsyn_flower.client_apps.lifetime import cost, rdp, spent_epsilon
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records_file import RecordsFile
+from privsyn_flower.client_apps.schedule import LARGEST_NUMBER, Schedule, admitted, attend
 from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"
 LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
-LARGEST_NUMBER = 2**31 - 1  # of a round or attempt
+NO_SCHEDULE = Schedule()
 
 
 class _User(NamedTuple):
@@ -61,6 +62,28 @@ class NodeRecords:
         with self._file.transaction() as database:
             _mark(database, run, query, round, attempt)
 
+    def schedule(
+        self,
+        run: str,
+        query: str,
+        round: int,
+        attempt: int,
+        users: Sequence[str],
+        schedule: Schedule,
+    ) -> NDArray[np.bool_]:
+        """`mark`, and which of the users who are due may take part, recorded as having done so.
+
+        users: distinct ids; returns (len(users),). All or nothing. Raises WireError(POLICY) as
+        `mark` and `schedule.admitted` do.
+        """
+        with self._file.transaction() as database:
+            _mark(database, run, query, round, attempt)
+            ids = self._file.ids(users)
+            mask = admitted(database, run, round, ids, schedule)
+            taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+            attend(database, run, round, taking, schedule)
+        return np.array(mask, dtype=np.bool_)
+
     def take(
         self,
         run: str,
@@ -71,15 +94,16 @@ class NodeRecords:
         noise_multiplier: float,
         sensitivity: float,
         policy: Policy,
+        schedule: Schedule = NO_SCHEDULE,
     ) -> NDArray[np.bool_]:
-        """`mark`, and which users may take part (len(users),), recorded as having done so.
+        """`schedule`, and who of these is within the policy's limits (len(users),).
 
         users: distinct ids of those who would. noise_multiplier, sensitivity: as in
-        `lifetime.cost`. A user who withdrew, or whom a limit of the policy excludes, is False:
-        zero votes, while the node's noise stays. What was taken is spent even when this sum is
-        never unmasked: other nodes may have gone on without this one. All or nothing.
+        `lifetime.cost`. A user who withdrew, or whom a limit excludes, is False: zeros, while the
+        node's noise stays. What was taken is spent even when this sum is never unmasked: other
+        nodes may have gone on without this one. All or nothing.
 
-        Raises WireError(POLICY) as `mark` does, and when the run had max-rounds-per-run answers
+        Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
         of this node; ValueError on a repeated user or noise that is not finite and positive.
         """
         repeated = len(users) - len(set(users))
@@ -91,11 +115,14 @@ class NodeRecords:
             _mark(database, run, query, round, attempt)
             _check_answers(database, run, policy)
             ids = self._file.ids(users)
+            may_attend = admitted(database, run, round, ids, schedule)
             mask = [
-                _may_take(_user(database, run, id_), round, spent, filter_, policy) for id_ in ids
+                may and _may_take(_user(database, run, id_), round, spent, filter_, policy)
+                for id_, may in zip(ids, may_attend, strict=True)
             ]
             taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
             _record(database, run, round, taking, spent)
+            attend(database, run, round, taking, schedule)
         return np.array(mask, dtype=np.bool_)
 
     def pin(self, peer: str, key: bytes) -> bool:

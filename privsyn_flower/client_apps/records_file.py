@@ -15,7 +15,7 @@ from privsyn_flower.secagg.identity import create_secret, read_secret, sync_fold
 KEY_FILE = "node-users.key"
 LOCK_SECONDS = 20.0  # that another process's transaction is waited for
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
-_LAYOUT = 1
+_LAYOUT = 2
 _TABLES = """
 CREATE TABLE header (key_check BLOB NOT NULL);
 CREATE TABLE marks (
@@ -27,6 +27,12 @@ CREATE TABLE users (
 CREATE TABLE last_rounds (
     run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run, id));
 CREATE TABLE pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL);
+"""
+# What layout 2 has more than layout 1: in how many of a run's rounds, and when last.
+_ATTENDANCE = """
+CREATE TABLE attendance (
+    run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, participations INTEGER NOT NULL,
+    PRIMARY KEY (run, id));
 """
 
 
@@ -75,6 +81,7 @@ class RecordsFile:
                 database.execute("PRAGMA synchronous = FULL")
                 self._check_header(database)
                 database.execute("BEGIN IMMEDIATE")
+                _renew(database)
                 yield database
                 database.execute("COMMIT")
             finally:
@@ -90,9 +97,9 @@ class RecordsFile:
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if application != _APPLICATION:
             raise RecordsError(f"{self.path} is another program's file: move it away")
-        if layout != _LAYOUT:
+        if layout not in (1, _LAYOUT):
             raise RecordsError(
-                f"{self.path} has layout {layout}, this version reads {_LAYOUT}: "
+                f"{self.path} has layout {layout}, this version reads up to {_LAYOUT}: "
                 "use the version of privsyn-flower that wrote it"
             )
 
@@ -134,7 +141,7 @@ class RecordsFile:
         try:
             # Without files beside it, which a kill would leave for the next attempt to find.
             database.execute("PRAGMA journal_mode = MEMORY").fetchone()
-            database.executescript(f"BEGIN; {_TABLES} COMMIT;")
+            database.executescript(f"BEGIN; {_TABLES} {_ATTENDANCE} COMMIT;")
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
             database.execute(f"PRAGMA user_version = {_LAYOUT}")
             database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -142,6 +149,13 @@ class RecordsFile:
             database.close()
         scratch.replace(self.path)
         sync_folder(self.path.parent)
+
+
+def _renew(database: sqlite3.Connection) -> None:
+    """Bring a file of layout 1 up to date, in the transaction that is open."""
+    if database.execute("PRAGMA user_version").fetchone() == (1,):
+        database.execute(_ATTENDANCE)
+        database.execute(f"PRAGMA user_version = {_LAYOUT}")
 
 
 def _check(key_path: Path) -> bytes:

@@ -55,6 +55,25 @@ def test_the_defaults_allow_their_own_bounds() -> None:
 
 
 @pytest.mark.parametrize(
+    ("policy", "change", "key"),
+    [
+        ({}, {"kind": "update"}, "policy key queries"),
+        ({"queries": ("update",)}, {"kind": "update", "length": 20_000_001}, "max-parameters"),
+        ({"queries": ("update",), "max_parameters": 9}, {"kind": "update"}, "max-parameters"),
+        ({}, {"source": "aggregator"}, "trusted-aggregator"),
+    ],
+)
+def test_what_an_owner_must_allow_for_training(
+    policy: dict[str, Any], change: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(WireError, match=key) as caught:
+        check_query(Policy(**policy), **QUERY | change)
+    assert caught.value.code is Refusal.POLICY
+    allowed = Policy(queries=("votes", "update"), trusted_aggregator=True, max_parameters=10**8)
+    check_query(allowed, **QUERY | {"source": "aggregator"} | change)
+
+
+@pytest.mark.parametrize(
     ("change", "key"),
     [
         ({"aggregation": "plain"}, "aggregation"),

@@ -135,14 +135,17 @@ import itertools, sys
 from pathlib import Path
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records import NodeRecords
+from privsyn_flower.client_apps.schedule import Schedule
 from privsyn_flower.wire import WireError
 users = [f"u{i}" for i in range(50)]
 policy = Policy(max_rounds_per_run=10**6, lifetime_epsilon=1000.0)
+limits = Schedule(max_participations=10**6)
 print("ready", flush=True)
 sys.stdin.readline()
 for number in itertools.count(1):
     try:
-        NodeRecords(Path(sys.argv[1])).take("r", "q", number, 1, users, 100.0, 64.0, policy)
+        records = NodeRecords(Path(sys.argv[1]))
+        records.take("r", "q", number, 1, users, 100.0, 64.0, policy, limits)
     except WireError:
         continue
     print(number, flush=True)
@@ -193,5 +196,7 @@ def test_a_kill_leaves_all_of_a_ticket_or_nothing(path: Path, lines: int) -> Non
         (marked,) = database.execute("SELECT asked FROM marks").fetchone()
         counts = set(database.execute("SELECT participations FROM users"))
         rounds = set(database.execute("SELECT round FROM last_rounds"))
+        attended = set(database.execute("SELECT round, participations FROM attendance"))
+    assert attended == {(marked, marked)}
     assert seen <= marked <= seen + 1
     assert counts == rounds == {(marked,)}
