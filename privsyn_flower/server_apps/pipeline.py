@@ -8,50 +8,25 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from flwr.serverapp import Grid
-
-from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.data import Federation
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.evaluation.private import Private
-from privsyn_flower.progress import ProgressLog
-from privsyn_flower.runs import RunFolder, StageClock, write_json
+from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.server_apps.controls import noise_control, pretext_rival, synthesise
 from privsyn_flower.server_apps.models import Method, Models
-from privsyn_flower.server_apps.parts import (
-    AGGREGATIONS,
-    is_deployment,
-    noise_multiplier,
-    open_ledger,
-    public_text,
-    statement,
-)
+from privsyn_flower.server_apps.parts import public_text
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.selection import check_selection, select_round
 from privsyn_flower.strategies.checkpoints import Distance
-from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.rounds import Rounds
-from privsyn_flower.strategies.synthesis import run_id
 from privsyn_flower.text.prompts import LabelledText
 
 logger = logging.getLogger("privsyn_flower")
 
 
-class Pipeline:
-    """The stages of one run over one run folder (which the caller holds locked)."""
-
-    def __init__(self, config: RunConfig, grid: Grid, folder: RunFolder) -> None:
-        self.config = config
-        self.grid = grid
-        self.folder = folder
-        self.clock = StageClock(folder)
-        self.progress = ProgressLog(folder.path / "progress.jsonl")
-        self.multiplier = noise_multiplier(config)
-        self.statement = statement(config, self.multiplier)
-        logger.info("privacy: %s", self.statement.sentence())
-        if config.simulation_seeded_noise:
-            logger.warning("simulation-seeded-noise = true: the noise is not private")
+class Pipeline(Run):
+    """The stages of a run that ends with synthetic text."""
 
     def run(self) -> None:
         """All stages; the summary is written last and marks the run as complete."""
@@ -76,63 +51,30 @@ class Pipeline:
             self.folder.path / "summary.json", self._summary(done, len(synthetic), benchmark)
         )
 
-    def plan(self) -> RoundPlan:
-        """The public numbers of the rounds."""
-        config = self.config
-        return RoundPlan(
-            run=run_id(self.folder),
-            users=config.data.users,
-            noise_multiplier=self.multiplier,
-            spare_rounds=config.spare_rounds,
-            min_surviving_weight=config.min_surviving_weight,
-            colluding_weight=config.colluding_weight,
-            nodes=config.nodes,
-            round_timeout=config.round_timeout,
-            stage_timeout=config.stage_timeout,
-            node_timeout=config.node_timeout,
-            kind="deployed" if is_deployment(config) else "simulated",
-            seeded_noise=config.simulation_seeded_noise,
-            sampling_rate=config.sampling_rate,
-            cohort_nodes=config.cohort_nodes,
-            seed=config.seed,
-        )
-
     def _rounds(self, strategy: Method) -> int:
-        ledger = open_ledger(self.config, self.folder)
-        plan, aggregation = self.plan(), AGGREGATIONS[self.config.aggregation]()
+        plan = self.plan()
         self.selection: dict[str, Any] | None = None
-        with ledger.exclusive():
+        with self.charged() as ledger:
             engine = Rounds(
-                self.grid, strategy, plan, self.folder, ledger, aggregation, self.progress
+                self.grid, strategy, plan, self.folder, ledger, self.aggregation, self.progress
             )
-            try:
-                done = engine.run()
-                if isinstance(strategy, POPri) and self.config.popri.select == "federated":
-                    self.selection = select_round(
-                        strategy,
-                        self.models,
-                        self.config,
-                        self.folder,
-                        grid=self.grid,
-                        plan=plan,
-                        ledger=ledger,
-                        aggregation=aggregation,
-                    )
-            finally:  # a failed run has charges too
-                if ledger.path != self.folder.path / "ledger.jsonl":
-                    ledger.export(plan.run, self.folder.path / "ledger.jsonl")
-            self.ledger_epsilon = ledger.spent_epsilon()
-            self.ledger_total = ledger.header.total_epsilon
+            done = engine.run()
+            if isinstance(strategy, POPri) and self.config.popri.select == "federated":
+                self.selection = select_round(
+                    strategy,
+                    self.models,
+                    self.config,
+                    self.folder,
+                    grid=self.grid,
+                    plan=plan,
+                    ledger=ledger,
+                    aggregation=self.aggregation,
+                )
         return done
 
     def _synthesise(self, name: str, strategy: Method) -> list[LabelledText]:
         path = self.folder.path / f"{name}.jsonl"
         return synthesise(strategy, self.models, self.config, path, name)
-
-    def _federation(self) -> Federation:
-        if self.public.federation is None:  # public_text refused this already
-            raise ConfigError("benchmark = true needs a simulated federation")
-        return self.public.federation
 
     def _private_distance(self) -> Distance | None:
         """The paper's choice of checkpoints, by text that epsilon does not cover."""
@@ -141,7 +83,7 @@ class Pipeline:
         logger.warning("popri.checkpoint = 'private': epsilon does not cover the selection")
         from privsyn_flower.evaluation.private import distance_to_development
 
-        return distance_to_development(self.config, self._federation(), self.models.embedder())
+        return distance_to_development(self.config, self.federation(), self.models.embedder())
 
     def _control(self, strategy: Method) -> Method:
         """The identical pipeline on pure noise of the same variance: what answers are worth.
@@ -191,7 +133,7 @@ class Pipeline:
         from privsyn_flower.evaluation.benchmark import run_benchmark
         from privsyn_flower.evaluation.pictures import draw_benchmark
 
-        private = Private(self.config, self._federation(), self.models.embedder())
+        private = Private(self.config, self.federation(), self.models.embedder())
         sets, seeds = self._comparisons(strategy, private)
         labelled = {"synthetic": synthetic, **sets}
         with self.clock("benchmark"):
@@ -209,35 +151,7 @@ class Pipeline:
         return result.summary
 
     def _summary(self, done: int, samples: int, benchmark: dict[str, Any] | None) -> dict[str, Any]:
-        config, metrics = self.config, self.folder.metrics()
-        data = config.data
-        source = data.private_packages if data.source == "docstrings" else data.path
-        down = max((row["bytes_down_per_node"] for row in metrics), default=0)
-        up = max((row["bytes_up_per_node"] for row in metrics), default=0)
-        nodes = sum(row["nodes_answered"] for row in metrics)
-        summary: dict[str, Any] = {
-            "method": config.method,
-            "dataset": f"{data.source}:{source}" if source else data.source,
-            "users": data.users,
-            "rounds": done,
-            "unit": self.statement.unit,
-            "adjacency": self.statement.adjacency,
-            "threat_model": self.statement.threat_model,
-            "epsilon": self.statement.epsilon,
-            "delta": self.statement.delta,
-            "accountant": self.statement.accountant,
-            "noise_multiplier": self.multiplier,
-            "epsilon_ledger": self.ledger_epsilon,
-            "epsilon_ledger_total": self.ledger_total,
-            "privacy": self.statement.sentence(),
-            "synthetic_samples": samples,
-            "bytes_up_per_user_round": up,
-            "bytes_down_per_user_round": down,
-            "bytes_up_all_nodes": up * nodes,
-            "bytes_down_all_nodes": down * nodes,
-            "wall_seconds": round(sum(self.clock.seconds.values()), 1),
-            "stage_seconds": self.clock.seconds,
-        }
+        summary = self.summary(done, samples)
         if self.selected is not None:
             summary["selected_round"] = self.selected
         if self.selection is not None:

@@ -1,0 +1,124 @@
+"""What a run of any method needs around its rounds: the guarantee, the ledger, the summary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from flwr.serverapp import Grid
+
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.data import Federation
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.progress import ProgressLog
+from privsyn_flower.runs import RunFolder, StageClock
+from privsyn_flower.server_apps.parts import (
+    AGGREGATIONS,
+    PublicText,
+    is_deployment,
+    noise_multiplier,
+    open_ledger,
+    statement,
+)
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.synthesis import run_id
+
+logger = logging.getLogger("privsyn_flower")
+
+
+class Run:
+    """One run over one run folder (which the caller holds locked); the methods' pipelines are
+    its subclasses. Raises ConfigError for noise that does not keep epsilon."""
+
+    public: PublicText
+
+    def __init__(self, config: RunConfig, grid: Grid, folder: RunFolder) -> None:
+        self.config = config
+        self.grid = grid
+        self.folder = folder
+        self.clock = StageClock(folder)
+        self.progress = ProgressLog(folder.path / "progress.jsonl")
+        self.multiplier = noise_multiplier(config)
+        self.statement = statement(config, self.multiplier)
+        self.aggregation = AGGREGATIONS[config.aggregation]()
+        logger.info("privacy: %s", self.statement.sentence())
+        if config.simulation_seeded_noise:
+            logger.warning("simulation-seeded-noise = true: the noise is not private")
+
+    def run(self) -> None:
+        """All stages; the summary is written last and marks the run as complete."""
+        raise NotImplementedError
+
+    def plan(self) -> RoundPlan:
+        """The public numbers of the rounds."""
+        config = self.config
+        return RoundPlan(
+            run=run_id(self.folder),
+            users=config.data.users,
+            noise_multiplier=self.multiplier,
+            spare_rounds=config.spare_rounds,
+            min_surviving_weight=config.min_surviving_weight,
+            colluding_weight=config.colluding_weight,
+            nodes=config.nodes,
+            round_timeout=config.round_timeout,
+            stage_timeout=config.stage_timeout,
+            node_timeout=config.node_timeout,
+            kind="deployed" if is_deployment(config) else "simulated",
+            seeded_noise=config.simulation_seeded_noise,
+            sampling_rate=config.sampling_rate,
+            cohort_nodes=config.cohort_nodes,
+            seed=config.seed,
+        )
+
+    @contextmanager
+    def charged(self) -> Iterator[Ledger]:
+        """The run's ledger, held; what it says is noted at the end, whatever happened."""
+        ledger = open_ledger(self.config, self.folder)
+        with ledger.exclusive():
+            try:
+                yield ledger
+            finally:  # a failed run has charges too
+                if ledger.path != self.folder.path / "ledger.jsonl":
+                    ledger.export(run_id(self.folder), self.folder.path / "ledger.jsonl")
+            self.ledger_epsilon = ledger.spent_epsilon()
+            self.ledger_total = ledger.header.total_epsilon
+
+    def federation(self) -> Federation:
+        """The simulated one."""
+        if self.public.federation is None:  # public_text refused this already
+            raise ConfigError("benchmark = true needs a simulated federation")
+        return self.public.federation
+
+    def summary(self, done: int, samples: int) -> dict[str, Any]:
+        """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
+        config, metrics = self.config, self.folder.metrics()
+        data = config.data
+        source = data.private_packages if data.source == "docstrings" else data.path
+        down = max((row["bytes_down_per_node"] for row in metrics), default=0)
+        up = max((row["bytes_up_per_node"] for row in metrics), default=0)
+        nodes = sum(row["nodes_answered"] for row in metrics)
+        return {
+            "method": config.method,
+            "dataset": f"{data.source}:{source}" if source else data.source,
+            "users": data.users,
+            "rounds": done,
+            "unit": self.statement.unit,
+            "adjacency": self.statement.adjacency,
+            "threat_model": self.statement.threat_model,
+            "epsilon": self.statement.epsilon,
+            "delta": self.statement.delta,
+            "accountant": self.statement.accountant,
+            "noise_multiplier": self.multiplier,
+            "epsilon_ledger": self.ledger_epsilon,
+            "epsilon_ledger_total": self.ledger_total,
+            "privacy": self.statement.sentence(),
+            "synthetic_samples": samples,
+            "bytes_up_per_user_round": up,
+            "bytes_down_per_user_round": down,
+            "bytes_up_all_nodes": up * nodes,
+            "bytes_down_all_nodes": down * nodes,
+            "wall_seconds": round(sum(self.clock.seconds.values()), 1),
+            "stage_seconds": self.clock.seconds,
+        }
