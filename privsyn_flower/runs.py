@@ -4,6 +4,9 @@
     checkpoints/  round-0003.json (public strategy state after round 3)
     queries/      round-0003.npz  (the question asked in round 3, public)
     releases/     round-0003.npz  (the noisy sum of round 3, public once released)
+    models/       NAME.safetensors (named arrays of a training, public)
+
+A question of kind "update" holds a whole model; it is kept until its round has a checkpoint.
 
 Every file is written to a temporary name, flushed to disk and renamed, so that a reader sees
 the old or the new content and never a part of it.
@@ -102,6 +105,7 @@ class RunFolder:
         value = {"round": rnd, "state": state, "metrics": metrics}
         write_json(self.path / "checkpoints" / f"round-{rnd:04d}.json", value)
         write_jsonl(self.path / "metrics.jsonl", self.metrics())
+        self._drop_update_queries(rnd)
 
     def last_checkpoint(self) -> Json | None:
         """The newest checkpoint: {"round", "state", "metrics"}."""
@@ -114,6 +118,12 @@ class RunFolder:
 
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-[0-9][0-9][0-9][0-9].json"))
+
+    def _drop_update_queries(self, rnd: int) -> None:
+        """Whole models that nobody will ask again; a kill may have left the round before's."""
+        for path in (self._query_path(rnd - 1), self._query_path(rnd)):
+            if path.exists() and _stored_kind(path) == "update":
+                path.unlink()
 
     def save_value(self, name: str, value: object) -> None:
         """A small JSON value under checkpoints/, for example the roster or a stage's result."""
@@ -140,11 +150,11 @@ class RunFolder:
         np.savez(
             buffer, rows=query.rows, scales=query.scales, head=np.array(json.dumps(head)), **extra
         )
-        write_atomic(self.path / "queries" / f"round-{rnd:04d}.npz", buffer.getvalue())
+        write_atomic(self._query_path(rnd), buffer.getvalue())
 
     def load_query(self, rnd: int) -> Query | None:
         """The question of round `rnd`, exactly as it was asked."""
-        path = self.path / "queries" / f"round-{rnd:04d}.npz"
+        path = self._query_path(rnd)
         if not path.exists():
             return None
         with np.load(path, allow_pickle=False) as archive:
@@ -155,6 +165,9 @@ class RunFolder:
                 if name.startswith("extra.")
             }
             return Query(rows=archive["rows"], scales=archive["scales"], extra=extra, **head)
+
+    def _query_path(self, rnd: int) -> Path:
+        return self.path / "queries" / f"round-{rnd:04d}.npz"
 
     def save_release(self, rnd: int, released: np.ndarray[Any, Any]) -> None:
         """The noisy sum of round `rnd`, float64, unclipped and unrounded."""
@@ -170,6 +183,35 @@ class RunFolder:
         with np.load(path, allow_pickle=False) as archive:
             released: np.ndarray[Any, np.dtype[np.float64]] = archive["released"]
             return released
+
+    def drop_unfinished_release(self, rnd: int) -> None:
+        """Remove what a kill left of a release of round `rnd` that was never complete."""
+        for path in (self.path / "releases").glob(f".round-{rnd:04d}.npz.*.tmp"):
+            path.unlink()
+
+    # Named arrays ------------------------------------------------------------------------
+
+    def save_arrays(self, name: str, packed: bytes) -> None:
+        """Named arrays as safetensors bytes (public), under models/."""
+        write_atomic(self._arrays_path(name), packed)
+
+    def load_arrays(self, name: str) -> bytes | None:
+        """What `save_arrays` stored, or None."""
+        path = self._arrays_path(name)
+        return path.read_bytes() if path.exists() else None
+
+    def drop_arrays(self, name: str) -> None:
+        """Remove what `save_arrays` stored, if it is there."""
+        self._arrays_path(name).unlink(missing_ok=True)
+
+    def _arrays_path(self, name: str) -> Path:
+        return self.path / "models" / f"{name}.safetensors"
+
+
+def _stored_kind(path: Path) -> str:
+    """The kind of a stored question; its arrays are not read."""
+    with np.load(path, allow_pickle=False) as archive:
+        return str(json.loads(str(archive["head"]))["kind"])
 
 
 def _lock_soon(descriptor: int, seconds: float = 2.0) -> None:

@@ -108,3 +108,65 @@ def test_jsonl_keeps_every_unicode_line_separator(tmp_path: Path) -> None:
     rows = [{"text": "a\u2028b\u2029c\x85d"}, {"text": "plain"}]
     write_jsonl(tmp_path / "x.jsonl", rows)
     assert read_jsonl(tmp_path / "x.jsonl") == rows
+
+
+def update_query(number: int) -> Query:
+    parameters = np.full(50_000, number, dtype=np.uint8)
+    return Query.update(parameters, length=5, bound=1.0, model="m", rotation=bytes(32), options={})
+
+
+def test_a_models_question_is_kept_until_its_round_has_a_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_query(1, Query.votes(np.eye(3), bound=1.0, model="m"))
+    folder.save_checkpoint(1, {}, {"round": 1})
+    folder.save_query(2, update_query(2))
+    asked = folder.load_query(2)
+    assert asked is not None and asked.kind == "update" and asked.options["encoding"] == "dense"
+    assert (asked.extra["parameters"] == 2).all()
+    # What a kill between the checkpoint and the removal leaves goes with the next checkpoint.
+    left = (tmp_path / "queries" / "round-0002.npz").read_bytes()
+    folder.save_checkpoint(2, {}, {"round": 2})
+    (tmp_path / "queries" / "round-0002.npz").write_bytes(left)
+    folder.save_query(3, update_query(3))
+    folder.save_checkpoint(3, {}, {"round": 3})
+    folder.save_query(4, update_query(4))
+    assert [path.name for path in sorted((tmp_path / "queries").iterdir())] == [
+        "round-0001.npz",  # the benchmark reads the questions of other kinds
+        "round-0004.npz",
+    ]
+
+
+def test_arrays_are_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.load_arrays("server-0001") is None
+    folder.save_arrays("server-0001", b"first")
+    assert (tmp_path / "models" / "server-0001.safetensors").read_bytes() == b"first"
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="no space"):
+            folder.save_arrays("server-0001", b"second")
+    assert folder.load_arrays("server-0001") == b"first"
+    folder.drop_arrays("server-0001")
+    folder.drop_arrays("server-0001")
+    assert folder.load_arrays("server-0001") is None
+
+
+def test_half_a_release_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", killed)
+        for rnd in (1, 2):
+            with pytest.raises(KeyboardInterrupt):
+                folder.save_release(rnd, np.ones(3))
+    assert len(list((tmp_path / "releases").iterdir())) == 2
+    folder.drop_unfinished_release(2)
+    (left,) = (tmp_path / "releases").iterdir()
+    assert "round-0001" in left.name and folder.load_release(1) is None

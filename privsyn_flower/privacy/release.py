@@ -30,12 +30,14 @@ class TooFewSurvivors(ReleaseRefused):
 
 @dataclass(frozen=True)
 class NoisySum:
-    """A query's sum with the noise its nodes added, and what vouches for that noise.
+    """A query's sum with the noise on it, and what vouches for that noise.
 
     vector: (d,) float64, PRIVATE until released (kept out of repr, so out of logs).
     bound: L2 norm of one user's vector. noise_std: guaranteed standard deviation of the noise
-    at honest weight `min_weight`. weight: of the nodes that answered, in users. colluding:
-    weight assumed to know and subtract its own noise. min_weight: W_min, in users.
+    at honest weight `min_weight`; of noise that is correlated across rounds, that of independent
+    noise with the same cost; 0: no noise is on it yet, so that no release takes it. weight: of
+    the nodes that answered, in users. colluding: weight assumed to know and subtract its own
+    noise. min_weight: W_min, in users.
     """
 
     vector: NDArray[np.float64] = field(repr=False)
@@ -73,6 +75,16 @@ def release(
             f"noise_std / bound = {summed.noise_std} / {summed.bound} = {multiplier} differs from "
             f"the noise multiplier {charge.noise_multiplier} of charge {charge_id}"
         )
+    check_weight(summed)
+    released = np.array(summed.vector, dtype=np.float64)
+    released.flags.writeable = False
+    store(released)
+    ledger.commit(charge_id)
+    return released
+
+
+def check_weight(summed: NoisySum) -> None:
+    """Raise TooFewSurvivors unless the nodes that answered reach W_min without colluders."""
     honest = summed.weight - summed.colluding
     if not honest >= summed.min_weight:
         raise TooFewSurvivors(
@@ -80,11 +92,6 @@ def release(
             f"colluding: {honest} honest is below W_min = {summed.min_weight} (key "
             "min-surviving-weight), so the noise would not suffice and nothing is released"
         )
-    released = np.array(summed.vector, dtype=np.float64)
-    released.flags.writeable = False
-    store(released)
-    ledger.commit(charge_id)
-    return released
 
 
 def _check_sum(summed: NoisySum) -> None:

@@ -38,6 +38,13 @@ class PrivacyStatement:
     to measure the result. evaluations: releases beside the rounds that compare models on the
     nodes. private_selection: a checkpoint was chosen by private text, without noise. rival:
     another method was simulated for the benchmark.
+
+    noise_source: "aggregator" where the nodes add none; noise_multiplier is then that of
+    independent noise which costs a user as much for each participation. correlated: name of the
+    mechanism that correlates noise across rounds. min_separation, max_participations: what the
+    nodes enforce for each user (0: as many as fit); participations: most rounds of one user that
+    epsilon counts (0: from those two). adaptive_clipping: one coordinate of the answer says
+    whether the clip norm was reached.
     """
 
     epsilon: float
@@ -61,6 +68,12 @@ class PrivacyStatement:
     evaluations: int = 0
     private_selection: bool = False
     rival: bool = False
+    noise_source: Literal["nodes", "aggregator"] = "nodes"
+    correlated: str = ""
+    min_separation: int = 1
+    max_participations: int = 0
+    participations: int = 0
+    adaptive_clipping: bool = False
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -73,6 +86,7 @@ class PrivacyStatement:
             "keys": tuple(_KEYS),
             "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
+            "noise_source": ("nodes", "aggregator"),
             "unit": ("user",),
             "adjacency": ("zero-out",),
         }
@@ -80,10 +94,37 @@ class PrivacyStatement:
             if getattr(self, name) not in values:
                 raise ValueError(f"{name} = {getattr(self, name)!r} must be one of {values}")
         check_sampler(self.sampler, self.sampling_rate)
+        self._check_source()
         if not self.epsilon >= 0:
             raise ValueError(f"epsilon = {self.epsilon} must be at least 0")
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta} must be above 0 and below 1")
+
+    def _check_source(self) -> None:
+        if self.min_separation < 1 or min(self.max_participations, self.participations) < 0:
+            raise ValueError(
+                f"min_separation = {self.min_separation} must be at least 1, max_participations = "
+                f"{self.max_participations} and participations = {self.participations} at least 0"
+            )
+        if self.noise_source == "nodes":
+            if self.correlated or self.most_participations < self.rounds:
+                raise ValueError(
+                    f"correlated = {self.correlated!r}, participations = "
+                    f"{self.most_participations} of {self.rounds} rounds: only noise_source = "
+                    "'aggregator' is accounted that way"
+                )
+        elif self.mechanism != "gaussian" or self.sampler == "poisson" or self.simulation_seeded:
+            raise ValueError(
+                f"mechanism = {self.mechanism!r}, sampler = {self.sampler!r}, simulation_seeded = "
+                f"{self.simulation_seeded}: noise_source = 'aggregator' is Gaussian noise from a "
+                "secret key, and claims no amplification"
+            )
+
+    @property
+    def most_participations(self) -> int:
+        """Most rounds that one user takes part in."""
+        fits = -(-self.rounds // self.min_separation)
+        return min(self.participations or self.max_participations or fits, fits)
 
     @property
     def threat_model(self) -> str:
@@ -92,6 +133,12 @@ class PrivacyStatement:
             return "none: checkpoints were chosen by private text, which epsilon does not cover"
         if self.simulation_seeded:
             return "none: the noise came from the run's seed"
+        if self.noise_source == "aggregator":
+            hidden = ", single answers stay hidden from it" if self.aggregation == "secure" else ""
+            return (
+                f"trusted aggregator: it has the sums without noise{hidden}; holds against readers "
+                "of the released sums, not the server"
+            )
         if self.aggregation == "secure":
             return (
                 f"honest-but-curious server with at most {_percent(self.colluding_weight)} of the "
@@ -101,8 +148,7 @@ class PrivacyStatement:
 
     def sentence(self) -> str:
         """The whole statement in plain words, one paragraph."""
-        against = self._secure() if self.aggregation == "secure" else self._plain()
-        parts = [self._claim(), self._unit(), against, self._noise(), self._not_covered()]
+        parts = [self._claim(), self._unit(), self._against(), self._noise(), self._not_covered()]
         if self.simulated:
             parts.insert(
                 3,
@@ -119,19 +165,45 @@ class PrivacyStatement:
         return " ".join(parts)
 
     def _claim(self) -> str:
+        aggregator = self.noise_source == "aggregator"
         releases = f"{self.rounds} rounds"
-        if self.spare_rounds:
+        if self.spare_rounds and not aggregator:  # there, an attempt that fails costs nothing
             releases += f" and {self.spare_rounds} spare"
         if self.evaluations:
             plural = "s" if self.evaluations > 1 else ""
             releases += f" and {self.evaluations} evaluation{plural} of models on the nodes"
+        noise = (
+            f"{_NOISE[self.mechanism]} noise of at least {_at_least(self.noise_multiplier)} times "
+            "the L2 bound of one user's answer"
+        )
+        each = f"each with {noise}"
+        if self.correlated:
+            each = (
+                f"with noise that is correlated across rounds ({self.correlated}) and costs a user "
+                f"as much as independent {noise} in each of {self.most_participations} rounds"
+            )
         return (
             f"Epsilon = {_at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
-            f"{_ACCOUNTANTS[self.mechanism, self.accountant]}, over {releases}, each with "
-            f"{_NOISE[self.mechanism]} noise of at least {_at_least(self.noise_multiplier)} times "
-            "the L2 bound of one user's answer; "
+            f"{_ACCOUNTANTS[self.mechanism, self.accountant]}, over {releases}, {each}; "
             f"{sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)}."
+            f"{self._participation()}"
         )
+
+    def _participation(self) -> str:
+        text = ""
+        if self.most_participations < self.rounds:
+            apart = f", {self.min_separation} or more apart" if self.min_separation > 1 else ""
+            text = (
+                f" Every user takes part in at most {self.most_participations} rounds{apart}, "
+                "which each node enforces for its own users: one that miscounts weakens the claim "
+                "for them alone."
+            )
+        if self.adaptive_clipping:
+            text += (
+                " Whether a user's update was shortened is one more coordinate of the same answer "
+                "under the same L2 bound; the bound of later rounds follows the noisy sum of it."
+            )
+        return text
 
     def _unit(self) -> str:
         who = "who takes part" if self.sampling_rate == 1.0 else "who is enrolled"
@@ -142,18 +214,36 @@ class PrivacyStatement:
             "configuration are public."
         )
 
-    def _plain(self) -> str:
-        return (
-            "Aggregation is plain, so the aggregator is trusted: the claim holds against everyone "
-            "who sees the released sums or anything made from them, and claims nothing against "
-            "the server, which sees each node's own answer."
+    def _against(self) -> str:
+        secure, readers = self.aggregation == "secure", "everyone who sees the released sums"
+        readers += " or anything made from them"
+        if self.noise_source == "nodes":
+            if not secure:
+                return (
+                    "Aggregation is plain, so the aggregator is trusted: the claim holds against "
+                    f"{readers}, and claims nothing against the server, which sees each node's own "
+                    "answer."
+                )
+            return (
+                "Aggregation is secure: the server learns the sum of the answers and no single "
+                f"one. The claim holds against the server and {readers}, {self._assumed()}"
+            )
+        seen = "each round's sum without noise" if secure else "each node's own answer"
+        text = (
+            f"The aggregator is TRUSTED: the nodes add no noise, so the server learns {seen}; it "
+            "adds the noise before anything else is done with the sum. The claim holds against "
+            f"{readers}, and claims nothing against the server."
         )
+        if secure:
+            text += (
+                " Aggregation is secure: single answers stay hidden from the server, "
+                f"{self._assumed()}"
+            )
+        return text
 
-    def _secure(self) -> str:
+    def _assumed(self) -> str:
         return (
-            "Aggregation is secure: the server learns the sum of the answers and no single one. "
-            "The claim holds against the server and everyone who sees the released sums or "
-            "anything made from them, as long as the server follows the protocol, apart from what "
+            "as long as the server follows the protocol, apart from what "
             f"the nodes check themselves, and at most {_percent(self.colluding_weight)} of the "
             "declared users' weight is on nodes that share what they know with it. Nodes that are "
             "shown different lists of survivors cannot be played off against each other: they "
@@ -165,6 +255,12 @@ class PrivacyStatement:
     def _noise(self) -> str:
         fixed = self.sampler == "fixed"
         whose = "weight of the nodes drawn for a round" if fixed else "declared users' weight"
+        if self.noise_source == "aggregator":
+            return (
+                "The aggregator adds all of the noise, so it suffices whoever answers; a sum of "
+                f"less than {_percent(self.min_surviving_weight)} of the weight of the nodes asked is not "
+                "used, and an attempt without a release costs nothing."
+            )
         return (
             f"The noise suffices as long as {_percent(self.min_surviving_weight)} of the {whose} "
             "answers honestly, or the sum is not released; nodes assumed to collude (to know their "
@@ -192,6 +288,11 @@ class PrivacyStatement:
             left_out.append("the preparation of a simulated split")
         if self.mechanism == "gaussian":
             left_out.append("what the last bits of floating-point noise may give away")
+        if self.noise_source == "aggregator":
+            left_out.append(
+                "whoever reads the key of the noise, which is on the aggregator's disk while the "
+                "run lasts"
+            )
         if self.benchmark:
             left_out.append(
                 "the figures under `benchmark`, which were measured on private or held-out text "

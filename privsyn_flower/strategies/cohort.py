@@ -12,7 +12,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from privsyn_flower.exchange import exchange
-from privsyn_flower.greeting import Hello, hello, read_hello
+from privsyn_flower.greeting import HELLO, Hello, hello, read_hello
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
@@ -43,6 +43,9 @@ class RoundPlan:
     cohort_nodes: the server draws this many nodes for a round (0: all). W is theirs then, but
     the colluders of the whole population (colluding_users) may all be among them, and no
     amplification is claimed.
+    cycle: a rota: the node at place i of the enrolment is asked in rounds with (rnd - 1 - i) %
+    cycle == 0 (0: every round), with W as for a draw. greeting: message type of the hello, "train"
+    for apps that answer nothing else.
     """
 
     run: str
@@ -61,9 +64,16 @@ class RoundPlan:
     cohort_nodes: int = 0
     seed: int = 0
     colluding_users: int | None = None
+    greeting: str = HELLO
+    cycle: int = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
+        if self.cycle < 0 or (self.cycle and self.cohort_nodes):
+            raise ValueError(
+                f"cycle = {self.cycle} with cohort-nodes = {self.cohort_nodes}: a rota and a draw "
+                "exclude each other, and a cycle has at least 1 round (0: no rota)"
+            )
         if self.min_weight + self.colluding > self.users:
             raise ValueError(
                 f"min-surviving-weight = {self.min_surviving_weight} and colluding-weight = "
@@ -85,7 +95,7 @@ class RoundPlan:
 
     def drawn(self, weight: int) -> RoundPlan:
         """The numbers of a round whose cohort stands for `weight` users."""
-        if not self.cohort_nodes:
+        if not self.cohort_nodes and not self.cycle:
             return self
         return replace(self, users=weight, colluding_users=self.colluding)
 
@@ -105,8 +115,10 @@ class Cohort:
     nodes: dict[int, Hello] = field(default_factory=dict)
 
     def draw(self, rnd: int, attempt: int) -> dict[int, Hello]:
-        """The nodes of this attempt with their facts: all who are there, or a draw of them."""
+        """The nodes of this attempt: all who are there, whose turn it is, or a draw of them."""
         present = self.present()
+        if self.plan.cycle:
+            return self._due(rnd, present)
         size = self.plan.cohort_nodes
         if not size:
             return present
@@ -121,6 +133,31 @@ class Cohort:
             len(order), size, replace=False
         )
         return {order[i]: present[order[i]] for i in sorted(chosen)}
+
+    def _due(self, rnd: int, present: dict[int, Hello]) -> dict[int, Hello]:
+        """The nodes of the rota whose turn it is. Raises TooFewNodes when a turn is too light.
+
+        A node keeps its place for the run, whoever else comes or goes: its users count the
+        rounds between two turns.
+        """
+        cycle = self.plan.cycle
+        places = self.folder.load_value("places") or {}
+        for node, facts in present.items():
+            places.setdefault(_name(node, facts), len(places))
+        self.folder.save_value("places", places)
+        turns: list[dict[int, Hello]] = [{} for _ in range(cycle)]
+        for node, facts in present.items():
+            turns[places[_name(node, facts)] % cycle][node] = facts
+        for turn in turns:
+            weight = sum(facts.weight for facts in turn.values())
+            try:
+                self.plan.drawn(weight)
+            except ValueError as error:
+                raise TooFewNodes(
+                    f"a turn of the rota (cycle = {cycle}) stands for {weight} users: start more "
+                    f"nodes, or lower cycle, colluding-weight or min-surviving-weight ({error})"
+                ) from None
+        return turns[(rnd - 1) % cycle]
 
     def _check_lightest(self, present: dict[int, Hello], size: int) -> None:
         """No draw is too light for its own conditions. Raises TooFewNodes before any is made."""
@@ -140,7 +177,7 @@ class Cohort:
         Raises TooFewNodes after node_timeout, or when the weights exceed the declared users.
         """
         # A draw brings its own W_min: here it needs its nodes, not the population's weight.
-        size = self.plan.cohort_nodes
+        size = self.plan.cohort_nodes or self.plan.cycle
         needed = 1 if size else self.plan.min_weight + self.plan.colluding
         deadline = time.monotonic() + self.plan.node_timeout
         while True:
@@ -171,7 +208,7 @@ class Cohort:
 
     def _greet(self, nodes: list[int], timeout: float) -> None:
         """Ask new nodes for their public facts; their weight is fixed for the run from here."""
-        messages = [hello(node, timeout) for node in nodes]
+        messages = [hello(node, timeout, self.plan.greeting) for node in nodes]
         replies = exchange(
             self.grid,
             messages,
@@ -204,8 +241,7 @@ class Cohort:
 
     def _enrol(self, node: int, facts: Hello) -> None:
         """A node's weight is fixed for the run when it is first seen, on disk for resumes."""
-        # Flower numbers simulated nodes anew in every run; their partition stays the same.
-        name = f"node {node}" if facts.deployed else f"partition {facts.partition}"
+        name = _name(node, facts)
         weights = self.folder.load_value("weights") or {}
         if weights.setdefault(name, facts.weight) != facts.weight:
             logger.warning(
@@ -217,3 +253,9 @@ class Cohort:
             return
         self.folder.save_value("weights", weights)
         self.nodes[node] = facts
+
+
+def _name(node: int, facts: Hello) -> str:
+    """What a node is called in the run folder."""
+    # Flower numbers simulated nodes anew in every run; their partition stays the same.
+    return f"node {node}" if facts.deployed else f"partition {facts.partition}"

@@ -1,17 +1,44 @@
 """Who adds the noise of a round, how much of it, and what the ledger is charged for it.
 
 `NodeNoise`: integer noise on the nodes, so that nobody ever has a sum without it.
+`AggregatorNoise`: Gaussian noise of a TRUSTED aggregator, independent or correlated across rounds
+(DP-FTRL: Kairouz et al. 2021, "Practical and private (deep) learning without sampling or
+shuffling"; Denisov et al. 2022, "Improved differential privacy for SGD via optimal private linear
+operators on adaptive streams"). The sums that it gets from the nodes are PRIVATE.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import json
+import math
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.dense import DensePlan, dense_numbers
+from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
-from privsyn_flower.privacy.release import NoisySum
+from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
 from privsyn_flower.question import Noise, Query, encoded_bound
+from privsyn_flower.runs import write_json
 from privsyn_flower.strategies.cohort import RoundPlan
+
+if TYPE_CHECKING:
+    from privsyn_flower.privacy.correlated import (
+        Factorization,
+        NoiseKey,
+        Participation,
+        Stream,
+    )
+
+# A round that adds nothing to the sensitivity of those before is charged this share of the whole
+# run's cost, divided by the rounds: a charge needs a finite noise multiplier. All of them together
+# stay below the rounding that calibrated noise has room for.
+LEAST_CHARGE = 1e-12
 
 
 class Mechanism(Protocol):
@@ -21,7 +48,7 @@ class Mechanism(Protocol):
     trusted: bool  # the aggregator has sums without noise, and is trusted to give none away
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
-        """Before anything is asked: `released` of `rounds` have a release; fresh: no charge yet."""
+        """Before anything is asked. released: rounds with a release; fresh: nothing was charged."""
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
         """Encoding and noise of a query. Raises WrapAround or ValueError before it is sent."""
@@ -29,7 +56,7 @@ class Mechanism(Protocol):
     def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
         """What round `rnd` costs, in the words of `Ledger.reserve`."""
 
-    def finish(self, rnd: int, summed: NoisySum, query: Query, noise: Noise) -> NoisySum:
+    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
         """The collected sum with its noise on. Raises TooFewSurvivors before any is drawn."""
 
     def released_std(
@@ -66,7 +93,7 @@ class NodeNoise:
             "sampling_rate": noise.sampling_rate,
         }
 
-    def finish(self, rnd: int, summed: NoisySum, query: Query, noise: Noise) -> NoisySum:
+    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
         """The sum as it is: the nodes have added the noise."""
         return summed
 
@@ -81,6 +108,222 @@ class NodeNoise:
 
     def close(self, *, complete: bool) -> None:
         """Nothing is kept."""
+
+
+@dataclass
+class AggregatorNoise:
+    """Gaussian noise that a trusted aggregator adds to each sum before anything else.
+
+    The released vectors, one row a round, are X + z C^-1 Z for sums X (in units of one user's
+    bound), the strategy matrix C of `factorization` and a standard Gaussian Z (of trees: their
+    nodes' sums are C X): a function of C X + z Z, row by row. z: standard deviation in those units.
+    participation: the pattern that the nodes enforce for each user. folder, run: where the
+    key of the noise is (PRIVATE, mode 0600, outside the run folder) and its name there. Raises
+    ValueError on a z that is not positive and on a participation in
+    other rounds than the factorization's.
+    """
+
+    factorization: Factorization
+    participation: Participation
+    z: float
+    folder: Path
+    run: str
+
+    trusted: ClassVar[bool] = True
+    _key: NoiseKey | None = field(default=None, init=False, repr=False)
+    _stream: Stream | None = field(default=None, init=False, repr=False)
+    _drawn: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if not 0 < self.z < math.inf:
+            raise ValueError(f"z = {self.z} must be finite and above 0")
+        self.folder = Path(self.folder)
+        self._cumulative: NDArray[np.float64] = self.factorization.cumulative_sensitivity(
+            self.participation
+        )
+
+    @property
+    def name(self) -> str:
+        """The factorization's."""
+        return self.factorization.name
+
+    @property
+    def participations(self) -> int:
+        """k: rounds that one user takes part in, at most."""
+        return self.participation.most
+
+    @property
+    def multiplier(self) -> float:
+        """Of independent Gaussian noise that costs a user with k participations as much."""
+        return self.z * math.sqrt(self.participations) / float(self._cumulative[-1])
+
+    def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
+        """Open the key of the noise; a run without charges makes it.
+
+        Raises ValueError for more rounds than the noise was made for, LedgerError when a later
+        round was released before, and KeyMissing when the key of a begun run is gone.
+        """
+        if rounds > self.factorization.rounds:
+            raise ValueError(
+                f"{rounds} rounds are asked, the noise was made for {self.factorization.rounds}: "
+                "a user's sensitivity counts every round (key rounds)"
+            )
+        bound = self._bound()
+        if bound > released:
+            raise LedgerError(
+                f"round {bound} of run {self.run} was released, but the run folder has "
+                f"{released} rounds: the same noise on another sum would uncover both; restore the "
+                "run folder, or begin a new run"
+            )
+        self._key = self._open_key(fresh)
+        self._drawn = released
+
+    def noise(self, plan: RoundPlan, query: Query) -> Noise:
+        """An encoding whose range holds the sum alone; the nodes add nothing."""
+        if plan.sampling_rate != 1.0:
+            raise ValueError(
+                f"sampling-rate = {plan.sampling_rate}: nothing is amplified by secret coins where "
+                "the aggregator adds the noise; set sampler = 'full' or training.noise = 'nodes'"
+            )
+        self._check_schedule(plan, query)
+        encoding = _encoding(plan, query, 0.0)
+        return Noise(
+            multiplier=self.multiplier,
+            sensitivity=encoding.sensitivity,
+            bits=encoding.bits,
+            min_weight=plan.min_weight,
+            colluding=plan.colluding,
+            scale=encoding.scale if query.dense else 0.0,
+            source="aggregator",
+        )
+
+    def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
+        """What round `rnd` adds to the cost of the released prefix.
+
+        The releases up to round t are a function of rows of C X + z Z that form a Gaussian release
+        of sensitivity cum_t. They cost mu^2 = cum_t^2 / z^2, and round t is charged the difference
+        to round t - 1. That is right under a filter, where later questions, other charges and the
+        end of the run depend on earlier releases: given the past, the rows of round t are Gaussian
+        of std z, with a mean that one user moves by some d_t, and the filter needs the sum of
+        |d_t|^2 / z^2 within the charges on every path (Smith and Thakurta 2022). |d_t|^2 itself
+        may exceed round t's charge, but |d_1|^2 + ... + |d_t|^2 = |(C X)_{1..t}|^2 <= cum_t^2 for
+        every pattern and every choice of bounded rows, also one made with the past in view
+        (Denisov et al. 2022, Theorem 2.1). A run that ends early has paid for its prefix alone.
+        """
+        return {"noise_multiplier": self._charged_multiplier(rnd), "mechanism": "gaussian"}
+
+    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
+        """The sum with the noise of round `rnd`, which no other sum may get.
+
+        The array of `summed` is overwritten, so that no copy without noise stays. Raises
+        TooFewSurvivors before noise is drawn, ReleaseRefused on a sum that has noise, or noise
+        that was drawn for another sum.
+        """
+        check_weight(summed)
+        if summed.noise_std != 0 or rnd <= self._drawn:
+            raise ReleaseRefused(
+                f"round {rnd}: noise_std = {summed.noise_std} and rounds up to {self._drawn} have "
+                "their noise: the aggregator adds the noise of a round to one sum only"
+            )
+        self._drawn = rnd
+        vector, std = summed.vector, self.z * summed.bound
+        _add_scaled(vector, self._noise_of(rnd, len(vector)), std)
+        return replace(summed, noise_std=self._charged_multiplier(rnd) * summed.bound)
+
+    def released_std(
+        self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
+    ) -> float:
+        """Of this release alone, whoever answered; rounds together have less (their prefix)."""
+        return (
+            float(self.factorization.release_std()[rnd - 1]) * self.z * encoded_bound(query, noise)
+        )
+
+    def bind(self, rnd: int) -> None:
+        """Remember beside the key that round `rnd` is out: a run folder may be put back, too."""
+        write_json(self._bound_file(), {"round": rnd})
+
+    def close(self, *, complete: bool) -> None:
+        """complete: erase the key and all that was made from it; else keep it for a resume."""
+        self._stream = None
+        if complete:
+            NoiseKey.erase_run(self.folder, self.run)
+            self._bound_file().unlink(missing_ok=True)
+        self._key = None
+
+    def beside(self, name: str) -> AggregatorNoise:
+        """Noise of one more release in the same run, which costs as much as one participation."""
+        from privsyn_flower.privacy.correlated import Participation, factorization
+
+        one, once = factorization("independent", 1), Participation(1)
+        return AggregatorNoise(one, once, self.multiplier, self.folder, f"{self.run}-{name}")
+
+    def _charged_multiplier(self, rnd: int) -> float:
+        before = float(self._cumulative[rnd - 2]) if rnd > 1 else 0.0
+        after, whole = float(self._cumulative[rnd - 1]), float(self._cumulative[-1])
+        least = LEAST_CHARGE * whole**2 / len(self._cumulative)
+        return self.z / math.sqrt(max(after**2 - before**2, least))
+
+    def _check_schedule(self, plan: RoundPlan, query: Query) -> None:
+        """What the sensitivity counts on is asked of the nodes, who enforce it."""
+        apart, most = self.participation.min_separation, self.participations
+        asked = int(query.options.get("min-separation", 1))
+        if (apart > 1 and asked < apart) or 0 < plan.cycle < apart:
+            raise ValueError(
+                f"min-separation = {asked} is asked of the nodes (cycle = {plan.cycle}), but the "
+                f"noise is made for users who take part every {apart} rounds at most"
+            )
+        asked = int(query.options.get("max-participations", 0))
+        if most < Participation(self.participation.rounds, apart).most and not 0 < asked <= most:
+            raise ValueError(
+                f"max-participations = {asked} is asked of the nodes, but the noise is made for "
+                f"users who take part in at most {most} rounds"
+            )
+
+    def _noise_of(self, rnd: int, length: int) -> NDArray[np.float64]:
+        if self._key is None:
+            raise ReleaseRefused("the key of the noise is not open: `begin` comes first")
+        if self._stream is None:
+            self._stream = self.factorization.stream(self._key, length)
+        return self._stream.noise(rnd)
+
+    def _open_key(self, fresh: bool) -> NoiseKey:
+        if fresh and not NoiseKey.exists(self.folder, self.run):
+            return NoiseKey.create(self.folder, self.run)
+        return NoiseKey.open(self.folder, self.run)
+
+    def _bound_file(self) -> Path:
+        return self.folder / f"{self.run}.released.json"
+
+    def _bound(self) -> int:
+        """The newest round whose noise is in a release."""
+        path = self._bound_file()
+        return int(json.loads(path.read_text("utf-8"))["round"]) if path.exists() else 0
+
+
+def aggregator_z(
+    epsilon: float,
+    delta: float,
+    strategy_matrix: Factorization,
+    participation: Participation,
+    *,
+    evaluations: int = 0,
+) -> float:
+    """The least z of `AggregatorNoise` whose rounds and evaluations keep (epsilon, delta).
+
+    evaluations: releases `beside` the rounds, each as costly as one participation. The whole run
+    is one Gaussian release: (sensitivity / z)^2 (1 + evaluations / k) is its mu^2, exactly.
+    """
+    sensitivity = strategy_matrix.sensitivity(participation)
+    more = 1 + evaluations / participation.most
+    return calibrate(epsilon, 1, delta) * sensitivity * math.sqrt(more)
+
+
+def _add_scaled(
+    vector: NDArray[np.float64], noise: NDArray[np.float64], std: float, chunk: int = 1 << 20
+) -> None:
+    """vector += std * noise, in chunks: no third array of a model's size."""
+    for start in range(0, len(vector), chunk):
+        vector[start : start + chunk] += std * noise[start : start + chunk]
 
 
 def integer_noise(plan: RoundPlan, query: Query) -> Noise:

@@ -103,6 +103,7 @@ class Rounds:
         done = int(checkpoint["round"]) if checkpoint else 0
         if checkpoint:
             self.strategy.restore(checkpoint["state"])
+        self._begin(done)
         for rnd in range(done + 1, self.strategy.rounds + 1):
             start = time.monotonic()
             try:
@@ -123,6 +124,7 @@ class Rounds:
             alive = learned.get("candidates_alive")
             note += f", {alive} candidates alive" if alive is not None else ""
             self.progress("rounds", rnd, self.strategy.rounds, note)
+        self.mechanism.close(complete=done == self.strategy.rounds)
         if done == 0:
             raise NoRelease(
                 "no round was released: too few nodes answered, or the ledger's budget is used up "
@@ -130,6 +132,14 @@ class Rounds:
                 "round-timeout, spare-rounds, min-surviving-weight and ledger"
             )
         return done
+
+    def _begin(self, done: int) -> None:
+        """Make the noise ready, unless every round has its release."""
+        released = done + (self.folder.load_release(done + 1) is not None)
+        if released < self.strategy.rounds:
+            charges = self.ledger.charges(run=self.plan.run)
+            fresh = released == 0 and all(charge.state == "void" for charge in charges)
+            self.mechanism.begin(self.strategy.rounds, released, fresh=fresh)
 
     def _learn(self, rnd: int, noise_std: float) -> dict[str, Any]:
         released = self.folder.load_release(rnd)
@@ -160,6 +170,8 @@ class Rounds:
     def _settle(self, rnd: int) -> bool:
         """After a kill: commit the charge of a stored release, void what was never sent."""
         stored = self.folder.load_release(rnd) is not None
+        if not stored:  # the same noise may come again: half a file must not stay beside it
+            self.folder.drop_unfinished_release(rnd)
         for charge in self.ledger.charges(run=self.plan.run):
             if charge.round != rnd or charge.state != "reserved":
                 if charge.round == rnd and charge.state == "committed" and not stored:
@@ -238,37 +250,42 @@ class Rounds:
             timeout=self.plan.round_timeout,
             stage_timeout=self.plan.stage_timeout,
             arrived=lambda n, total: self.progress(f"round {rnd}: nodes", n, total),
-            revealing=lambda: self.ledger.mark_sent(charge),
+            revealing=lambda: self._revealing(charge),
         )
         try:
             collected = self.aggregation.collect(sending)
+            total = self.mechanism.finish(rnd, collected.total)
         except TooFewSurvivors as error:
             if not self.ledger.charge(charge).sent:
-                self.ledger.void(charge, f"no node was asked to unmask: {error}")
+                self.ledger.void(charge, f"nothing was revealed: {error}")
             raise
         seconds = round(time.monotonic() - start, 3)
 
         def store(released: Vector) -> None:
-            facts = _facts(plan, charge, ticket, query, collected)
+            std = self.mechanism.released_std(rnd, plan, query, noise, total.weight)
+            facts = {"charge": charge, "mechanism": self.mechanism.name, "noise_std": std}
+            facts |= _facts(ticket, query, collected)
+            facts["guaranteed_noise_std"] = std if self.mechanism.trusted else total.noise_std
             self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
             self.folder.save_release(rnd, released)
+            self.mechanism.bind(rnd)
 
-        release(collected.total, ledger=self.ledger, charge_id=charge, store=store)
+        release(total, ledger=self.ledger, charge_id=charge, store=store)
+
+    def _revealing(self, charge: str) -> None:
+        """From here on the charge stands, but for a trusted aggregator: it gives nothing away
+        before the release is on disk, and a round without one has cost nothing."""
+        if not self.mechanism.trusted:
+            self.ledger.mark_sent(charge)
 
 
-def _facts(
-    plan: RoundPlan, charge: str, ticket: Ticket, query: Query, collected: Collected
-) -> dict[str, Any]:
-    std = plan.released_std(query.bound, collected.total.weight)
-    return {
-        "charge": charge,
+def _facts(ticket: Ticket, query: Query, collected: Collected) -> dict[str, Any]:
+    facts = {
         "attempt": ticket.attempt,
-        "candidates": query.length,
-        "noise_std": std,
-        "guaranteed_noise_std": collected.total.noise_std,
         "nodes_asked": collected.nodes_asked,
         "nodes_answered": collected.nodes_answered,
         "surviving_weight": collected.total.weight,
         "bytes_down_per_node": collected.bytes_down_per_node,
         "bytes_up_per_node": collected.bytes_up_per_node,
     }
+    return facts if query.kind == "update" else {"candidates": query.length, **facts}
