@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,12 +26,19 @@ from privsyn_flower.privacy.quantize import (
     sum_tail,
     truncate,
 )
-from privsyn_flower.privacy.rotation import padded_length, rotate, smallest_block, unrotate
+from privsyn_flower.privacy.rotation import (
+    FLOAT32_ERROR,
+    padded_length,
+    rotate,
+    smallest_block,
+    unrotate,
+)
 from privsyn_flower.privacy.skellam import MAX_VARIANCE
 
 BETA = math.exp(-0.5)  # chance of a rejected rounding, at most; the paper's choice
 INFLATION = 1.01  # of the sensitivity by rounding, at most, when the bits are chosen here
 _TRIES = 64
+_CHUNK = 1 << 16  # coordinates rounded at a time: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -155,29 +163,26 @@ def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> NDArray[np.
 
     vector: (plan.length,), of norm at most `plan.bound`; returns (plan.padded_length,). A
     longer one is shortened, one with NaN or infinity becomes zeros. seed: the round's, public.
-    Rounding coins come from the operating system. After 64 rejected roundings (e^-32 at most,
-    by the choice of `sensitivity`) coordinates are truncated towards zero. Raises ValueError on
-    another shape.
+    Rotated in float32, as exact as the models that updates are of; the norm of what leaves is
+    compared in exact integers. After 64 rejected roundings (e^-32 at most, by the choice of
+    `sensitivity`) coordinates are truncated towards zero. Raises ValueError on another shape.
     """
     values = np.asarray(vector, dtype=np.float64)
     if values.shape != (plan.length,):
         raise ValueError(f"vector has shape {values.shape}, expected length = ({plan.length},)")
     with np.errstate(over="ignore", invalid="ignore"):
-        scaled = rotate(values, seed) * plan.scale
-        norm, longest = float(np.linalg.norm(scaled)), plan.scale * plan.bound
+        norm = float(np.linalg.norm(values))
     if not norm < math.inf:
         return np.zeros(plan.padded_length, dtype=np.int64)
-    if norm > longest:
-        scaled *= longest / norm
-    floors = np.floor(scaled)
-    fractions = scaled - floors
-    low = floors.astype(np.int64)
+    scale = plan.scale * min(1.0, plan.bound / norm if norm > 0 else 1.0)
+    scaled = rotate(values, seed, scale=scale, single=True)
     limit = math.floor(plan.sensitivity**2 * (1 - 1e-15))
     for _ in range(_TRIES):
-        rounded = low + (_uniform(len(low)) < fractions)
+        rounded = _rounded(scaled)
         if int(rounded @ rounded) <= limit:  # below 2^62: each is within 1 of the scaled
             return rounded
-    return truncate(scaled, np.zeros(len(scaled), dtype=np.intp), plan.sensitivity)
+    places = np.zeros(len(scaled), dtype=np.intp)
+    return truncate(scaled.astype(np.float64), places, plan.sensitivity)
 
 
 def decode_dense(residues: NDArray[np.uint64], plan: DensePlan, seed: bytes) -> NDArray[np.float64]:
@@ -240,13 +245,30 @@ def _sum_reach(norm: float, length: int, weight: float) -> float:
     and that sum has norm weight * norm at most. A coordinate is sum_i s_i x_i / sqrt(B) over a
     block of B independent signs: by Hoeffding 1963, Theorem 2, it passes t norm(x) / sqrt(B)
     with probability 2 exp(-t^2 / 2) at most, here summed over coordinates; and never norm(x).
-    Rounding adds less than 1 for each user.
+    Rounding adds at most 1 for each user, arithmetic in float32 its error.
     """
     t = math.sqrt(2 * (math.log(2.0 * padded_length(length)) + 60 * math.log(2.0)))
     share = min(1.0, t / math.sqrt(smallest_block(length)))
-    return weight * (norm * share + 1)
+    return weight * (norm * (share + FLOAT32_ERROR) + 1)
 
 
-def _uniform(size: int) -> NDArray[np.float64]:
-    """Rounding coins: multiples of 2^-32 in [0, 1), from the operating system."""
-    return np.frombuffer(os.urandom(4 * size), dtype="<u4") * 2.0**-32
+def _rounded(scaled: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Each coordinate to one of its two neighbours, to the upper one as often as it is close."""
+    rounded = np.empty(len(scaled), dtype=np.int64)
+    for start in range(0, len(scaled), _CHUNK):
+        part = scaled[start : start + _CHUNK]
+        np.floor(part + _uniform(len(part)), out=rounded[start : start + _CHUNK], casting="unsafe")
+    return rounded
+
+
+def _uniform(size: int) -> NDArray[np.float32]:
+    """Rounding coins in [0, 1]: ChaCha20's under a key of the operating system (RFC 8439).
+
+    For unbiased sums only: the norm of the result is bounded whatever the coins are.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    cipher = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None)
+    words = np.frombuffer(cipher.encryptor().update(bytes(4 * size)), dtype="<u4")
+    coins: NDArray[np.float32] = (words * 2.0**-32).astype(np.float32)
+    return coins

@@ -13,13 +13,15 @@ from hypothesis.extra import numpy as arrays
 from privsyn_flower.privacy import clip_l2, dense
 from privsyn_flower.privacy.dense import (
     DensePlan,
+    check_dense,
     decode_dense,
+    dense_numbers,
     encode_dense,
     plan_dense,
     rounded_norm,
 )
 from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
-from privsyn_flower.privacy.rotation import unrotate
+from privsyn_flower.privacy.rotation import FLOAT32_ERROR, rotate, unrotate
 
 NOISE = {"noise_multiplier": 1.0, "weight": 100.0, "min_weight": 80.0}
 
@@ -51,18 +53,19 @@ def test_the_integer_norm_never_exceeds_the_sensitivity(vector, bound, norm, cli
     assert encoded.dtype == np.int64 and encoded.shape == (plan.padded_length,)
     assert sum(int(value) ** 2 for value in encoded) <= sensitivity**2
     if clipped:  # each coordinate to a neighbour, so that sums stay in the planned range
-        error = encoded - dense.rotate(vector, b"seed") * scale
-        assert (np.abs(error) < 1 + 1e-9 * norm).all()
+        error = encoded - rotate(vector, b"seed") * scale
+        assert (np.abs(error) <= 1 + FLOAT32_ERROR * norm).all()
 
 
 def test_a_norm_that_is_too_long_is_rounded_again(monkeypatch):
     """64 coordinates of 2.5: all up is rejected (norm 24), all down is accepted (norm 16)."""
     plan = DensePlan(20.0, 20.5, 1.0, 24, 64)
     vector = unrotate(np.full(64, 2.5), b"s", 64)
-    coins = [np.zeros(64), np.zeros(64), np.full(64, 0.99)]
+    coins = [np.full(64, 0.99), np.full(64, 0.99), np.zeros(64)]
     monkeypatch.setattr(dense, "_uniform", lambda size: coins.pop(0))
     assert encode_dense(vector, plan, b"s").tolist() == [2] * 64 and not coins
-    monkeypatch.setattr(dense, "_uniform", np.zeros)  # rejected every time: truncated
+    # Rejected every time: truncated.
+    monkeypatch.setattr(dense, "_uniform", lambda size: np.full(size, 0.99))
     assert encode_dense(vector, plan, b"s").tolist() == [2] * 64
 
 
@@ -110,6 +113,59 @@ def test_plans_hold_the_sum(length, weight, z, bits):
     assert reach < 2 ** (plan.bits - 1)
     if bits is None:
         assert plan.sensitivity <= 1.01 * norm
+
+
+def test_coins_are_uniform_and_every_chunk_has_its_own(monkeypatch):
+    coins = dense._uniform(100_000)
+    assert coins.dtype == np.float32 and coins.min() >= 0 and coins.max() <= 1
+    counts = np.bincount((coins * 20).astype(int).clip(0, 19), minlength=20)
+    assert ((counts - 5000) ** 2).sum() / 5000 < 60  # chi-square of 19, 5e-6
+    assert not np.array_equal(coins, dense._uniform(100_000))
+    monkeypatch.setattr(dense, "_CHUNK", 50)
+    vector = np.full(130, 0.5)
+    drawn = [dense._rounded(vector) for _ in range(400)]
+    mean = np.mean(drawn, axis=0)
+    assert set(np.concatenate(drawn).tolist()) == {0, 1} and np.abs(mean - 0.5).max() < 0.15
+    assert (drawn[0][:50] != drawn[0][50:100]).any()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    length=st.integers(1, 10**6),
+    weight=st.integers(1, 10**5),
+    z=st.sampled_from([0.0, 0.05, 1.0, 3.0]),
+    bound=st.floats(1e-6, 1e6),
+)
+def test_numbers_of_a_run(length, weight, z, bound):
+    """The least bits at which rounding costs 1 % at most, and Skellam noise is as Gaussian's."""
+    noise = (z, float(weight), max(1.0, 0.8 * weight))
+    try:
+        plan = dense_numbers(bound, length, *noise)
+    except WrapAround as error:
+        assert "at sensitivity 4096" in str(error) and weight > 5000
+        return
+    assert plan.sensitivity >= 4096 and plan.inflation <= 1.01
+    check_dense(plan, *noise)
+    with pytest.raises(WrapAround, match=f"bits = {plan.bits}"):  # the finest: no room for more
+        check_dense(plan, z, weight * 1.01 + 1, noise[2])
+    if plan.bits > 16:
+        try:
+            coarser = plan_dense(
+                bound, length, noise_multiplier=z, weight=noise[1], min_weight=noise[2],
+                bits=plan.bits - 8,
+            )  # fmt: skip
+        except WrapAround:
+            return
+        assert coarser.sensitivity < 4096 or coarser.inflation > 1.01
+
+
+def test_a_sum_without_noise_has_more_room_for_itself():
+    with_noise = dense_numbers(1.0, 10_000, 2.0, 10.0, 8.0)
+    alone = dense_numbers(1.0, 10_000, 0.0, 10.0, 8.0)
+    assert (alone.bits, with_noise.bits) == (16, 24)
+    check_dense(alone, 0.0, 10.0, 8.0)
+    with pytest.raises(WrapAround, match=r"noise_multiplier = 2\.0"):
+        check_dense(alone, 2.0, 10.0, 8.0)
 
 
 def test_a_whole_sum_through_the_modulus():

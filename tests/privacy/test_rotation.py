@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
 from privsyn_flower.privacy import rotation
-from privsyn_flower.privacy.rotation import padded_length, rotate, smallest_block, unrotate
+from privsyn_flower.privacy.rotation import (
+    FLOAT32_ERROR,
+    padded_length,
+    rotate,
+    smallest_block,
+    unrotate,
+)
 
 
 @settings(deadline=None, max_examples=40)
@@ -57,6 +63,29 @@ def test_signs_come_from_the_seed():
     other = rotation._signs(100_000, b"round 2")
     assert abs(int((signs * other).sum(dtype=int))) < 6 * 100_000**0.5
     assert rotation._signs(12, b"round 1").tolist() == signs[:12].tolist()
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    length=st.integers(1, 9000),
+    kind=st.sampled_from(["normal", "spike", "alternating"]),
+    scale=st.sampled_from([1e-30, 1.0, 3e20]),
+)
+def test_float32_is_close_enough(length, kind, scale):
+    vector = np.random.default_rng(length).standard_normal(length)
+    if kind == "spike":
+        vector[: length // 2] = 0
+        vector[-1] = 1e6
+    elif kind == "alternating":
+        vector = (-1.0) ** np.arange(length) * 1 / 3
+    given_ = vector / scale
+    rotated = rotate(given_, b"s", scale=scale, single=True)
+    assert rotated.dtype == np.float32
+    error = np.abs(rotated - rotate(vector, b"s")).max()
+    assert error <= FLOAT32_ERROR / 4 * np.linalg.norm(vector)
+    exact = rotate(given_, b"s", scale=scale)
+    assert exact.dtype == np.float64
+    np.testing.assert_allclose(exact, rotate(vector, b"s"), rtol=1e-9, atol=1e-9)
 
 
 def test_a_spike_is_spread():
