@@ -10,35 +10,41 @@ operators on adaptive streams"). The sums that it gets from the nodes are PRIVAT
 from __future__ import annotations
 
 import json
+import logging
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.dense import DensePlan, dense_numbers
+from privsyn_flower.privacy.correlated import (
+    Factorization,
+    NoiseKey,
+    NoiseKeyMissing,
+    Participation,
+    Stream,
+    calibrate_correlated,
+    factorization,
+)
 from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
 from privsyn_flower.question import Noise, Query, encoded_bound
 from privsyn_flower.runs import write_json
 from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.node_noise import NodeNoise, encoding_of, integer_noise
 
-if TYPE_CHECKING:
-    from privsyn_flower.privacy.correlated import (
-        Factorization,
-        NoiseKey,
-        Participation,
-        Stream,
-    )
+__all__ = ["AggregatorNoise", "Mechanism", "NodeNoise", "aggregator_z", "integer_noise"]
 
 # A round that adds nothing to the sensitivity of those before is charged this share of the whole
 # run's cost, divided by the rounds: a charge needs a finite noise multiplier. All of them together
 # stay below the rounding that calibrated noise has room for.
 LEAST_CHARGE = 1e-12
+RELEASED = "released.json"  # beside the key: the newest round whose noise is in a release
+
+logger = logging.getLogger("privsyn_flower")
 
 
 class Mechanism(Protocol):
@@ -71,45 +77,6 @@ class Mechanism(Protocol):
         """No round follows now; complete: none ever will."""
 
 
-class NodeNoise:
-    """Integer (Skellam) noise, a share of it on every node."""
-
-    name = "nodes"
-    trusted = False
-
-    def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
-        """Nothing to prepare: the nodes draw their noise when they answer."""
-
-    def noise(self, plan: RoundPlan, query: Query) -> Noise:
-        """The plan's noise multiplier over the guaranteed weight."""
-        return integer_noise(plan, query)
-
-    def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
-        """One release of integer noise."""
-        return {
-            "noise_multiplier": plan.noise_multiplier,
-            "mechanism": "skellam",
-            "sensitivity": noise.sensitivity,
-            "sampling_rate": noise.sampling_rate,
-        }
-
-    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
-        """The sum as it is: the nodes have added the noise."""
-        return summed
-
-    def released_std(
-        self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
-    ) -> float:
-        """At least the guaranteed one: it grows with the nodes that answered."""
-        return plan.released_std(encoded_bound(query, noise), weight)
-
-    def bind(self, rnd: int) -> None:
-        """Every attempt has noise of its own."""
-
-    def close(self, *, complete: bool) -> None:
-        """Nothing is kept."""
-
-
 @dataclass
 class AggregatorNoise:
     """Gaussian noise that a trusted aggregator adds to each sum before anything else.
@@ -119,8 +86,8 @@ class AggregatorNoise:
     nodes' sums are C X): a function of C X + z Z, row by row. z: standard deviation in those units.
     participation: the pattern that the nodes enforce for each user. folder, run: where the
     key of the noise is (PRIVATE, mode 0600, outside the run folder) and its name there. Raises
-    ValueError on a z that is not positive and on a participation in
-    other rounds than the factorization's.
+    ValueError on a z that is not positive and on a participation in other rounds than the
+    factorization's.
     """
 
     factorization: Factorization
@@ -161,21 +128,21 @@ class AggregatorNoise:
         """Open the key of the noise; a run without charges makes it.
 
         Raises ValueError for more rounds than the noise was made for, LedgerError when a later
-        round was released before, and KeyMissing when the key of a begun run is gone.
+        round was released before, and NoiseKeyMissing when the key of a begun run is gone.
         """
         if rounds > self.factorization.rounds:
             raise ValueError(
                 f"{rounds} rounds are asked, the noise was made for {self.factorization.rounds}: "
                 "a user's sensitivity counts every round (key rounds)"
             )
+        self._key = self._open_key(fresh)
         bound = self._bound()
         if bound > released:
             raise LedgerError(
-                f"round {bound} of run {self.run} was released, but the run folder has "
-                f"{released} rounds: the same noise on another sum would uncover both; restore the "
-                "run folder, or begin a new run"
+                f"round {bound} of run {self.run} was released, but the run folder ends with round "
+                f"{released}: the same noise on another sum would uncover both; restore the run "
+                "folder, or start a new run"
             )
-        self._key = self._open_key(fresh)
         self._drawn = released
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
@@ -186,7 +153,9 @@ class AggregatorNoise:
                 "the aggregator adds the noise; set sampler = 'full' or training.noise = 'nodes'"
             )
         self._check_schedule(plan, query)
-        encoding = _encoding(plan, query, 0.0)
+        if self._key is not None:
+            self._opened_stream(query.length)  # what would fail later fails before asking
+        encoding = encoding_of(plan, query, 0.0)
         return Noise(
             multiplier=self.multiplier,
             sensitivity=encoding.sensitivity,
@@ -226,8 +195,8 @@ class AggregatorNoise:
                 "their noise: the aggregator adds the noise of a round to one sum only"
             )
         self._drawn = rnd
-        vector, std = summed.vector, self.z * summed.bound
-        _add_scaled(vector, self._noise_of(rnd, len(vector)), std)
+        vector = summed.vector
+        _add_scaled(vector, self._opened_stream(len(vector)).noise(rnd), self.z * summed.bound)
         return replace(summed, noise_std=self._charged_multiplier(rnd) * summed.bound)
 
     def released_std(
@@ -239,21 +208,21 @@ class AggregatorNoise:
         )
 
     def bind(self, rnd: int) -> None:
-        """Remember beside the key that round `rnd` is out: a run folder may be put back, too."""
-        write_json(self._bound_file(), {"round": rnd})
+        """Remember beside the key that round `rnd` is out: a run folder can be put back."""
+        write_json(self._opened().place / RELEASED, {"round": rnd})
 
     def close(self, *, complete: bool) -> None:
-        """complete: erase the key and all that was made from it; else keep it for a resume."""
+        """complete: erase the key and all that was made from it; else both stay for a resume."""
         self._stream = None
         if complete:
-            NoiseKey.erase_run(self.folder, self.run)
-            self._bound_file().unlink(missing_ok=True)
+            with suppress(NoiseKeyMissing):  # erased before
+                (self._key or self._open_key(fresh=False)).erase()
+        elif self._key is not None:
+            logger.warning("the key of the noise stays at %s: the run may go on", self._key.place)
         self._key = None
 
     def beside(self, name: str) -> AggregatorNoise:
         """Noise of one more release in the same run, which costs as much as one participation."""
-        from privsyn_flower.privacy.correlated import Participation, factorization
-
         one, once = factorization("independent", 1), Participation(1)
         return AggregatorNoise(one, once, self.multiplier, self.folder, f"{self.run}-{name}")
 
@@ -279,31 +248,40 @@ class AggregatorNoise:
                 f"users who take part in at most {most} rounds"
             )
 
-    def _noise_of(self, rnd: int, length: int) -> NDArray[np.float64]:
+    def _opened_stream(self, length: int) -> Stream:
+        """Raises ValueError on another length, or other settings, than the run began with."""
+        if self._stream is None:
+            self._stream = self.factorization.stream(self._opened(), length)
+        if self._stream.length != length:
+            raise ValueError(
+                f"the question has length = {length}, the noise of this run {self._stream.length}: "
+                "all rounds of a run train the same parameters"
+            )
+        return self._stream
+
+    def _opened(self) -> NoiseKey:
         if self._key is None:
             raise ReleaseRefused("the key of the noise is not open: `begin` comes first")
-        if self._stream is None:
-            self._stream = self.factorization.stream(self._key, length)
-        return self._stream.noise(rnd)
+        return self._key
 
     def _open_key(self, fresh: bool) -> NoiseKey:
-        if fresh and not NoiseKey.exists(self.folder, self.run):
+        try:
+            return NoiseKey.open(self.folder, self.run)
+        except NoiseKeyMissing:
+            if not fresh:
+                raise
             return NoiseKey.create(self.folder, self.run)
-        return NoiseKey.open(self.folder, self.run)
-
-    def _bound_file(self) -> Path:
-        return self.folder / f"{self.run}.released.json"
 
     def _bound(self) -> int:
         """The newest round whose noise is in a release."""
-        path = self._bound_file()
+        path = self._opened().place / RELEASED
         return int(json.loads(path.read_text("utf-8"))["round"]) if path.exists() else 0
 
 
 def aggregator_z(
     epsilon: float,
     delta: float,
-    strategy_matrix: Factorization,
+    matrix: Factorization,
     participation: Participation,
     *,
     evaluations: int = 0,
@@ -313,9 +291,8 @@ def aggregator_z(
     evaluations: releases `beside` the rounds, each as costly as one participation. The whole run
     is one Gaussian release: (sensitivity / z)^2 (1 + evaluations / k) is its mu^2, exactly.
     """
-    sensitivity = strategy_matrix.sensitivity(participation)
     more = 1 + evaluations / participation.most
-    return calibrate(epsilon, 1, delta) * sensitivity * math.sqrt(more)
+    return calibrate_correlated(epsilon, delta, matrix, participation) * math.sqrt(more)
 
 
 def _add_scaled(
@@ -324,30 +301,3 @@ def _add_scaled(
     """vector += std * noise, in chunks: no third array of a model's size."""
     for start in range(0, len(vector), chunk):
         vector[start : start + chunk] += std * noise[start : start + chunk]
-
-
-def integer_noise(plan: RoundPlan, query: Query) -> Noise:
-    """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
-    encoding = _encoding(plan, query, plan.noise_multiplier)
-    return Noise(
-        multiplier=plan.noise_multiplier,
-        sensitivity=encoding.sensitivity,
-        bits=encoding.bits,
-        min_weight=plan.min_weight,
-        colluding=plan.colluding,
-        sampling_rate=plan.sampling_rate,
-        scale=encoding.scale if query.dense else 0.0,
-    )
-
-
-def _encoding(plan: RoundPlan, query: Query, multiplier: float) -> IntegerPlan | DensePlan:
-    """multiplier: of the noise that the nodes add; 0 for none."""
-    if query.dense:
-        return dense_numbers(query.bound, query.length, multiplier, plan.users, plan.min_weight)
-    return plan_histogram(
-        query.bound,
-        query.length,
-        noise_multiplier=multiplier,
-        weight=plan.users,
-        min_weight=plan.min_weight,
-    )
