@@ -1,0 +1,77 @@
+"""Integer noise on the nodes: nobody ever has a sum without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from privsyn_flower.privacy.dense import DensePlan, dense_numbers
+from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
+from privsyn_flower.privacy.release import NoisySum
+from privsyn_flower.question import Noise, Query, encoded_bound
+from privsyn_flower.strategies.cohort import RoundPlan
+
+
+class NodeNoise:
+    """Integer (Skellam) noise, a share of it on every node."""
+
+    name = "nodes"
+    trusted = False
+
+    def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
+        """Nothing to prepare: the nodes draw their noise when they answer."""
+
+    def noise(self, plan: RoundPlan, query: Query) -> Noise:
+        """The plan's noise multiplier over the guaranteed weight."""
+        return integer_noise(plan, query)
+
+    def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
+        """One release of integer noise."""
+        return {
+            "noise_multiplier": plan.noise_multiplier,
+            "mechanism": "skellam",
+            "sensitivity": noise.sensitivity,
+            "sampling_rate": noise.sampling_rate,
+        }
+
+    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
+        """The sum as it is: the nodes have added the noise."""
+        return summed
+
+    def released_std(
+        self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
+    ) -> float:
+        """At least the guaranteed one: it grows with the nodes that answered."""
+        return plan.released_std(encoded_bound(query, noise), weight)
+
+    def bind(self, rnd: int) -> None:
+        """Every attempt has noise of its own."""
+
+    def close(self, *, complete: bool) -> None:
+        """Nothing is kept."""
+
+
+def integer_noise(plan: RoundPlan, query: Query) -> Noise:
+    """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
+    encoding = encoding_of(plan, query, plan.noise_multiplier)
+    return Noise(
+        multiplier=plan.noise_multiplier,
+        sensitivity=encoding.sensitivity,
+        bits=encoding.bits,
+        min_weight=plan.min_weight,
+        colluding=plan.colluding,
+        sampling_rate=plan.sampling_rate,
+        scale=encoding.scale if query.dense else 0.0,
+    )
+
+
+def encoding_of(plan: RoundPlan, query: Query, multiplier: float) -> IntegerPlan | DensePlan:
+    """The finest integers whose sum fits; multiplier: of the noise that nodes add, 0 for none."""
+    if query.dense:
+        return dense_numbers(query.bound, query.length, multiplier, plan.users, plan.min_weight)
+    return plan_histogram(
+        query.bound,
+        query.length,
+        noise_multiplier=multiplier,
+        weight=plan.users,
+        min_weight=plan.min_weight,
+    )
