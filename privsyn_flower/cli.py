@@ -1,4 +1,4 @@
-"""`privsyn`: run, account, calibrate, audit, data check. Heavy imports stay inside the commands."""
+"""`privsyn`: run, account, calibrate, audit, report, data check. Commands import what they need."""
 
 from __future__ import annotations
 
@@ -213,6 +213,20 @@ def audit(
     typer.echo(json.dumps(found.to_dict()) if as_json else described(found))
     if found.contradiction:
         raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or their summary.json.")],
+) -> None:
+    """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust."""
+    from privsyn_flower.report import ReportError, read_summary
+    from privsyn_flower.report import report as tables
+
+    try:
+        typer.echo(tables([read_summary(folder) for folder in runs]))
+    except ReportError as error:
+        raise fail(str(error)) from None
 
 
 @data_app.command()

@@ -1,0 +1,139 @@
+"""`privsyn report`: finished runs side by side, from their summaries.
+
+Runs are compared only with runs of the same kind of trust: one table for noise that the nodes add,
+so that nobody has a sum without it, and one for noise of a trusted aggregator. All figures are the
+runs' own (summary.json).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Summary = Mapping[str, Any]
+
+RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
+START = "random_public"
+DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
+TRUSTED = "A trusted aggregator: it has sums without the guaranteed noise, or single answers"
+NONE = "No privacy is claimed"
+# What has to agree for figures to be comparable.
+ALIKE = ("dataset", "users")
+ALIKE_BENCHMARK = ("held_out", "held_out_users", "held_out_tokens", "task")
+
+
+class ReportError(ValueError):
+    """A folder is no finished run; the text says which and why."""
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a finished run. Raises ReportError."""
+    path = folder / "summary.json" if folder.is_dir() else folder
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ReportError(f"{path} is not the summary of a finished run: {error}") from None
+    if not isinstance(found, dict) or not {"method", "epsilon", "threat_model"} <= set(found):
+        raise ReportError(f"{path} is not the summary of a run: method, epsilon, threat_model")
+    return found
+
+
+def trust_of(summary: Summary) -> str:
+    """The table that a run belongs to, by the threat model that it states."""
+    model = str(summary["threat_model"])
+    if model.startswith("none"):
+        return NONE
+    return TRUSTED if model.startswith("trusted aggregator") else DISTRIBUTED
+
+
+def differing(summaries: Sequence[Summary]) -> list[str]:
+    """What differs between the runs although their figures are set side by side: one line each."""
+    lines = []
+    for place, keys in (("", ALIKE), ("benchmark", ALIKE_BENCHMARK)):
+        for key in keys:
+            found = {
+                json.dumps((s.get(place, {}) if place else s).get(key), sort_keys=True)
+                for s in summaries
+            }
+            if len(found) > 1:
+                lines.append(f"{key} differs: {', '.join(sorted(found))}")
+    return lines
+
+
+def report(summaries: Sequence[Summary]) -> str:
+    """Markdown: what differs between the runs, then a table for each kind of trust."""
+    blocks = []
+    if unequal := differing(summaries):
+        blocks.append("These runs are not comparable: " + "; ".join(unequal) + ".")
+    for title in (DISTRIBUTED, TRUSTED, NONE):
+        own = [summary for summary in summaries if trust_of(summary) == title]
+        if own:
+            rows = [list(COLUMNS), ["---"] + ["---:"] * (len(COLUMNS) - 1)]
+            rows += [[cell(summary) for cell in COLUMNS.values()] for summary in own]
+            lines = [f"| {' | '.join(row)} |" for row in rows]
+            blocks.append("\n".join([f"**{title}**", "", *lines]))
+    return "\n\n".join(blocks)
+
+
+def _result(summary: Summary, measure: str) -> tuple[str, float] | None:
+    values = summary.get("benchmark", {}).get(measure, {})
+    return next(((name, float(values[name])) for name in RESULTS if name in values), None)
+
+
+def _accuracy(summary: Summary) -> str:
+    found = _result(summary, "accuracy")
+    return f"{found[1]:.4f}" if found else "-"
+
+
+def _gain(summary: Summary) -> str:
+    """Accuracy gained over training on random public text, with its interval over users."""
+    found = _result(summary, "accuracy")
+    differences = summary.get("benchmark", {}).get("accuracy_difference", {})
+    if found is None or f"{found[0]}-{START}" not in differences:
+        return "-"
+    value, low, high = differences[f"{found[0]}-{START}"]
+    return f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def _loss(summary: Summary) -> str:
+    found = _result(summary, "loss")
+    return f"{found[1]:.3f}" if found else "-"
+
+
+def _cost(summary: Summary, key: str) -> float | None:
+    value = summary.get("benchmark", {}).get("costs", {}).get(key)
+    return None if value is None else float(value)
+
+
+def _megabytes(summary: Summary, key: str) -> str:
+    return f"{float(summary[key]) / 1e6:.3f} MB" if key in summary else "-"
+
+
+def _seconds(summary: Summary, key: str, digits: int) -> str:
+    value = _cost(summary, key)
+    return "-" if value is None else f"{value:.{digits}f} s"
+
+
+def _participations(summary: Summary) -> str:
+    return f"{summary['rounds']} / {summary.get('participations_per_user', summary['rounds'])}"
+
+
+COLUMNS: dict[str, Any] = {
+    "method": lambda s: str(s["method"]),
+    "accuracy": _accuracy,
+    "gained over public text": _gain,
+    "loss": _loss,
+    "epsilon": lambda s: f"{s['epsilon']:.4g}",
+    "delta": lambda s: f"{s['delta']:g}",
+    "accountant": lambda s: str(s["accountant"]),
+    "adjacency": lambda s: f"{s['unit']}, {s['adjacency']}",
+    "trust": lambda s: str(s["threat_model"]).partition(":")[0],
+    "rounds / of one user": _participations,
+    "down, user and round": lambda s: _megabytes(s, "bytes_down_per_user_round"),
+    "up, user and round": lambda s: _megabytes(s, "bytes_up_per_user_round"),
+    "client CPU, user and round": lambda s: _seconds(s, "client_cpu_seconds_per_user_round", 3),
+    "client CPU, user and run": lambda s: _seconds(s, "client_cpu_seconds_per_user", 2),
+    "server, run": lambda s: _seconds(s, "server_wall_seconds", 0),
+}
