@@ -7,6 +7,7 @@ from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import evaluation as evaluation_app
 from privsyn_flower.client_apps import scores as scores_app
+from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.node import open_node
@@ -37,3 +38,9 @@ def scores(message: Message, context: Context) -> Message:
 def evaluation(message: Message, context: Context) -> Message:
     """How well public models predict the users' texts."""
     return evaluation_app.evaluation(message, context)
+
+
+@app.train()
+def update(message: Message, context: Context) -> Message:
+    """What training on the users' texts changes (DP-FedAvg, DP-FTRL)."""
+    return updates_app.update(message, context)

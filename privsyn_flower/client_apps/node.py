@@ -7,10 +7,11 @@ the server: `data` (a file of its users), `weight`, `cache`, the models, `policy
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from privsyn_flower.client_apps.policy import Policy, load_policy
 from privsyn_flower.client_apps.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, flat_defaults
 from privsyn_flower.greeting import Hello
+from privsyn_flower.question import Query
+from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.wire import Refusal, WireError
 
 UserTexts = Mapping[str, Sequence[str]]
@@ -90,6 +93,40 @@ def _file_handler(path: str) -> logging.Handler:
     handler = _QuietFileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     return handler
+
+
+def base_model(query: Query, node: Node) -> Path:
+    """The folder of the node's own base model, which must be the one that the query is about.
+
+    Raises WireError(MODEL) when it is another one, or not there.
+    """
+    try:
+        folder = node.downstream()
+        if folder is None:
+            raise FileNotFoundError("this node has no downstream model (node-config downstream)")
+        found = folder_fingerprint(folder)
+    except Exception as error:  # of its own set-up, never of a user's data
+        raise WireError(Refusal.MODEL, f"the base model is not available: {error}") from error
+    if found != query.model:
+        raise WireError(
+            Refusal.MODEL, f"the query is about the base {query.model}, this node has {found}"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def alone(node: Node, text: str) -> Iterator[None]:
+    """What one user's data raises ends here: that user is zeros, the others' sums are untouched.
+
+    text: for the node's local log.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # memory, and a panic of a tokenizer in Rust
+        with contextlib.suppress(Exception):
+            node.log().exception(text)
 
 
 def open_node(context: Context) -> Node:
@@ -180,11 +217,18 @@ def _simulated(context: Context) -> Node:
 
     def downstream() -> Path:
         from privsyn_flower.data import Federation, prepare
+        from privsyn_flower.evaluation.public import public_start
         from privsyn_flower.text.tiny import ensure_model
 
-        if config.models.downstream != "tiny":
+        tiny = config.models.downstream == "tiny"
+        if not tiny and not config.trains:
             return _model_folder(config.models.downstream)
-        return ensure_model("downstream", Federation(prepare(config.data, cache)), config)
+        federation = Federation(prepare(config.data, cache))
+        if tiny:
+            base = ensure_model("downstream", federation, config)
+        else:
+            base = _model_folder(config.models.downstream)
+        return public_start(config, federation, base) if config.trains else base
 
     from privsyn_flower.data import shard_sizes
 

@@ -1,0 +1,231 @@
+"""A causal language model that learns from one user's texts at a time and forgets them again.
+
+One base model stays in memory, the one that evaluation uses too. The round's public parameters
+are laid over it; every user's training starts from them in place, and afterwards the base is
+exactly what it was. Dropout stays off: nothing here draws from a global generator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.randomness import seeded
+from privsyn_flower.text.batches import causal_loss, pad_rows
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
+from privsyn_flower.text.parameters import DOWN, UP
+from privsyn_flower.training.layout import Layout
+from privsyn_flower.training.low_rank import added
+from privsyn_flower.training.options import LocalTraining
+
+if TYPE_CHECKING:
+    import torch
+
+Arrays = Mapping[str, NDArray[Any]]
+Delta = NDArray[np.float64]
+Rows = Sequence[Sequence[int]]
+
+MOST_TOKENS = 1 << 24  # of one user; beyond it texts are left out
+
+
+class LocalModel(Protocol):
+    """What a node needs of a model: the round's parameters are in it, a user's delta comes out."""
+
+    @property
+    def layout(self) -> Layout:
+        """Which coordinates of a delta belong to which array."""
+
+    def train(
+        self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
+    ) -> Delta | None:
+        """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
+
+        It depends on these texts, the parameters, the options and rng alone: every call starts
+        from the round's parameters.
+        """
+
+
+class CausalLM:
+    """A Hugging Face causal LM: all of it, chosen layers, or low-rank factors. See `load_model`."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._model = scorer.model
+        self._named: dict[str, torch.nn.Parameter] = dict(scorer.model.named_parameters())
+        self._rehearsed: set[tuple[Any, ...]] = set()
+
+    @contextlib.contextmanager
+    def load(self, parameters: Arrays, trained: str = "*") -> Iterator[LoadedLM]:
+        """The model with these parameters (checked before) on it, and the base exactly after.
+
+        parameters: arrays by the names of the base's parameters replace them; pairs NAME.up and
+        NAME.down are added as a product, behind linear layers only. trained: patterns of the
+        names of the arrays that are trained. Raises ValueError when none of them is.
+        """
+        layout = Layout.of(parameters, trained)
+        replaced = {name: array for name, array in parameters.items() if name in self._named}
+        tensors = {name: self._tensor(array) for name, array in parameters.items()}
+        leaves = {
+            name: self._named[name] if name in replaced else tensors[name].clone()
+            for name in parameters
+        }
+        pairs = {
+            name.removesuffix(UP): (leaves[name], leaves[name.removesuffix(UP) + DOWN])
+            for name in parameters
+            if name.endswith(UP) and name not in replaced
+        }
+        with self._scorer.wearing(replaced), added(self._model, pairs):
+            try:
+                for name in layout.names:
+                    leaves[name].requires_grad_(True)
+                yield LoadedLM(
+                    self._scorer,
+                    layout,
+                    [leaves[name] for name in layout.names],
+                    [tensors[name] for name in layout.names],
+                    self._rehearsed,
+                )
+            finally:
+                for name in layout.names:
+                    leaves[name].requires_grad_(False)
+                    leaves[name].grad = None
+
+    def _tensor(self, array: NDArray[Any]) -> torch.Tensor:
+        """A float32 tensor on the model's device that is never written to."""
+        import torch
+
+        values = np.ascontiguousarray(array, dtype=np.float32)
+        if not values.flags.writeable:  # else torch warns
+            values = values.copy()
+        return torch.from_numpy(values).to(self._scorer.device)
+
+
+class LoadedLM:
+    """A causal LM at the round's parameters; a `LocalModel`. Made by `CausalLM.load`.
+
+    leaves: the tensors that are trained, in the layout's order; start: their values before.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        layout: Layout,
+        leaves: list[torch.Tensor],
+        start: list[torch.Tensor],
+        rehearsed: set[tuple[Any, ...]],
+    ) -> None:
+        self.layout = layout
+        self._scorer, self._leaves, self._start = scorer, leaves, start
+        self._rehearsed = rehearsed
+
+    def train(
+        self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
+    ) -> Delta | None:
+        """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens."""
+        length = options.sequence_length
+        rows = self._scorer.encode(texts, max_tokens=MOST_TOKENS, length=length)
+        return self._fit(rows, options, rng) if rows else None
+
+    def rehearse(self, options: LocalTraining) -> None:
+        """One step on the largest batch, of made-up tokens; raises what that raises.
+
+        So that a question which needs too much memory fails for every text, or for none. What
+        went well once in this process is not tried again.
+        """
+        width = options.sequence_length
+        count = min(options.batch_size, _together(width))
+        size = (count, width, options.optimizer, options.momentum > 0, self.layout.digest())
+        if size not in self._rehearsed:
+            once = replace(options, epochs=1, max_steps=1)
+            self._fit([[0] * width] * count, once, seeded(0, "rehearsal"))
+            self._rehearsed.add(size)
+
+    def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> Delta:
+        """Local SGD or AdamW from the round's parameters (McMahan et al. 2018, UserUpdate)."""
+        import torch
+
+        with torch.no_grad():
+            for leaf, start in zip(self._leaves, self._start, strict=True):
+                leaf.copy_(start)
+        optimizer = _optimizer(self._leaves, options)
+        with torch.enable_grad():
+            for batch in batches(len(rows), options, rng):
+                optimizer.zero_grad()
+                self._backward([rows[i] for i in batch])
+                optimizer.step()
+        return self._delta()
+
+    def _backward(self, rows: Rows) -> None:
+        """Gradient of the mean loss over a batch's predicted tokens, in parts that fit."""
+        together = _together(max(len(row) for row in rows))
+        tokens = sum(len(row) - 1 for row in rows)
+        for first in range(0, len(rows), together):
+            part = rows[first : first + together]
+            ids, mask = pad_rows(part, 0)  # padding comes after all that is looked at
+            ids, mask = ids.to(self._scorer.device), mask.to(self._scorer.device)
+            loss = causal_loss(self._scorer.model, ids, mask)
+            if len(part) < len(rows):
+                loss = loss * (sum(len(row) - 1 for row in part) / tokens)
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def _delta(self) -> Delta:
+        import torch
+
+        delta = torch.empty(self.layout.length, dtype=torch.float64)
+        first = 0
+        for leaf, start in zip(self._leaves, self._start, strict=True):
+            part = delta[first : first + start.numel()]
+            part.copy_(leaf.detach().reshape(-1))
+            part.sub_(start.reshape(-1).to("cpu"))
+            first += start.numel()
+        found: Delta = delta.numpy()
+        return found
+
+
+def batches(
+    count: int, options: LocalTraining, rng: np.random.Generator
+) -> Iterator[NDArray[np.intp]]:
+    """Row numbers of each step: every epoch in an order of its own, the last batch maybe small."""
+    steps = 0
+    for _ in range(options.epochs):
+        order = rng.permutation(count)
+        for first in range(0, count, options.batch_size):
+            if options.max_steps and steps == options.max_steps:
+                return
+            steps += 1
+            yield order[first : first + options.batch_size]
+
+
+def load_model(folder: Path, device: str) -> CausalLM:
+    """The model of a folder; the last one stays loaded for as long as its files do not change.
+
+    It shares its weights with the scorer of the same folder. Raises ModelUnavailableError.
+    """
+    return _load(folder, folder_fingerprint(folder), device)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(folder: Path, _fingerprint: str, device: str) -> CausalLM:
+    return CausalLM(load_scorer(folder, device))
+
+
+def _together(width: int) -> int:
+    """Rows of this many tokens that go through the model at once."""
+    return max(1, BATCH_TOKENS // width)
+
+
+def _optimizer(leaves: list[torch.Tensor], options: LocalTraining) -> torch.optim.Optimizer:
+    import torch
+
+    rate, decay = options.learning_rate, options.weight_decay
+    if options.optimizer == "adamw":
+        return torch.optim.AdamW(leaves, lr=rate, weight_decay=decay)
+    return torch.optim.SGD(leaves, lr=rate, momentum=options.momentum, weight_decay=decay)
