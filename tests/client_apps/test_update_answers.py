@@ -1,0 +1,300 @@
+"""Dense answers of a node: padded sums, whose noise they carry, the question's schedule."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+from privsyn_flower.client_apps import answers
+from privsyn_flower.client_apps.answers import Kind, guarded
+from privsyn_flower.client_apps.answers import reply as answered
+from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.greeting import Hello, answer_hello, is_hello
+from privsyn_flower.privacy.dense import dense_numbers, encode_dense
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
+from privsyn_flower.question import Noise, Query, Source, Ticket, encoded_bound
+from privsyn_flower.strategies.aggregation import Exchange, PlainSum, SecureAggregation
+from tests.conftest import node_context
+
+LENGTH, USERS, NODES = 300, 5, 4
+WEIGHT = float(USERS * NODES)
+
+
+def vector_of(user: str) -> Any:
+    """A unit vector that is this user's alone."""
+    node, number = map(int, user.split("-"))
+    vector = np.zeros(LENGTH)
+    vector[10 * node + number] = 1.0
+    return vector
+
+
+def user_updates(query: Query, users: Any, taking: Any, plan: Any, node: Node) -> Any:
+    total = np.zeros(plan.padded_length, dtype=np.int64)
+    for name, takes in zip(users, taking, strict=True):
+        if takes:
+            total += encode_dense(vector_of(name), plan, query.rotation)
+    return total
+
+
+UPDATE = Kind(lambda query, node: None, user_updates)
+
+
+class Trainer:
+    """A node of five users with one handler for everything that arrives as `train`."""
+
+    def __init__(self, folder: Path, index: int, policy: Policy | None = None) -> None:
+        self.users = {f"{index}-{number}": ["text"] for number in range(USERS)}
+        self.context = node_context({}, node_id=100 + index)
+        self.node = Node(
+            facts=Hello(USERS, index, deployed=policy is not None),
+            cache=folder / f"node-{index}",
+            embedder="none",
+            device="cpu",
+            policy=policy,
+            noise_seed=None,
+            load=lambda: self.users,
+        )
+        self.kind = UPDATE
+
+    def __call__(self, message: Message) -> Message:
+        if is_hello(message):
+            return answer_hello(message, self.node.facts)
+        return guarded(message, lambda: answered(message, self.context, self.node, self.kind))
+
+
+def question(**options: Any) -> Query:
+    return Query.update(
+        np.ones(16, np.uint8),
+        length=LENGTH,
+        bound=1.0,
+        model="m",
+        rotation=bytes(range(32)),
+        options={name.replace("_", "-"): value for name, value in options.items()},
+    )
+
+
+def numbers(multiplier: float = 1e-6, source: Source = "nodes", min_weight: float = 15.0) -> Noise:
+    plan = dense_numbers(1.0, LENGTH, multiplier if source == "nodes" else 0.0, WEIGHT, min_weight)
+    return Noise(
+        multiplier, plan.sensitivity, plan.bits, min_weight, scale=plan.scale, source=source
+    )
+
+
+def collect(grid: Any, query: Query, noise: Noise, way: Any = PlainSum, **ticket: int) -> Any:
+    cohort = {100 + i: Hello(USERS, i, deployed=False) for i in range(NODES)}
+    named = Ticket("run", "update", ticket.get("round", 1), ticket.get("attempt", 1))
+    sending = Exchange(
+        grid, cohort, query, named, noise, 0.5, 0.5, lambda n, of: None, lambda: None
+    )
+    return way().collect(sending)
+
+
+def trainers(folder: Path, policy: Policy | None = None) -> dict[int, Trainer]:
+    return {100 + i: Trainer(folder, i, policy) for i in range(NODES)}
+
+
+def codes(replies: list[Message]) -> list[str]:
+    """With which codes the nodes answered."""
+    return [
+        str(dict(reply.content.get("secagg", reply.content.get("answer")))["code"])
+        for reply in replies
+    ]
+
+
+def who(vector: Any) -> set[str]:
+    """The users whose coordinates are in a sum."""
+    return {f"{i}-{j}" for i in range(NODES) for j in range(USERS) if abs(vector[10 * i + j]) > 0.5}
+
+
+PLAIN = Policy(
+    aggregation=("plain",), queries=("update",), min_noise_multiplier=1e-7, lifetime_epsilon=1e15
+)
+EVERYBODY = {f"{i}-{j}" for i in range(NODES) for j in range(USERS)}
+
+
+@pytest.mark.parametrize("way", [SecureAggregation, PlainSum])
+@pytest.mark.parametrize("source", ["nodes", "aggregator"])
+def test_the_sum_of_all(tmp_path: Path, loopback: Any, way: Any, source: Source) -> None:
+    noise = numbers(source=source)
+    grid = loopback(trainers(tmp_path))
+    got = collect(grid, question(), noise, way)
+    expected = sum(vector_of(user) for user in EVERYBODY)
+    assert got.total.vector.shape == (LENGTH,)
+    # 20 roundings of a standard deviation of 1/2 at most.
+    assert np.abs(got.total.vector - expected).max() < 6 * (20 / 4) ** 0.5 / noise.scale
+    assert {message.metadata.message_type for message in grid.sent} == {"train"}
+    assert got.nodes_answered == NODES and got.total.weight == WEIGHT
+    assert got.total.bound == encoded_bound(question(), noise) == noise.sensitivity / noise.scale
+
+
+def test_nodes_add_the_noise_that_is_promised(tmp_path: Path, loopback: Any) -> None:
+    noise = numbers(2.0)
+    nodes = trainers(tmp_path)
+    for node in nodes.values():
+        node.users = {}
+    got = collect(loopback(nodes), question(), noise).total
+    ratio = (got.vector.std() / got.noise_std) ** 2
+    assert got.noise_std == pytest.approx(2.0, rel=0.011) and got.noise_std >= 2.0
+    assert 0.7 < ratio * 15.0 / WEIGHT < 1.35  # chi-square of 300: 6 standard deviations down
+
+
+def test_a_sum_without_noise_is_not_released(tmp_path: Path, loopback: Any) -> None:
+    noise = numbers(2.0, source="aggregator")
+    got = collect(loopback(trainers(tmp_path)), question(), noise).total
+    assert got.noise_std == 0.0
+    ledger = Ledger.open(
+        tmp_path / "ledger.jsonl", population="p", total_epsilon=None, total_delta=None
+    )
+    charge = ledger.reserve(run="run", query="update", round=1, attempt=1, noise_multiplier=2.0)
+    with pytest.raises(ReleaseRefused, match="noise_std"):
+        release(got, ledger=ledger, charge_id=charge, store=lambda array: None)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_nothing_is_drawn_where_the_aggregator_adds_noise(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, seed: int | None
+) -> None:
+    def drawn(*arguments: Any) -> None:
+        raise AssertionError("noise was drawn")
+
+    monkeypatch.setattr(answers, "node_noise_integers", drawn)
+    nodes = trainers(tmp_path)
+    for node in nodes.values():
+        node.node = replace(node.node, noise_seed=seed)
+    got = collect(loopback(nodes), question(), numbers(source="aggregator"))
+    assert who(got.total.vector) == EVERYBODY
+    grid = loopback(nodes)
+    collect(grid, question(), numbers(), round=2)
+    assert codes(grid.received) == ["node-setup"] * NODES
+
+
+@pytest.mark.parametrize(
+    ("policy", "source", "allowed"),
+    [
+        ({}, "nodes", True),
+        ({}, "aggregator", False),
+        ({"trusted_aggregator": True}, "aggregator", True),
+        ({"trusted_aggregator": True, "min_noise_multiplier": 2.5}, "aggregator", False),
+        ({"queries": ("votes",)}, "nodes", False),
+        ({"max_parameters": LENGTH - 1}, "nodes", False),
+        ({"max_parameters": LENGTH, "max_candidates": 1}, "nodes", True),
+    ],
+)
+def test_the_owners_policy_holds(
+    tmp_path: Path, loopback: Any, policy: dict[str, Any], source: Source, allowed: bool
+) -> None:
+    fixed = {"aggregation": ("plain",), "queries": ("update",), "lifetime_epsilon": 1e3}
+    owner = Policy(**fixed | policy)
+    grid = loopback(trainers(tmp_path, owner))
+    if allowed:
+        assert collect(grid, question(), numbers(2.0, source)).nodes_answered == NODES
+        return
+    assert collect(grid, question(), numbers(2.0, source)).nodes_answered == 0
+    assert codes(grid.received) == ["policy"] * NODES
+
+
+@pytest.mark.parametrize("policy", [None, PLAIN])
+def test_a_rota_over_users(tmp_path: Path, loopback: Any, policy: Policy | None) -> None:
+    """Place = the user's in the node's sorted list + partition; one turn in each cycle."""
+    nodes = trainers(tmp_path, policy)
+    for node in nodes.values():  # the order of the file is not the order of the rota
+        node.users = dict(reversed(node.users.items()))
+    query = question(cycle=3, min_separation=3, max_participations=2)
+    turns = []
+    for rnd in range(1, 7):
+        got = collect(loopback(nodes), query, numbers(), round=rnd)
+        assert got.nodes_answered == NODES
+        turns.append(who(got.total.vector))
+    assert turns[:3] == turns[3:]
+    for rnd, turn in enumerate(turns[:3]):
+        assert turn == {f"{i}-{j}" for i in range(4) for j in range(5) if (i + j) % 3 == rnd}
+    grid = loopback(nodes)
+    assert collect(grid, query, numbers(), round=7).nodes_answered == 0  # everybody's third
+    assert codes(grid.received) == ["policy"] * NODES
+
+
+@pytest.mark.parametrize("way", [SecureAggregation, PlainSum])
+def test_asked_too_soon_a_node_refuses(tmp_path: Path, loopback: Any, way: Any) -> None:
+    grid = loopback(trainers(tmp_path))
+    query = question(min_separation=2)
+    for attempt in (1, 2):  # of one round: the same participation
+        got = collect(grid, query, numbers(), way, attempt=attempt)
+        assert who(got.total.vector) == EVERYBODY
+    with contextlib.suppress(TooFewSurvivors):
+        assert collect(grid, query, numbers(), way, round=2).nodes_answered == 0
+    assert codes(grid.received[-NODES:]) == ["policy"] * NODES
+    assert who(collect(grid, query, numbers(), way, round=3).total.vector) == EVERYBODY
+
+
+def test_a_user_who_comes_to_another_place_does_not_come_twice(
+    tmp_path: Path, loopback: Any
+) -> None:
+    nodes = trainers(tmp_path)
+    query = question(cycle=5, min_separation=5)
+    assert "0-0" in who(collect(loopback(nodes), query, numbers(), round=1).total.vector)
+    nodes[100].users = {"0-": ["new"], **nodes[100].users}  # sorts before everybody
+    nodes[100].kind = Kind(UPDATE.check, lambda q, users, taking, plan, node: user_updates(
+        q, {name: t for name, t in users.items() if name != "0-"}, taking[1:], plan, node
+    ))  # fmt: skip
+    second = who(collect(loopback(nodes), query, numbers(), round=2).total.vector)
+    assert "0-0" not in second and "1-0" in second
+
+
+def test_who_withdraws_leaves_the_others_their_turns(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(tmp_path, PLAIN)
+    nodes[100].node.records.forget("0-1")
+    query = question(cycle=5, min_separation=5)
+    turns = [
+        who(collect(loopback(nodes), query, numbers(), round=rnd).total.vector)
+        for rnd in range(1, 6)
+    ]
+    assert [[name for name in turn if name.startswith("0-")] for turn in turns] == [
+        ["0-0"], [], ["0-2"], ["0-3"], ["0-4"],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [{"cycle": 2, "min_separation": 3}, {"cycle": -1}, {"max_participations": 1.5}]
+)
+def test_a_schedule_that_is_none_is_malformed(
+    tmp_path: Path, loopback: Any, options: dict[str, Any]
+) -> None:
+    grid = loopback(trainers(tmp_path))
+    assert collect(grid, question(**options), numbers()).nodes_answered == 0
+    assert codes(grid.received) == ["malformed-query"] * NODES
+
+
+@pytest.mark.parametrize("error", [ValueError("text"), MemoryError(), BaseException("panic")])
+def test_what_a_users_data_raises_becomes_zeros(
+    tmp_path: Path, loopback: Any, error: BaseException
+) -> None:
+    def fails(*arguments: Any) -> Any:
+        raise error
+
+    nodes = trainers(tmp_path)
+    nodes[101].kind = Kind(UPDATE.check, fails)
+    nodes[102].users = {"x": ["cannot be a vector"]}
+    got = collect(loopback(nodes), question(), numbers())
+    assert got.nodes_answered == NODES
+    assert {name[0] for name in who(got.total.vector)} == {"0", "3"}
+
+
+def test_a_range_that_is_too_small_is_refused(tmp_path: Path, loopback: Any) -> None:
+    noise = numbers(source="aggregator")
+    coarse = dense_numbers(1.0, LENGTH, 0.0, 2.0, 2.0)  # for a sum of two users
+    small = replace(noise, sensitivity=coarse.sensitivity, scale=coarse.scale, bits=coarse.bits)
+    for way in (SecureAggregation, PlainSum):
+        grid = loopback(trainers(tmp_path / way.__name__))
+        if way is SecureAggregation:
+            with pytest.raises(TooFewSurvivors):
+                collect(grid, question(), small, way)
+        else:
+            assert collect(grid, question(), small, way).nodes_answered == 0
