@@ -1,0 +1,661 @@
+"""Who adds the noise: charges, order of steps and key of a trusted aggregator.
+
+Its noise has to be on a sum before anything else is done with it, on one sum only, from a key that
+lives as long as the run; the ledger says what the released prefix has cost.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from privsyn_flower import greeting, wire
+from privsyn_flower.privacy.accounting import gaussian_epsilon
+from privsyn_flower.privacy.correlated import (
+    Factorization,
+    NoiseKey,
+    NoiseKeyMissing,
+    Participation,
+    epsilon_correlated,
+    factorization,
+)
+from privsyn_flower.privacy.dense import encode_dense
+from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
+from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
+from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
+from privsyn_flower.strategies.rounds import NoRelease, NothingLearned, Rounds
+from tests.client_apps.test_answers import Device, expected, question
+from tests.strategies.test_rounds import Counting, VotingNode
+
+EPSILON, DELTA, T = 4.0, 1e-6, 5
+BANDED = factorization("banded", T, bands=2)
+TWICE = Participation(T, min_separation=2, max_participations=2)
+
+
+class Voting(Counting):
+    """A fixed vote question with the schedule that the noise is made for."""
+
+    options: ClassVar[dict[str, Any]] = {"min-separation": 2, "max-participations": 2}
+
+    def ask(self, rnd: int) -> Query:
+        query = super().ask(rnd)
+        return replace(query, options={**query.options, **self.options})
+
+
+class Updating(Voting):
+    """The same with a dense question."""
+
+    def ask(self, rnd: int) -> Query:
+        self.asked.append(rnd)
+        parameters = np.full(8, rnd, dtype=np.uint8)
+        rotation = bytes([rnd]) * 32
+        return Query.update(
+            parameters, length=300, bound=0.5, model="m", rotation=rotation, options=self.options
+        )
+
+
+class UpdatingNode(VotingNode):
+    """Answers a vector of norm `bound` for each of its users."""
+
+    def __call__(self, message: Message) -> Message | None:
+        if greeting.is_hello(message):
+            return greeting.answer_hello(message, self.facts)
+        query, ticket, noise = wire.read_ask(message, self.facts.weight)
+        self.seen.append((ticket, noise))
+        vector = np.full(query.length, query.bound / math.sqrt(query.length))
+        encoded = encode_dense(vector, integer_plan(query, noise), query.rotation)
+        return wire.answer(message, ticket, to_modulus(encoded * 25, noise.bits), noise.bits)
+
+
+@pytest.fixture
+def nodes() -> dict[int, VotingNode]:
+    return {100 + i: VotingNode(25, i) for i in range(4)}
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return tmp_path / "keys"
+
+
+def aggregator(
+    keys: Path,
+    matrix: Factorization = BANDED,
+    participation: Participation = TWICE,
+    *,
+    evaluations: int = 0,
+) -> AggregatorNoise:
+    return AggregatorNoise(
+        matrix, participation, z_of(matrix, participation, evaluations), keys, "r"
+    )
+
+
+@functools.cache
+def z_of(matrix: Factorization, participation: Participation, evaluations: int) -> float:
+    return aggregator_z(EPSILON, DELTA, matrix, participation, evaluations=evaluations)
+
+
+def book(tmp_path: Path) -> Ledger:
+    return Ledger.open(
+        tmp_path / "ledger.jsonl", population="people", total_epsilon=EPSILON, total_delta=DELTA
+    )
+
+
+PLAN = RoundPlan(
+    run="r",
+    users=100,
+    noise_multiplier=1.0,
+    spare_rounds=0,
+    min_surviving_weight=0.75,
+    nodes=4,
+    round_timeout=0.1,
+    node_timeout=1.0,
+)
+
+
+def engine(
+    tmp_path: Path,
+    grid: Any,
+    mechanism: AggregatorNoise | NodeNoise,
+    strategy: Counting | None = None,
+    aggregation: Aggregation | None = None,
+    plan: RoundPlan = PLAN,
+) -> Rounds:
+    return Rounds(
+        grid,
+        strategy or Voting(T),
+        plan,
+        RunFolder(tmp_path / "run"),
+        book(tmp_path),
+        aggregation or PlainSum(),
+        mechanism=mechanism,
+    )
+
+
+def with_key(keys: Path, content: bytes = bytes(range(32))) -> Path:
+    """A key that is known, so that the noise is."""
+    (NoiseKey.create(keys, "r").place / "key").write_bytes(content)
+    return keys
+
+
+def noise_of(tmp_path: Path, mechanism: AggregatorNoise, length: int) -> list[np.ndarray[Any, Any]]:
+    """The noise of each round under the known key, at standard deviation 1 of z."""
+    with_key(tmp_path / "copy")
+    key = NoiseKey.open(tmp_path / "copy", "r")
+    stream = mechanism.factorization.stream(key, length, keep="memory")
+    return [stream.noise(rnd) for rnd in range(1, mechanism.factorization.rounds + 1)]
+
+
+def releases(tmp_path: Path, rounds: int = T) -> list[np.ndarray[Any, Any]]:
+    found = [RunFolder(tmp_path / "run").load_release(rnd) for rnd in range(1, rounds + 1)]
+    return [array for array in found if array is not None]
+
+
+# What the noise is, and what it costs ----------------------------------------------------
+
+
+def test_each_release_is_the_sum_with_its_rounds_noise(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    mechanism = aggregator(with_key(keys))
+    strategy = Voting(T)
+    assert engine(tmp_path, loopback(nodes), mechanism, strategy).run() == T
+    wanted = [4.0 + mechanism.z * noise for noise in noise_of(tmp_path, mechanism, 4)]
+    assert np.array_equal(np.round(releases(tmp_path), 9), np.round(wanted, 9))
+    assert strategy.stds == pytest.approx(list(BANDED.release_std() * mechanism.z))
+    _, noise = nodes[100].seen[0]
+    assert (noise.source, noise.scale) == ("aggregator", 0.0)
+    assert noise.multiplier == pytest.approx(
+        mechanism.z * math.sqrt(2) / BANDED.sensitivity(TWICE), rel=1e-12
+    )
+    row = RunFolder(tmp_path / "run").metrics()[0]
+    assert row["mechanism"] == BANDED.name and row["candidates"] == 4
+    assert row["guaranteed_noise_std"] == row["noise_std"] == strategy.stds[0]
+
+
+def test_noise_of_a_dense_sum_is_for_the_norm_after_rounding(
+    tmp_path: Path, loopback: Any, keys: Path
+) -> None:
+    nodes = {100 + i: UpdatingNode(25, i) for i in range(4)}
+    mechanism = aggregator(with_key(keys))
+    assert engine(tmp_path, loopback(nodes), mechanism, Updating(T)).run() == T
+    _, noise = nodes[100].seen[0]
+    reach = noise.sensitivity / noise.scale
+    assert 0.5 < reach < 0.5 * 1.01
+    drawn = noise_of(tmp_path, mechanism, 300)
+    for released, unit in zip(releases(tmp_path), drawn, strict=True):
+        left = released - mechanism.z * reach * unit
+        assert left == pytest.approx(np.full(300, 100 * 0.5 / math.sqrt(300)), abs=1e-3)
+    rows = RunFolder(tmp_path / "run").metrics()
+    wanted = BANDED.release_std() * mechanism.z * reach
+    assert [row["noise_std"] for row in rows] == pytest.approx(list(wanted), rel=1e-12)
+    assert "candidates" not in rows[0] and rows[0]["bytes_up_per_node"] > 300
+
+
+@pytest.mark.parametrize(
+    ("name", "participation", "options"),
+    [
+        ("independent", Participation(T), {}),
+        ("tree", Participation(T, 2), {"min-separation": 2}),
+        ("tree-honaker", Participation(T, 1, 1), {"max-participations": 1}),
+        ("banded", Participation(T, 2, 1), {"min-separation": 2, "max-participations": 1}),
+        ("blt", Participation(T, 3), {"min-separation": 3}),
+    ],
+)
+def test_the_ledger_says_what_the_released_prefix_cost(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    name: str,
+    participation: Participation,
+    options: dict[str, int],
+) -> None:
+    matrix = factorization(name, T, participation=participation)
+    mechanism = aggregator(keys, matrix, participation)
+    strategy = Voting(T)
+    strategy.options = options  # type: ignore[misc]
+    run = engine(tmp_path, loopback(nodes), mechanism, strategy)
+    assert run.run() == T
+    spent = [row["epsilon_so_far"] for row in run.folder.metrics()]
+    prefixes = matrix.cumulative_sensitivity(participation)
+    wanted = [gaussian_epsilon(mechanism.z / prefix, DELTA) for prefix in prefixes]
+    assert spent == pytest.approx(wanted, rel=1e-6)
+    whole = epsilon_correlated(mechanism.z, DELTA, matrix, participation)
+    assert EPSILON * (1 - 1e-6) < whole <= EPSILON
+    assert run.ledger.spent_epsilon() <= EPSILON * (1 + 1e-9)
+    with pytest.raises(BudgetExceeded):  # nothing is left, not even for a hundred times the noise
+        run.ledger.reserve(
+            run="x", query="q", round=1, attempt=1, noise_multiplier=100 * mechanism.multiplier
+        )
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_no_user_moves_a_prefix_by_more_than_it_is_charged(data: st.DataObject) -> None:
+    """The filter's condition on every path: sum of squared means <= sum of charges, at any stop."""
+    coefficients = np.array([1.0, 0.5])
+    matrix = factorization("banded", T, bands=2)
+    assert np.allclose(coefficients, matrix.coefficients)  # type: ignore[attr-defined]
+    mechanism = AggregatorNoise(matrix, TWICE, 1.7, Path("unused"), "r")
+    first = data.draw(st.integers(0, T - 1))
+    later = [r for r in range(T) if r >= first + 2]
+    second = data.draw(st.sampled_from([*later, None]) if later else st.none())
+    rows = np.zeros((T, 3))
+    for rnd in {first, second} - {None}:
+        vector = np.array(data.draw(st.lists(st.floats(-1, 1), min_size=3, max_size=3)))
+        rows[rnd] = vector / max(1.0, float(np.linalg.norm(vector)))
+    moved = coefficients[0] * rows + coefficients[1] * np.vstack([np.zeros(3), rows[:-1]])
+    plan, noise = PLAN, Noise(1.0, 1.0, 8, 1.0)
+    charged = [mechanism.charge(plan, noise, r)["noise_multiplier"] ** -2 for r in range(1, T + 1)]
+    paths = np.cumsum((moved**2).sum(axis=1)) / mechanism.z**2
+    assert (paths <= np.cumsum(charged) * (1 + 1e-9)).all()
+
+
+def test_an_evaluation_beside_the_rounds_fits_the_total(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    mechanism = aggregator(keys, evaluations=1)
+    grid = loopback(nodes)
+    assert engine(tmp_path, grid, mechanism).run() == T
+    ledger, beside = book(tmp_path), mechanism.beside("evaluation")
+    assert beside.run == "r-evaluation" and ledger.spent_epsilon() < EPSILON * 0.95
+    folder, plan = RunFolder(tmp_path / "evaluation"), replace(PLAN, run="r-evaluation")
+    for _ in range(2):  # the second reads the first one's release
+        Rounds(
+            grid,
+            Counting(1),
+            plan,
+            folder,
+            ledger,
+            PlainSum(),
+            mechanism=mechanism.beside("evaluation"),
+        ).run()
+    charges = ledger.charges(run="r-evaluation")
+    assert [charge.noise_multiplier for charge in charges] == [mechanism.multiplier]
+    assert EPSILON * (1 - 1e-6) < ledger.spent_epsilon() <= EPSILON * (1 + 1e-9)
+    assert list(keys.iterdir()) == []
+
+
+# One noise, one sum ----------------------------------------------------------------------
+
+
+def crash(*args: Any, **kwargs: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def die_answering(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    nodes[103].before_answer = crash
+
+
+def die_with_noise_drawn(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    patch.setattr(RunFolder, "save_release", crash)
+
+
+def die_writing_the_release(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    whole = Path.replace
+
+    def half(self: Path, target: Path) -> Path:
+        if Path(target).parent.name == "releases":
+            raise KeyboardInterrupt
+        return whole(self, target)
+
+    patch.setattr(Path, "replace", half)
+
+
+def die_before_it_is_bound(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    patch.setattr(AggregatorNoise, "bind", crash)
+
+
+def die_before_the_commit(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    patch.setattr(Ledger, "commit", crash)
+
+
+def die_before_the_checkpoint(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    patch.setattr(RunFolder, "save_checkpoint", crash)
+
+
+def die_erasing(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    patch.setattr(NoiseKey, "erase", crash)
+
+
+BEFORE = [die_answering, die_with_noise_drawn, die_writing_the_release]
+AFTER = [die_before_it_is_bound, die_before_the_commit, die_before_the_checkpoint, die_erasing]
+
+
+@pytest.mark.parametrize("kill", BEFORE + AFTER)
+def test_a_killed_run_goes_on_with_the_same_bits(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    kill: Callable[[pytest.MonkeyPatch, dict[int, VotingNode]], None],
+) -> None:
+    grid = loopback(nodes)
+    mechanism = aggregator(with_key(keys))
+    strategy = Voting(T)
+    strategy.crash_in = 2  # one round is done; the second is left to be learned from
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, mechanism, strategy).run()
+    with pytest.MonkeyPatch.context() as patch:
+        kill(patch, nodes)
+        with pytest.raises(KeyboardInterrupt):
+            engine(tmp_path, grid, aggregator(keys)).run()
+    states = [(c.round, c.state, c.sent) for c in book(tmp_path).charges(run="r")]
+    assert not any(sent for _, _, sent in states)
+    asked, stored = len(nodes[100].seen), len(releases(tmp_path))
+    nodes[103].before_answer = None
+    nodes[100].mode = "silent"  # another sum, should a released round be asked again
+    run = engine(tmp_path, grid, aggregator(keys))
+    assert run.run() == T
+    sums = [4.0] * stored + [3.0] * (T - stored)
+    drawn = noise_of(tmp_path, mechanism, 4)
+    wanted = [total + mechanism.z * noise for total, noise in zip(sums, drawn, strict=True)]
+    assert np.array_equal(np.round(releases(tmp_path), 9), np.round(wanted, 9))
+    assert len(nodes[100].seen) == asked + T - stored
+    committed = [c.round for c in run.ledger.charges(run="r") if c.state == "committed"]
+    assert committed == list(range(1, T + 1))
+    assert {c.state for c in run.ledger.charges(run="r")} <= {"committed", "void"}
+    assert not list((tmp_path / "run" / "releases").glob(".*"))
+    assert list(keys.iterdir()) == []
+
+
+def test_half_a_release_is_gone_before_the_noise_is_on_another_sum(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    """A complete temporary file beside a release of the same noise would give both sums away."""
+    grid = loopback(nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        die_writing_the_release(patch, nodes)
+        with pytest.raises(KeyboardInterrupt):
+            engine(tmp_path, grid, aggregator(keys)).run()
+    folder = tmp_path / "run" / "releases"
+    assert len(list(folder.glob(".*"))) == 1
+    left: list[int] = []
+    nodes[100].before_answer = lambda ticket: left.append(len(list(folder.glob(".*"))))
+    engine(tmp_path, grid, aggregator(keys)).run()
+    assert left == [0] * T
+
+
+@pytest.mark.parametrize("lost", [["ledger.jsonl"], []], ids=["with the ledger", "alone"])
+def test_a_run_folder_that_was_put_back_gets_no_noise_again(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path, lost: list[str]
+) -> None:
+    grid = loopback(nodes)
+    strategy = Voting(T)
+    strategy.crash_in = 3
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, aggregator(keys), strategy).run()
+    for name in ["run/releases/round-0003.npz", "run/checkpoints/round-0003-facts.json", *lost]:
+        (tmp_path / name).unlink()
+    if lost:
+        for path in [*(tmp_path / "run").glob("*/round-*")]:
+            path.unlink()
+    asked = len(nodes[100].seen)
+    with pytest.raises(LedgerError, match="restore the run folder"):
+        engine(tmp_path, grid, aggregator(keys)).run()
+    assert len(nodes[100].seen) == asked
+
+
+def test_too_few_answers_draw_no_noise_and_cost_nothing(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def recover(ticket: Any) -> None:
+        nodes[101].mode = nodes[102].mode = "silent" if ticket.attempt == 1 else "ok"
+
+    nodes[100].before_answer = recover
+    mechanism = aggregator(with_key(keys))
+    finished: list[int] = []
+    scaled = "privsyn_flower.strategies.mechanisms._add_scaled"
+    with monkeypatch.context() as patch:
+        patch.setattr(scaled, lambda *given: finished.append(len(nodes[100].seen)))
+        run = engine(tmp_path, loopback(nodes), mechanism)
+        assert run.run() == T
+    assert finished == [2, 4, 6, 8, 10]  # the second attempt of each round
+    states = [(c.round, c.attempt, c.state) for c in run.ledger.charges(run="r")]
+    assert states[:3] == [(1, 1, "void"), (1, 2, "committed"), (2, 1, "void")]
+    assert run.ledger.spent_epsilon() <= EPSILON * (1 + 1e-9)
+
+
+def test_attempts_that_cost_nothing_end_all_the_same(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    for node in list(nodes.values())[1:]:
+        node.mode = "refuse"
+    run = engine(tmp_path, loopback(nodes), aggregator(keys), Voting(1))
+    with pytest.raises(NoRelease):
+        run.run()
+    assert run.ledger.spent_epsilon() == 0.0 and releases(tmp_path) == []
+    assert (keys / "r" / "key").exists()
+
+
+def summed(std: float = 0.0, weight: float = 100.0) -> NoisySum:
+    return NoisySum(np.full(3, 7.0), 1.0, std, weight, 0.0, 75.0)
+
+
+def test_finish_takes_one_bare_sum_a_round(keys: Path) -> None:
+    mechanism = aggregator(keys)
+    with pytest.raises(ReleaseRefused, match="not open"):
+        mechanism.finish(1, summed())
+    mechanism.begin(T, 0, fresh=True)
+    with pytest.raises(TooFewSurvivors):
+        mechanism.finish(1, summed(weight=74.0))
+    with pytest.raises(ReleaseRefused, match=r"noise_std = 0\.5"):
+        mechanism.finish(1, summed(std=0.5))
+    bare = summed()
+    total = mechanism.finish(1, bare)
+    assert total.vector is bare.vector  # no copy without noise stays
+    assert (total.vector != 7.0).all()
+    with pytest.raises(ReleaseRefused, match="one sum only"):
+        mechanism.finish(1, summed())
+
+
+def test_a_sum_without_noise_cannot_be_released(tmp_path: Path) -> None:
+    ledger = book(tmp_path)
+    charge = ledger.reserve(run="r", query="q", round=1, attempt=1, noise_multiplier=2.0)
+    with pytest.raises(ReleaseRefused, match="noise_std = 0"):
+        release(summed(), ledger=ledger, charge_id=charge, store=lambda array: None)
+
+
+def test_the_bare_sum_is_written_and_logged_nowhere(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    grid = loopback(nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        die_writing_the_release(patch, nodes)
+        with pytest.raises(KeyboardInterrupt):
+            engine(tmp_path, grid, aggregator(keys)).run()
+    engine(tmp_path, grid, aggregator(keys)).run()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 2 * T
+    for path in files:
+        content = path.read_bytes()
+        assert np.full(2, 4.0).tobytes() not in content and b"4.0, 4.0" not in content, path
+    assert "4.0" not in caplog.text
+    assert "array(" not in repr(summed())
+
+
+# The key ---------------------------------------------------------------------------------
+
+
+def test_a_run_without_its_key_asks_nobody(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    grid = loopback(nodes)
+    strategy = Voting(T)
+    strategy.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, aggregator(keys), strategy).run()
+    asked = len(nodes[100].seen)
+    NoiseKey.open(keys, "r").erase()
+    with pytest.raises(NoiseKeyMissing, match="start a new run"):
+        engine(tmp_path, grid, aggregator(keys)).run()
+    assert len(nodes[100].seen) == asked and not (keys / "r").exists()
+
+
+def test_the_key_is_erased_with_the_last_round_and_kept_before(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Dying(Voting):
+        def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
+            if rnd == 3:
+                raise NothingLearned("nothing")
+            return super().learn(rnd, released, noise_std)
+
+    grid = loopback(nodes)
+    assert engine(tmp_path, grid, aggregator(keys), Dying(T)).run() == 2
+    assert (keys / "r" / "key").exists() and "key of the noise stays" in caplog.text
+    assert engine(tmp_path, grid, aggregator(keys)).run() == T
+    assert list(keys.iterdir()) == []
+    assert engine(tmp_path, grid, aggregator(keys)).run() == T  # complete: needs no key
+    assert list(keys.iterdir()) == []
+
+
+def test_settings_of_another_run_are_refused_before_asking(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    grid = loopback(nodes)
+    strategy = Voting(T)
+    strategy.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, aggregator(keys), strategy).run()
+    asked = len(nodes[100].seen)
+    other = aggregator(keys, factorization("banded", T, bands=3))
+    with pytest.raises(ValueError, match="another mechanism"):
+        engine(tmp_path, grid, other).run()
+    longer = engine(tmp_path, grid, aggregator(keys), Voting(T + 1))
+    with pytest.raises(ValueError, match=r"6 rounds are asked.*made for 5"):
+        longer.run()
+    assert len(nodes[100].seen) == asked
+    assert {c.state for c in longer.ledger.charges(run="r")} == {"committed"}
+
+
+# What is asked of the nodes --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "plan", "words"),
+    [
+        ({"max-participations": 2}, PLAN, "min-separation = 1"),
+        ({"min-separation": 1, "max-participations": 2}, PLAN, "min-separation = 1"),
+        ({"min-separation": 2}, PLAN, "max-participations = 0"),
+        ({"min-separation": 2, "max-participations": 3}, PLAN, "max-participations = 3"),
+        (Voting.options, replace(PLAN, cycle=1), "cycle = 1"),
+        (Voting.options, replace(PLAN, sampling_rate=0.5), "sampling-rate = 0.5"),
+    ],
+)
+def test_the_nodes_are_asked_to_enforce_what_the_noise_counts_on(
+    keys: Path, options: dict[str, Any], plan: RoundPlan, words: str
+) -> None:
+    strategy = Voting(T)
+    strategy.options = options  # type: ignore[misc]
+    with pytest.raises(ValueError, match=words):
+        aggregator(keys).noise(plan, strategy.ask(1))
+
+
+def test_numbers_out_of_range_are_refused(keys: Path) -> None:
+    with pytest.raises(ValueError, match="z = 0"):
+        AggregatorNoise(BANDED, TWICE, 0.0, keys, "r")
+    with pytest.raises(ValueError, match="rounds = 4"):
+        AggregatorNoise(BANDED, Participation(4), 1.0, keys, "r")
+
+
+# Noise of the nodes, and the secure sum ---------------------------------------------------
+
+
+def test_noise_of_the_nodes_for_a_dense_sum() -> None:
+    query = Updating(1).ask(1)
+    mechanism, plan = NodeNoise(), replace(PLAN, noise_multiplier=2.5)
+    noise = mechanism.noise(plan, query)
+    assert noise.source == "nodes" and noise.multiplier == 2.5 and noise.sensitivity >= 4096
+    assert integer_plan(query, noise).scale == noise.scale > 0
+    reach = encoded_bound(query, noise)
+    assert 0.5 < reach <= 0.505
+    std = mechanism.released_std(1, plan, query, noise, 100)
+    assert std == pytest.approx(2.5 * reach * math.sqrt(100 / 75))
+    charge = mechanism.charge(plan, noise, 1)
+    assert (charge["mechanism"], charge["sensitivity"]) == ("skellam", noise.sensitivity)
+
+
+def test_a_secure_sum_gets_the_aggregators_noise(
+    tmp_path: Path, loopback: Any, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from privsyn_flower.strategies.aggregation import SecureAggregation
+
+    devices = {100 + i: Device(tmp_path, i) for i in range(4)}
+    matrix, always = factorization("independent", 1), Participation(1)
+    mechanism = aggregator(with_key(keys), matrix, always)
+
+    class Asking(Counting):
+        def ask(self, rnd: int) -> Query:
+            return question()
+
+    plan = replace(PLAN, users=20, stage_timeout=0.5, round_timeout=0.5)
+    grid = loopback(devices)
+    run = engine(tmp_path, grid, mechanism, Asking(1), SecureAggregation(), plan)
+    assert run.run() == 1
+    (released,) = releases(tmp_path, 1)
+    want = expected(question(), [0, 1, 2, 3])
+    (unit,) = noise_of(tmp_path, mechanism, len(want))
+    assert released - mechanism.z * question().bound * unit == pytest.approx(want, abs=0.02)
+    rows = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["ledger", "reserve", "commit"]  # never "sent"
+
+
+# The rota --------------------------------------------------------------------------------
+
+
+def asked_in(nodes: dict[int, VotingNode]) -> dict[int, list[int]]:
+    return {node: [ticket.round for ticket, _ in voting.seen] for node, voting in nodes.items()}
+
+
+def test_nodes_take_turns_and_keep_their_places(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    plan = replace(PLAN, cycle=2)
+    strategy = Voting(T)
+    strategy.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, loopback(nodes), aggregator(keys), strategy, plan=plan).run()
+    assert asked_in(nodes) == {100: [1], 101: [2], 102: [1], 103: [2]}
+    _, noise = nodes[100].seen[0]
+    assert noise.min_weight == 38  # 0.75 of the 50 users whose turn it is, rounded up
+    # The first node is gone and others have come, in front of it by their ids.
+    gone = nodes.pop(100)
+    more = {1: VotingNode(10, 7), 2: VotingNode(10, 8)}
+    run = engine(
+        tmp_path, loopback({**more, **nodes}), aggregator(keys), plan=replace(plan, nodes=5)
+    )
+    assert run.run() == T
+    assert asked_in(nodes) == {101: [2, 4], 102: [1, 3, 5], 103: [2, 4]}
+    assert asked_in(more) == {1: [3, 5], 2: [4]} and len(gone.seen) == 1
+    weights = [row["surviving_weight"] for row in run.folder.metrics()]
+    assert weights == [50, 50, 35, 60, 35]
