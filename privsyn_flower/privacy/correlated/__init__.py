@@ -1,0 +1,30 @@
+"""Correlated noise for DP-FTRL, added by a trusted aggregator."""
+
+from privsyn_flower.privacy.correlated.accounting import (
+    calibrate_correlated,
+    epsilon_correlated,
+    kairouz_restart_epsilon,
+    zcdp,
+    zcdp_conversion,
+)
+from privsyn_flower.privacy.correlated.factorization import NAMES, Factorization, factorization
+from privsyn_flower.privacy.correlated.keys import NoiseKey, NoiseKeyExposed, NoiseKeyMissing
+from privsyn_flower.privacy.correlated.participation import Participation
+from privsyn_flower.privacy.correlated.stream import Keep, Stream
+
+__all__ = [
+    "NAMES",
+    "Factorization",
+    "Keep",
+    "NoiseKey",
+    "NoiseKeyExposed",
+    "NoiseKeyMissing",
+    "Participation",
+    "Stream",
+    "calibrate_correlated",
+    "epsilon_correlated",
+    "factorization",
+    "kairouz_restart_epsilon",
+    "zcdp",
+    "zcdp_conversion",
+]

@@ -1,0 +1,137 @@
+"""The mechanisms of correlated noise by name."""
+
+from __future__ import annotations
+
+import functools
+import json
+from importlib import resources
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.privacy.correlated.keys import NoiseKey
+from privsyn_flower.privacy.correlated.optimise import optimise_banded, optimise_buffers
+from privsyn_flower.privacy.correlated.participation import Participation
+from privsyn_flower.privacy.correlated.stream import Keep, Stream
+from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered, square_root
+from privsyn_flower.privacy.correlated.trees import Tree
+
+Floats = NDArray[np.float64]
+
+NAMES = (
+    "independent",
+    "tree",
+    "tree-honaker",
+    "tree-restart",
+    "banded",
+    "banded-optimised",
+    "blt",
+)
+
+
+class Factorization(Protocol):
+    """A factorization A = B C of the matrix of prefix sums A; the noise of the sums is B z.
+
+    z is standard normal; the noise of release t is (C^-1 z)_t, or for trees, whose C has more rows
+    than columns, the difference of the noise of two prefix sums.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def rounds(self) -> int: ...
+    def sensitivity(self, participation: Participation) -> float:
+        """L2 norm of C x, for users of norm 1 a round, at the worst pattern of rounds."""
+
+    def cumulative_sensitivity(self, participation: Participation) -> Floats:
+        """The same of the first 1, 2, ... rounds: (rounds,), not decreasing."""
+
+    def release_std(self) -> Floats:
+        """Standard deviation of each release's noise: (rounds,)."""
+
+    def prefix_std(self) -> Floats:
+        """Standard deviation of the noise of the sum of the first 1, 2, ... releases: (rounds,)."""
+
+    def describe(self) -> str:
+        """Everything that the noise depends on, as text; public."""
+
+    def stream(self, key: NoiseKey, length: int, *, keep: Keep = "files") -> Stream:
+        """The noise of a run, round by round."""
+
+
+def factorization(
+    name: str,
+    rounds: int,
+    *,
+    participation: Participation | None = None,
+    restart_every: int = 0,
+    completion: bool = True,
+    complete_last: bool = False,
+    bands: int = 0,
+    buffers: int = 4,
+) -> Factorization:
+    """A mechanism for `rounds` releases.
+
+    independent; tree (Kairouz et al. 2021), tree-honaker (its estimate from below), tree-restart
+    (the same with a new tree every `restart_every` rounds; completion, complete_last: see Tree);
+    banded (square root cut to `bands`), banded-optimised, blt (`buffers` buffers). participation:
+    what the last two are optimal for; by default one round a user. bands = 0: the separation of
+    `participation`, or all rounds where a user takes part once. An option that a mechanism does
+    not have changes nothing. Raises ValueError on the name and on options.
+    """
+    users = participation or Participation(rounds, rounds)
+    users.check(rounds)
+    once = users.most == 1
+    bands = bands or (rounds if once else min(users.min_separation, rounds))
+    if name == "independent":
+        return Toeplitz(name, rounds, (1.0,))
+    if name == "tree":
+        return Tree(name, rounds)
+    if name == "tree-honaker":
+        return Tree(name, rounds, honaker=True)
+    if name == "tree-restart":
+        if restart_every < 1:
+            raise ValueError(
+                "restart-every = 0: tree-restart needs ftrl.restart-every of 1 or more"
+            )
+        return Tree(name, rounds, True, restart_every, completion, complete_last)
+    if name == "banded":
+        return Toeplitz(name, rounds, square_root(bands))
+    if name == "banded-optimised":
+        return Toeplitz(name, rounds, banded_coefficients(users, bands))
+    if name == "blt":
+        pairs = blt_buffers(users, buffers)
+        return Toeplitz(name, rounds, buffered(rounds, pairs), pairs)
+    raise ValueError(
+        f"mechanism = {name!r} must be one of {', '.join(NAMES)}: change ftrl.mechanism"
+    )
+
+
+def banded_coefficients(participation: Participation, bands: int) -> tuple[float, ...]:
+    """The shipped coefficients for this shape, or new ones: the same on every call."""
+    shipped = _shipped("banded").get(shape(participation, bands))
+    return tuple(shipped) if shipped else optimise_banded(participation, bands)
+
+
+def blt_buffers(participation: Participation, buffers: int) -> tuple[tuple[float, float], ...]:
+    """The shipped (scale, decay) pairs for this shape, or new ones: the same on every call."""
+    shipped = _shipped("blt").get(shape(participation, buffers))
+    if shipped is None:
+        return optimise_buffers(participation, buffers)
+    return tuple((scale, decay) for scale, decay in shipped)
+
+
+def shape(participation: Participation, size: int) -> str:
+    """The name of a shape in the shipped files: rounds, separation, participations, size."""
+    # A separation of users who take part once separates nothing.
+    apart = participation.min_separation if participation.most > 1 else participation.rounds
+    return f"{participation.rounds} {apart} {participation.most} {size}"
+
+
+@functools.cache
+def _shipped(name: str) -> dict[str, list[Any]]:
+    folder = resources.files("privsyn_flower.privacy") / "coefficients"
+    path = folder / f"{name}.json"
+    found: dict[str, list[Any]] = json.loads(path.read_text(encoding="utf-8"))["shapes"]
+    return found

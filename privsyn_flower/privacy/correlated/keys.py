@@ -1,0 +1,167 @@
+"""The key that all noise of a run comes from, in a folder that nobody else can read.
+
+Whoever has the key can take the noise off every release of the run. It is therefore PRIVATE,
+lies outside the run folder, and is erased when the run is over. Overwriting a file before it is
+removed is done; a disk that writes elsewhere, a snapshot or a backup can keep the old bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+KEY_BYTES = 32
+_PIECE = 1 << 20
+
+
+class NoiseKeyMissing(RuntimeError):
+    """A run cannot go on without the key of the noise that it has released."""
+
+
+class NoiseKeyExposed(RuntimeError):
+    """Others may read the key, or it is not a key file."""
+
+
+@dataclass(frozen=True)
+class NoiseKey:
+    """256 bits from the operating system, in FOLDER/RUN/key (mode 0600; folders 0700).
+
+    place: FOLDER/RUN, where a stream keeps its records too. PRIVATE.
+    """
+
+    place: Path
+    _key: bytes = field(repr=False)
+
+    @classmethod
+    def create(cls, folder: Path | str, run: str) -> NoiseKey:
+        """A new key on disk. Raises FileExistsError where this run has one."""
+        place = _place(folder, run)
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        _check_folders(place)
+        if (place / "key").exists():
+            raise FileExistsError(
+                f"{place / 'key'} exists: the run has a noise key; open it to go on with the run"
+            )
+        written = place / "key.new"
+        written.unlink(missing_ok=True)
+        key = secrets.token_bytes(KEY_BYTES)
+        write_private(written, key)
+        os.link(written, place / "key")  # unlike a rename, fails where another process was first
+        written.unlink()
+        _sync(place)
+        _sync(place.parent)
+        return cls(place, key)
+
+    @classmethod
+    def open(cls, folder: Path | str, run: str) -> NoiseKey:
+        """The key of a run that is gone on with.
+
+        Raises NoiseKeyMissing without one, NoiseKeyExposed where others could have read it.
+        """
+        place = _place(folder, run)
+        try:
+            opened = os.open(place / "key", os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise NoiseKeyMissing(
+                f"no noise key at {place / 'key'}: this run cannot be resumed, because noise "
+                "under another key would not cancel what was released; start a new run"
+            ) from None
+        with os.fdopen(opened, "rb") as file:
+            _check_folders(place)
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or stat.S_IMODE(found.st_mode) & 0o077:
+                raise NoiseKeyExposed(
+                    f"{place / 'key'} has mode {stat.S_IMODE(found.st_mode):04o}, not 0600: "
+                    "others may know the noise; start a new run"
+                )
+            key = file.read(KEY_BYTES + 1)
+        if len(key) != KEY_BYTES:
+            raise NoiseKeyExposed(f"{place / 'key'} has not {KEY_BYTES} bytes: not a noise key")
+        return cls(place, key)
+
+    def subkey(self, description: str) -> bytes:
+        """The key of the noise of one mechanism at one length; the first one stays the only one.
+
+        The same noise under two matrices would say what both sums are. So the subkey depends on
+        the description, and the run is bound to the first description that it is asked for.
+        Raises ValueError for another one, NoiseKeyMissing after `erase`.
+        """
+        digest = hashlib.sha256(description.encode()).hexdigest()
+        bound = self.place / "mechanism"
+        if not (self.place / "key").exists():
+            raise NoiseKeyMissing(f"the noise key at {self.place} was erased: start a new run")
+        if not bound.exists():
+            written = self.place / "mechanism.new"
+            written.unlink(missing_ok=True)
+            write_private(written, digest.encode())
+            written.rename(bound)
+            _sync(self.place)
+        elif bound.read_text() != digest:
+            raise ValueError(
+                "the noise of this run was begun by another mechanism, other coefficients or "
+                "another length of the model: resume with the same ftrl settings, or start anew"
+            )
+        return hmac.digest(self._key, b"correlated noise " + digest.encode(), "sha256")
+
+    def erase(self) -> None:
+        """Overwrite and remove key and records. Again, or half done before: no error."""
+        if not self.place.exists():
+            return
+        # The key last: while it is there, an interrupted erasure can be seen.
+        for path in sorted(self.place.iterdir(), key=lambda path: path.name == "key"):
+            shred(path)
+        self.place.rmdir()
+        _sync(self.place.parent)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a new file of mode 0600, on disk when this returns."""
+    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(opened, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def shred(path: Path) -> None:
+    """Overwrite a file with zeros, then remove it."""
+    if not path.is_symlink():
+        with path.open("r+b") as file:
+            left = path.stat().st_size
+            while left > 0:
+                left -= file.write(bytes(min(_PIECE, left)))
+            file.flush()
+            os.fsync(file.fileno())
+    path.unlink()
+
+
+def _sync(folder: Path) -> None:
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _place(folder: Path | str, run: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", run):
+        raise ValueError(f"run = {run!r} must be letters, digits, dots, dashes: it names a folder")
+    return Path(folder).absolute() / run
+
+
+def _check_folders(place: Path) -> None:
+    for folder in (place.parent, place):
+        found = folder.lstat()
+        private = stat.S_ISDIR(found.st_mode) and not stat.S_IMODE(found.st_mode) & 0o077
+        if not private or found.st_uid != os.getuid():
+            raise NoiseKeyExposed(
+                f"{folder} has mode {stat.S_IMODE(found.st_mode):04o}: the noise key needs a "
+                "folder of mode 0700 that belongs to you"
+            )

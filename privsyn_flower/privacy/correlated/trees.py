@@ -1,0 +1,216 @@
+"""Tree aggregation: the noise of a prefix sum is that of the few nodes that cover it.
+
+Kairouz et al. 2021 (arXiv 2103.00039), sections 3.1 and 5, appendix D. The leaves of a binary
+tree are rounds; each node has noise of its own, (round in which its last leaf comes, height).
+Each round gives away the nodes that its leaf completes.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.privacy.correlated.keys import NoiseKey
+from privsyn_flower.privacy.correlated.participation import Participation
+from privsyn_flower.privacy.correlated.stream import Draw, Keep, ReadRecord, Stream, open_stream
+from privsyn_flower.privacy.correlated.tree_sensitivity import cumulative_squares
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Binary tree aggregation over `rounds` rounds.
+
+    honaker: a node's sum is estimated from its own noisy value and from the nodes below it, each
+    with its best weight (Honaker 2015, the estimate from below; Kairouz et al. call it "full");
+    otherwise from its own value alone. restart_every: rounds of one tree, 0 for one tree; what
+    the finished trees add stays. completion: at a restart the tree is filled up with rounds known
+    to be zero, so that the sum that stays has the noise of one estimate (appendix D.3).
+    complete_last: the same at the end of the run. Raises ValueError on restart_every.
+    """
+
+    name: str
+    rounds: int
+    honaker: bool = False
+    restart_every: int = 0
+    completion: bool = False
+    complete_last: bool = False
+
+    def __post_init__(self) -> None:
+        if self.restart_every != int(self.restart_every) or self.restart_every < 0:
+            raise ValueError(
+                f"restart-every = {self.restart_every} must be a whole number, at least 1, "
+                "or 0 for one tree: change ftrl.restart-every"
+            )
+
+    @property
+    def every(self) -> int:
+        """Rounds of one tree."""
+        return self.restart_every or self.rounds
+
+    def completed(self) -> frozenset[int]:
+        """Rounds after which their tree is completed."""
+        restarts = set(range(self.every, self.rounds, self.every)) if self.completion else set()
+        return frozenset(restarts | ({self.rounds} if self.complete_last else set()))
+
+    def sensitivity(self, participation: Participation) -> float:
+        """L2 norm of all nodes for one user of norm 1 a round, at the worst rounds."""
+        return float(self.cumulative_sensitivity(participation)[-1])
+
+    def cumulative_sensitivity(self, participation: Participation) -> Floats:
+        """The sensitivity of the first 1, 2, ... rounds: (rounds,); see `cumulative_squares`."""
+        participation.check(self.rounds)
+        squares = cumulative_squares(
+            self.rounds, self.every, participation, completed=self.completed()
+        )
+        return np.sqrt(squares)
+
+    def release_std(self) -> Floats:
+        """Standard deviation of each release's noise when a node's has 1: (rounds,)."""
+        return np.sqrt([self._weights.release_variance(r) for r in range(1, self.rounds + 1)])
+
+    def prefix_std(self) -> Floats:
+        """Standard deviation of the noise of the sum of the first 1, 2, ... releases: (rounds,)."""
+        finished, variances = 0.0, []
+        for rnd in range(1, self.rounds + 1):
+            variances.append(finished + self._weights.prefix_variance(rnd))
+            if self._weights.local(rnd) == self.every:
+                finished = variances[-1]
+        return np.sqrt(variances)
+
+    def describe(self) -> str:
+        """Everything that the noise depends on, as text; public."""
+        names = ("name", "rounds", "honaker", "restart_every", "completion", "complete_last")
+        return json.dumps({name: getattr(self, name) for name in names})
+
+    def recurrence(self) -> _Nodes:
+        return self._weights
+
+    def stream(self, key: NoiseKey, length: int, *, keep: Keep = "files") -> Stream:
+        """The noise of a run: see `Stream`."""
+        return open_stream(key, self, length, keep)
+
+    @cached_property
+    def _weights(self) -> _Nodes:
+        return _Nodes(self.every, self.completed(), self.honaker)
+
+
+class _Nodes:
+    """Estimates of nodes, from the leaf of a round upwards.
+
+    The estimate that a round ends with is that of the highest node its leaf completes, made of
+    the node's own value and of its two halves: the left one, estimated when it was complete, and
+    the right one, this round's. A release is that estimate less the left halves it is made of.
+    The record of a round is its estimate (honaker only: else a node's own noise is drawn again).
+    """
+
+    def __init__(self, every: int, completed: frozenset[int], honaker: bool) -> None:
+        self.every, self.completed, self.honaker = every, completed, honaker
+        self.rows = 1 if honaker else 0
+
+    def local(self, rnd: int) -> int:
+        """Place of a round in its tree, from 1."""
+        return (rnd - 1) % self.every + 1
+
+    def height(self, rnd: int) -> int:
+        """Height of the highest node whose last leaf is this round's."""
+        place = self.local(rnd)
+        return (place & -place).bit_length() - 1
+
+    def left_half(self, rnd: int, height: int) -> int:
+        """The round that ended the left half beside this round's node at `height`, or 0.
+
+        0: the node is a left half itself. Its right half is then empty and its sum known.
+        """
+        place = self.local(rnd)
+        index = (place - 1) >> height
+        return rnd - place + (index << height) if index % 2 else 0
+
+    def top(self, rnd: int) -> int:
+        """Height of the node that this round's release is made of."""
+        place = self.local(rnd)
+        return (place - 1).bit_length() if rnd in self.completed else self.height(rnd)
+
+    def path(self, rnd: int, top: int) -> list[tuple[int, float]]:
+        """From the leaf up to `top`: the round of the left half or 0, and the own value's weight.
+
+        The weights make the variance least: own value 1, the two halves together v, so the own
+        value counts v / (1 + v). The weight of a tree that is not honaker's is 1.
+        """
+        steps, variance = [], 1.0
+        for height in range(top):
+            left = self.left_half(rnd, height)
+            halves = variance + (_complete(height, self.honaker) if left else 0.0)
+            own = halves / (1 + halves) if self.honaker else 1.0
+            steps.append((left, own))
+            variance = own**2 + (1 - own) ** 2 * halves
+        return steps
+
+    def prefix_variance(self, rnd: int) -> float:
+        """Variance of the sum of the estimates that cover this tree's rounds so far."""
+        if rnd in self.completed:
+            return _variance(self.path(rnd, self.top(rnd)), self.honaker)
+        place = self.local(rnd)
+        heights = [h for h in range(place.bit_length()) if place >> h & 1]
+        return sum(_complete(height, self.honaker) for height in heights)
+
+    def release_variance(self, rnd: int) -> float:
+        """Variance of this round's estimate less its left halves."""
+        steps = self.path(rnd, self.top(rnd))
+        total, kept = 0.0, 1.0  # kept: weight of what is below in the estimate
+        for height, (left, own) in reversed(list(enumerate(steps))):
+            total += (kept * own) ** 2
+            kept *= 1 - own
+            if left:
+                total += (kept - 1) ** 2 * _complete(height, self.honaker)
+        return total + kept**2
+
+    def live(self, rnd: int) -> list[int]:
+        """Rounds before this one whose estimates it or a later round may need."""
+        if not self.honaker:
+            return []
+        place = self.local(rnd)
+        start, before = rnd - place, place - 1
+        heights = [h for h in range(before.bit_length()) if before >> h & 1]
+        return sorted(start + (before >> h << h) for h in heights)
+
+    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
+        complete, top = self.height(rnd), self.top(rnd)
+        if not self.honaker:
+            noise = draw(rnd, top)
+            for height in range(top):
+                if left := self.left_half(rnd, height):
+                    noise -= draw(left, height)
+            return noise, noise[:0][None]
+        estimate = draw(rnd, 0)
+        lefts, kept = np.zeros_like(estimate), estimate
+        for height, (left, own) in enumerate(self.path(rnd, top), start=1):
+            if height == complete + 1:
+                kept = estimate
+            if left:
+                half = record(left)[0]
+                lefts += half
+                estimate = estimate + half
+            estimate = own * draw(rnd, height) + (1 - own) * estimate
+        if complete == top:
+            kept = estimate
+        return estimate - lefts, kept[None]
+
+
+def _complete(height: int, honaker: bool) -> float:
+    """Variance of the estimate of a complete node at this height."""
+    return 1 / (2 * (1 - 2.0 ** -(height + 1))) if honaker else 1.0
+
+
+def _variance(steps: list[tuple[int, float]], honaker: bool) -> float:
+    """Variance of the estimate at the end of a path."""
+    variance = 1.0
+    for height, (left, own) in enumerate(steps):
+        halves = variance + (_complete(height, honaker) if left else 0.0)
+        variance = own**2 + (1 - own) ** 2 * halves
+    return variance
