@@ -239,6 +239,10 @@ class FtrlConfig(Section):
     mechanism: Literal[
         "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"
     ] = Field("blt", description="how the noise of the rounds is correlated")
+    schedule: Literal["users", "nodes"] = Field(
+        "users", description="who takes turns when min-separation is above 1: the users of every "
+        "node, or whole nodes"
+    )  # fmt: skip
     min_separation: int = Field(
         1, ge=1, description="rounds between two answers of a user, kept by the nodes; above 1 "
         "users take turns: each answers every min-separation rounds"
@@ -248,7 +252,10 @@ class FtrlConfig(Section):
     )
     restart_every: int = Field(0, ge=0, description="tree-restart: rounds of one tree")
     completion: bool = Field(False, description="tree-restart: complete a tree before the next")
-    bands: int = Field(8, ge=1, description="banded, banded-optimised: rounds that share noise")
+    bands: int = Field(
+        0, ge=0, description="banded, banded-optimised: rounds that share noise; 0: the "
+        "separation, or all rounds where a user answers once"
+    )  # fmt: skip
     buffers: int = Field(
         4, ge=1, description="blt: buffers of the noise, each as large as the model"
     )

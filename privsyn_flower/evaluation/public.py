@@ -101,16 +101,19 @@ def public_start(
     steps = config.training.public_steps
     if steps == 0:
         return base
+    tuning = [steps, *vars(tuning_of(config)).values(), config.evaluation.learning_rates]
+    # The federation's folder is named by its content.
+    content = [_MADE, folder_fingerprint(base), tuning, federation.folder.name]
+    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
+    target = cache_folder(config) / "models" / f"start-{key}"
+    if target.is_dir():
+        return target
     texts = federation.public()
     if not texts:
         raise ConfigError(
             f"training.public-steps = {steps} and there is no public text (data.public-path): "
             "set it to 0"
         )
-    tuning = [steps, *vars(tuning_of(config)).values(), config.evaluation.learning_rates]
-    content = [_MADE, folder_fingerprint(base), tuning, federation.folder.name, texts]
-    key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
-    target = cache_folder(config) / "models" / f"start-{key}"
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def fill(folder: Path) -> None:

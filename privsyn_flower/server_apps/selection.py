@@ -66,9 +66,9 @@ def select_round(
                 folder=folder,
                 plan=plan,
                 ledger=ledger,
-                caps=_caps(config),
+                caps=evaluation_caps(config),
                 name="selection",
-                spare=_unused_spares(plan, ledger),
+                spare=unused_spares(plan, ledger),
                 aggregation=aggregation,
                 progress=models.progress,
             )
@@ -82,7 +82,7 @@ def select_round(
     return stored
 
 
-def _unused_spares(plan: RoundPlan, ledger: Ledger) -> int:
+def unused_spares(plan: RoundPlan, ledger: Ledger) -> int:
     """Spare rounds that the rounds did not use: they are paid for, so the evaluation may."""
     failed = sum(charge.state == "reserved" for charge in ledger.charges(run=plan.run))
     return max(0, plan.spare_rounds - failed)
@@ -118,11 +118,11 @@ def _facts(found: dict[str, Estimate]) -> dict[str, Any]:
     return {"round": int(best.removeprefix("round-")), "estimates": figures}
 
 
-def _caps(config: RunConfig) -> Caps:
+def evaluation_caps(config: RunConfig) -> Caps:
     """Public bounds: as many tokens as a user's samples have at most."""
     length = config.evaluation.sequence_length
     most = config.data.samples_per_user * length
-    # The rounds' models are nearly alike: told as differences they carry a tenth of the noise.
+    # Models of one training are nearly alike: told as differences they carry a tenth of the noise.
     return Caps(max_tokens=most, sequence_length=length, gap=0.1)
 
 

@@ -26,6 +26,7 @@ from privsyn_flower.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.rounds import Rounds, Strategy
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.lm_metrics import BATCH_TOKENS
@@ -221,6 +222,7 @@ def evaluate(
     aggregation: Aggregation | None = None,
     confidence: float = 0.95,
     progress: Progress = silent,
+    mechanism: Mechanism | None = None,
 ) -> dict[str, Estimate]:
     """Measure public models on the users of a run, as one more release of its ledger.
 
@@ -229,8 +231,9 @@ def evaluate(
     the run's; the evaluation keeps its files in `evaluations/NAME`, is charged under the run
     RUN-NAME with the plan's noise multiplier, and is read from disk when it was made before. The
     caller holds the ledger (`ledger.exclusive()`) and has calibrated for `releases(1, spare)`
-    more. Raises TooNoisyError, NoRelease, ParametersError, and ValueError when NAME was another
-    evaluation.
+    more. mechanism: who adds the noise, the nodes by default; `AggregatorNoise.beside(NAME)` of
+    the run's for a trusted aggregator. Raises TooNoisyError, NoRelease, ParametersError, and
+    ValueError when NAME was another evaluation.
     """
     caps = caps or Caps()
     shapes = base_shapes(base)
@@ -248,7 +251,7 @@ def evaluate(
         raise ValueError(f"{own.path} holds an evaluation of other models: choose another name")
     own.save_value("asked", strategy.digest())
     round_plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare)
-    how = aggregation or SecureAggregation()
-    Rounds(grid, strategy, round_plan, own, ledger, how, progress).run()
+    how, noise = aggregation or SecureAggregation(), mechanism or NodeNoise()
+    Rounds(grid, strategy, round_plan, own, ledger, how, progress, noise).run()
     released = np.array(strategy.released)
     return read_estimates(released, strategy.names, strategy.noise_std, caps, confidence)
