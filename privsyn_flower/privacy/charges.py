@@ -27,8 +27,10 @@ State = Literal["reserved", "committed", "void"]
 class Charge:
     """One noisy release, reserved or made. Raises ValueError on values that no release has.
 
-    noise_multiplier: guaranteed noise std / L2 bound of one user's vector. sensitivity: that
-    bound in integer units, for skellam. total_variation: distance of the noise from exact noise.
+    noise_multiplier: guaranteed noise std / L2 bound of one user's vector; of noise that is
+    correlated across rounds, that of the independent noise with the cost which this release adds.
+    sensitivity: that bound in integer units, for skellam. total_variation: distance of the noise
+    from exact noise.
     """
 
     id: str

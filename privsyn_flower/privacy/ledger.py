@@ -18,6 +18,9 @@ differential privacy"). Made for Skellam noise, the costs are RDP at one order, 
 creation, and the budget implies the total (Feldman and Zrnic 2021, "Individual privacy
 accounting via a Renyi filter"). Without a total the composed number holds only for plans fixed
 before the first release, and `is_guarantee` is False.
+
+Noise that is correlated across rounds is charged by what each release adds to the cost of all
+before it (`strategies.mechanisms.AggregatorNoise.charge` says why that is right).
 """
 
 from __future__ import annotations

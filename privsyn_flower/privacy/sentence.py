@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.wording import KEYS, assumed, at_least, at_most, percent
 
 _ACCOUNTANTS = {
     ("gaussian", "pld"): "the exact privacy curve of the composed Gaussian noise (PLD)",
@@ -15,13 +14,6 @@ _ACCOUNTANTS = {
     ("skellam", "rdp"): "Renyi differential privacy (RDP) of integer noise",
 }
 _NOISE = {"gaussian": "Gaussian", "skellam": "integer (Skellam)"}
-_KEYS = {
-    "roster": "Nodes check each other's keys against a roster",
-    "first-use": (
-        "Nodes trust each other's keys on first use, so a server that put its own keys in their "
-        "place at first contact would go unnoticed and is not covered"
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -83,7 +75,7 @@ class PrivacyStatement:
             "mechanism": tuple(_NOISE),
             "accountant": tuple(a for m, a in _ACCOUNTANTS if m == self.mechanism),
             "aggregation": ("plain", "secure"),
-            "keys": tuple(_KEYS),
+            "keys": tuple(KEYS),
             "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
             "noise_source": ("nodes", "aggregator"),
@@ -141,7 +133,7 @@ class PrivacyStatement:
             )
         if self.aggregation == "secure":
             return (
-                f"honest-but-curious server with at most {_percent(self.colluding_weight)} of the "
+                f"honest-but-curious server with at most {percent(self.colluding_weight)} of the "
                 "weight colluding: holds against the server and readers of the released sums"
             )
         return "trusted aggregator: holds against readers of the released sums, not the server"
@@ -173,7 +165,7 @@ class PrivacyStatement:
             plural = "s" if self.evaluations > 1 else ""
             releases += f" and {self.evaluations} evaluation{plural} of models on the nodes"
         noise = (
-            f"{_NOISE[self.mechanism]} noise of at least {_at_least(self.noise_multiplier)} times "
+            f"{_NOISE[self.mechanism]} noise of at least {at_least(self.noise_multiplier)} times "
             "the L2 bound of one user's answer"
         )
         each = f"each with {noise}"
@@ -183,7 +175,7 @@ class PrivacyStatement:
                 f"as much as independent {noise} in each of {self.most_participations} rounds"
             )
         return (
-            f"Epsilon = {_at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
+            f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
             f"{_ACCOUNTANTS[self.mechanism, self.accountant]}, over {releases}, {each}; "
             f"{sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)}."
             f"{self._participation()}"
@@ -193,8 +185,9 @@ class PrivacyStatement:
         text = ""
         if self.most_participations < self.rounds:
             apart = f", {self.min_separation} or more apart" if self.min_separation > 1 else ""
+            most = self.most_participations
             text = (
-                f" Every user takes part in at most {self.most_participations} rounds{apart}, "
+                f" Every user takes part in at most {most} round{'s' if most > 1 else ''}{apart}, "
                 "which each node enforces for its own users: one that miscounts weakens the claim "
                 "for them alone."
             )
@@ -215,8 +208,8 @@ class PrivacyStatement:
         )
 
     def _against(self) -> str:
-        secure, readers = self.aggregation == "secure", "everyone who sees the released sums"
-        readers += " or anything made from them"
+        secure, terms = self.aggregation == "secure", assumed(self.colluding_weight, self.keys)
+        readers = "everyone who sees the released sums or anything made from them"
         if self.noise_source == "nodes":
             if not secure:
                 return (
@@ -226,7 +219,7 @@ class PrivacyStatement:
                 )
             return (
                 "Aggregation is secure: the server learns the sum of the answers and no single "
-                f"one. The claim holds against the server and {readers}, {self._assumed()}"
+                f"one. The claim holds against the server and {readers}, {terms}"
             )
         seen = "each round's sum without noise" if secure else "each node's own answer"
         text = (
@@ -235,22 +228,8 @@ class PrivacyStatement:
             f"{readers}, and claims nothing against the server."
         )
         if secure:
-            text += (
-                " Aggregation is secure: single answers stay hidden from the server, "
-                f"{self._assumed()}"
-            )
+            text += f" Aggregation is secure: single answers stay hidden from the server, {terms}"
         return text
-
-    def _assumed(self) -> str:
-        return (
-            "as long as the server follows the protocol, apart from what "
-            f"the nodes check themselves, and at most {_percent(self.colluding_weight)} of the "
-            "declared users' weight is on nodes that share what they know with it. Nodes that are "
-            "shown different lists of survivors cannot be played off against each other: they "
-            "unmask only the one list that nodes of more than half of the weight signed, and the "
-            "Shamir threshold exceeds half of neighbours plus colluders. "
-            f"{_KEYS[self.keys]}."
-        )
 
     def _noise(self) -> str:
         fixed = self.sampler == "fixed"
@@ -258,13 +237,13 @@ class PrivacyStatement:
         if self.noise_source == "aggregator":
             return (
                 "The aggregator adds all of the noise, so it suffices whoever answers; a sum of "
-                f"less than {_percent(self.min_surviving_weight)} of the weight of the nodes asked is not "
-                "used, and an attempt without a release costs nothing."
+                f"less than {percent(self.min_surviving_weight)} of the weight of the nodes asked "
+                "is not used, and an attempt without a release costs nothing."
             )
         return (
-            f"The noise suffices as long as {_percent(self.min_surviving_weight)} of the {whose} "
+            f"The noise suffices as long as {percent(self.min_surviving_weight)} of the {whose} "
             "answers honestly, or the sum is not released; nodes assumed to collude (to know their "
-            f"own noise and take it off): {_percent(self.colluding_weight)} of the declared users' "
+            f"own noise and take it off): {percent(self.colluding_weight)} of the declared users' "
             "weight, on top of that."
         )
 
@@ -311,24 +290,3 @@ class PrivacyStatement:
                 "of this run is for comparison with them and must not be released."
             )
         return text
-
-
-def _at_most(value: float) -> str:
-    """Four decimals, rounded up: a printed epsilon never understates."""
-    return _rounded(value, ROUND_CEILING)
-
-
-def _at_least(value: float) -> str:
-    """Four decimals, rounded down: printed noise never overstates."""
-    return _rounded(value, ROUND_FLOOR)
-
-
-def _rounded(value: float, rounding: str) -> str:
-    if math.isinf(value):
-        return "infinity"
-    exact = Decimal(repr(float(value))).quantize(Decimal("0.0001"), rounding=rounding)
-    return f"{exact.normalize():f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:g} %"

@@ -146,3 +146,85 @@ def test_evaluations_rival_and_private_selection_are_said():
     chosen = replace(more, private_selection=True)
     assert "EPSILON DOES NOT COVER THE SELECTION" in chosen.sentence()
     assert chosen.threat_model.startswith("none: checkpoints were chosen by private text")
+
+
+AGGREGATOR = replace(
+    PLAIN,
+    rounds=32,
+    noise_source="aggregator",
+    correlated="banded Toeplitz",
+    min_separation=4,
+    aggregation="secure",
+)
+
+
+def test_noise_of_a_trusted_aggregator():
+    text = AGGREGATOR.sentence()
+    for words in (
+        "the exact privacy curve of the composed Gaussian noise (PLD), over 32 rounds, with noise "
+        "that is correlated across rounds (banded Toeplitz)",
+        "as much as independent Gaussian noise of at least 2.1805 times the L2 bound of one user's "
+        "answer in each of 8 rounds",
+        "Every user takes part in at most 8 rounds, 4 or more apart, which each node enforces",
+        "The aggregator is TRUSTED",
+        "learns each round's sum without noise",
+        "claims nothing against the server",
+        "single answers stay hidden from the server, as long as the server follows the protocol",
+        "Shamir threshold",
+        "suffices whoever answers",
+        "last bits of floating-point noise",
+        "whoever reads the key of the noise, which is on the aggregator's disk while the run lasts",
+    ):
+        assert words in text, words
+    for words in ("spare", "against the server and", "know their own noise", "  ", ".."):
+        assert words not in text, words
+    assert AGGREGATOR.threat_model == (
+        "trusted aggregator: it has the sums without noise, single answers stay hidden from it; "
+        "holds against readers of the released sums, not the server"
+    )
+    plain = replace(AGGREGATOR, aggregation="plain")
+    assert "so the server learns each node's own answer" in plain.sentence()
+    assert "hidden" not in plain.sentence() + plain.threat_model
+    assert "trusted aggregator" in plain.threat_model
+
+
+def test_independent_noise_of_a_trusted_aggregator():
+    each_round = replace(AGGREGATOR, correlated="", min_separation=1)
+    text = each_round.sentence()
+    assert "over 32 rounds, each with Gaussian noise of at least 2.1805 times" in text
+    assert "takes part in at most" not in text and "correlated" not in text
+
+
+def test_how_often_a_user_takes_part():
+    def most(**change):
+        return replace(AGGREGATOR, **change).most_participations
+
+    assert (most(), most(min_separation=5), most(max_participations=3)) == (8, 7, 3)
+    assert most(participations=2, max_participations=3) == 2
+    assert most(max_participations=100) == 8
+    text = replace(AGGREGATOR, min_separation=1, max_participations=1).sentence()
+    assert "in at most 1 round, which each node" in text
+
+
+def test_adaptive_clipping_is_said():
+    assert "was shortened is one more coordinate of the same" not in SECURE.sentence()
+    text = replace(SECURE, adaptive_clipping=True).sentence()
+    assert "was shortened is one more coordinate of the same answer under the same L2 bound" in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"mechanism": "skellam", "accountant": "rdp"}, "mechanism = 'skellam'"),
+        ({"sampler": "poisson", "sampling_rate": 0.1}, "sampler = 'poisson'"),
+        ({"simulation_seeded": True}, "simulation_seeded = True"),
+        ({"noise_source": "nodes"}, "correlated = 'banded Toeplitz'"),
+        ({"noise_source": "nodes", "correlated": ""}, "participations = 8 of 32 rounds"),
+        ({"noise_source": "cloud"}, "noise_source = 'cloud'"),
+        ({"min_separation": 0}, "min_separation = 0"),
+        ({"max_participations": -1}, "max_participations = -1"),
+    ],
+)
+def test_no_words_for_such_noise(change, words):
+    with pytest.raises(ValueError, match=words):
+        replace(AGGREGATOR, **change)

@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower import greeting, wire
-from privsyn_flower.privacy.accounting import gaussian_epsilon
+from privsyn_flower.privacy import filters
+from privsyn_flower.privacy.accounting import calibrate, gaussian_epsilon
 from privsyn_flower.privacy.correlated import (
     Factorization,
     NoiseKey,
@@ -30,6 +31,7 @@ from privsyn_flower.privacy.correlated import (
     epsilon_correlated,
     factorization,
 )
+from privsyn_flower.privacy.correlated import accounting as correlated_accounting
 from privsyn_flower.privacy.dense import encode_dense
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
@@ -38,7 +40,7 @@ from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvi
 from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
 from privsyn_flower.strategies.rounds import NoRelease, NothingLearned, Rounds
 from tests.client_apps.test_answers import Device, expected, question
@@ -84,6 +86,16 @@ class UpdatingNode(VotingNode):
         return wire.answer(message, ticket, to_modulus(encoded * 25, noise.bits), noise.bits)
 
 
+CALIBRATE = functools.cache(calibrate)
+
+
+@pytest.fixture(autouse=True)
+def calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All runs here have one total; searching for its noise again takes most of a test's time."""
+    monkeypatch.setattr(filters, "calibrate", CALIBRATE)
+    monkeypatch.setattr(correlated_accounting, "calibrate", CALIBRATE)
+
+
 @pytest.fixture
 def nodes() -> dict[int, VotingNode]:
     return {100 + i: VotingNode(25, i) for i in range(4)}
@@ -101,14 +113,8 @@ def aggregator(
     *,
     evaluations: int = 0,
 ) -> AggregatorNoise:
-    return AggregatorNoise(
-        matrix, participation, z_of(matrix, participation, evaluations), keys, "r"
-    )
-
-
-@functools.cache
-def z_of(matrix: Factorization, participation: Participation, evaluations: int) -> float:
-    return aggregator_z(EPSILON, DELTA, matrix, participation, evaluations=evaluations)
+    z = aggregator_z(EPSILON, DELTA, matrix, participation, evaluations=evaluations)
+    return AggregatorNoise(matrix, participation, z, keys, "r")
 
 
 def book(tmp_path: Path) -> Ledger:
@@ -659,3 +665,41 @@ def test_nodes_take_turns_and_keep_their_places(
     assert asked_in(more) == {1: [3, 5], 2: [4]} and len(gone.seen) == 1
     weights = [row["surviving_weight"] for row in run.folder.metrics()]
     assert weights == [50, 50, 35, 60, 35]
+
+
+def test_a_turn_that_is_too_light_asks_nobody(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    plan = replace(PLAN, cycle=2, colluding_weight=0.15, node_timeout=0.2)
+    with pytest.raises(TooFewNodes, match=r"cycle = 2\) stands for 50 users"):
+        engine(tmp_path, loopback(nodes), aggregator(keys), plan=plan).run()
+    few = replace(PLAN, cycle=5, node_timeout=0.2)
+    with pytest.raises(TooFewNodes, match="4 nodes"):
+        engine(tmp_path, loopback(nodes), aggregator(keys), plan=few).run()
+    assert not any(node.seen for node in nodes.values())
+
+
+def test_a_plan_has_a_rota_or_a_draw() -> None:
+    for wrong in ({"cycle": -1}, {"cycle": 2, "cohort_nodes": 3}):
+        with pytest.raises(ValueError, match=r"cycle = .* exclude each other"):
+            replace(PLAN, **wrong)
+
+
+def test_the_hello_travels_as_the_plan_says(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    types: list[str] = []
+
+    def noting(node: VotingNode) -> Callable[[Message], Message | None]:
+        def answer(message: Message) -> Message | None:
+            if greeting.is_hello(message):
+                types.append(message.metadata.message_type)
+                return greeting.answer_hello(message, node.facts)
+            return node(message)
+
+        return answer
+
+    grid = loopback({at: noting(node) for at, node in nodes.items()})
+    plan = replace(PLAN, greeting="train")
+    assert engine(tmp_path, grid, aggregator(keys), plan=plan).run() == T
+    assert types == ["train"] * 4
