@@ -1,9 +1,11 @@
 """Strategies to plug into a Flower ServerApp.
 
-from privsyn_flower.strategies import POPri, PrEText
+from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText
 """
 
 from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.dp_fedavg import DPFedAvg
+from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
 from privsyn_flower.strategies.popri import NoPairs, POPri
 from privsyn_flower.strategies.preferences import preference_pairs
@@ -16,9 +18,12 @@ from privsyn_flower.strategies.rounds import (
     Strategy,
 )
 from privsyn_flower.strategies.synthesis import SynthesisResult, SynthesisStrategy
+from privsyn_flower.strategies.training import TrainingResult, TrainingStrategy
 
 __all__ = [
+    "DPFTRL",
     "Caps",
+    "DPFedAvg",
     "FederatedEvaluation",
     "NoPairs",
     "NoRelease",
@@ -31,6 +36,8 @@ __all__ = [
     "Strategy",
     "SynthesisResult",
     "SynthesisStrategy",
+    "TrainingResult",
+    "TrainingStrategy",
     "better",
     "evaluate",
     "preference_pairs",

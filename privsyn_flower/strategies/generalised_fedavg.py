@@ -72,7 +72,7 @@ class GeneralisedFedAvg(Strategy):
         self.evaluate: Evaluate | None = None
         self.rounds = 0
         self._folder: RunFolder | None = None
-        self._name = START
+        self._name, self._older = START, START
 
     # What is trained ---------------------------------------------------------------------
 
@@ -175,7 +175,8 @@ class GeneralisedFedAvg(Strategy):
 
     def state(self) -> dict[str, Any]:
         """Small JSON; the arrays of the round are on disk already."""
-        return {"arrays": self._name, "clip_norm": self.clip_norm, "layout": self.layout.digest()}
+        names = {"arrays": self._name, "older": self._older}
+        return {**names, "clip_norm": self.clip_norm, "layout": self.layout.digest()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue with the bits of `state`. Raises ValueError for another model or optimiser."""
@@ -192,7 +193,8 @@ class GeneralisedFedAvg(Strategy):
                 f"{sorted(arrays)}, this one {sorted(self.slots)}"
             )
         self.master, self.slots = master, arrays
-        self.clip_norm, self._name = float(state["clip_norm"]), str(state["arrays"])
+        self.clip_norm = float(state["clip_norm"])
+        self._name, self._older = str(state["arrays"]), str(state["older"])
 
     @property
     def folder(self) -> RunFolder:
@@ -205,7 +207,7 @@ class GeneralisedFedAvg(Strategy):
         """The arrays that the run began with; a resumed run goes on with those."""
         if self._folder is None or not self.rounds:
             return
-        self._name = START
+        self._name, self._older = START, START
         if self._folder.load_arrays(START) is None:
             self._folder.save_arrays(START, pack_parameters(self.start_arrays).tobytes())
             return
@@ -221,12 +223,13 @@ class GeneralisedFedAvg(Strategy):
         self.master = self.layout.flatten(kept)
 
     def _save(self, rnd: int) -> None:
-        """The newest arrays and those before them: the checkpoint of this round comes later."""
-        self._name = f"training-{rnd:04d}"
+        """The newest arrays; those before them stay until the checkpoint of this round is there."""
         arrays = {"parameters": self.master, **self.slots}
-        self.folder.save_arrays(self._name, pack_parameters(arrays).tobytes())
-        if rnd > 2:
-            self.folder.drop_arrays(f"training-{rnd - 2:04d}")
+        name, older = f"training-{rnd:04d}", self._older
+        self.folder.save_arrays(name, pack_parameters(arrays).tobytes())
+        self._name, self._older = name, self._name
+        if older != START:
+            self.folder.drop_arrays(older)
 
     def _load(self, name: str) -> Arrays:
         from safetensors.numpy import load

@@ -1,0 +1,160 @@
+"""DP-FedAvg: federated averaging whose rounds have independent noise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from privsyn_flower.privacy.accounting import SENSITIVITY, calibrate
+from privsyn_flower.privacy.correlated import (
+    Participation,
+    calibrate_correlated,
+    factorization,
+)
+from privsyn_flower.privacy.renyi import plan_order
+from privsyn_flower.strategies.adaptive_clipping import AdaptiveClipping
+from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise
+from privsyn_flower.strategies.server_optimizers import ServerOptimizerName
+from privsyn_flower.strategies.server_optimizers import server_optimizer as make_optimizer
+from privsyn_flower.strategies.training import Terms, TrainingStrategy
+
+
+class DPFedAvg(TrainingStrategy):
+    """DP-FedAvg (McMahan et al. 2018, "Learning differentially private recurrent language models").
+
+    Each user's update is clipped over all arrays together; the sum gets noise of its own in every
+    round and is divided by a fixed, public number of users.
+
+    Parameters
+    ----------
+    clip_norm : float (default: 1.0)
+        L2 norm of one user's update, over all arrays; with adaptive clipping that of round 1.
+    server_optimizer : str (default: "fedavg")
+        "fedavg", "fedavgm", "fedadam" or "fedyogi".
+    server_learning_rate : float (default: 1.0)
+        Of the server's step; 1 with "fedavg" takes the mean update as it is.
+    server_momentum : float (default: 0.9)
+        Of "fedavgm"; beta_1 of "fedadam" and "fedyogi".
+    beta_2, tau : float (default: 0.99, 1e-3)
+        Of "fedadam" and "fedyogi".
+    noise : str (default: "nodes")
+        "nodes": integer noise on the nodes, so that nobody has a sum without it. "aggregator":
+        Gaussian noise of an aggregator that is trusted with the sums.
+    adaptive_clipping : bool (default: False)
+        The clip norm follows `target_quantile` (default: 0.5) of the users' norms, in geometric
+        steps of `clip_learning_rate` (default: 0.2). `indicator` (default: 0, derived) is the
+        share of the bound that says whether a user's update was within.
+    sampling_rate : float (default: 1.0)
+        Probability with which each user takes part in a round, by a coin of its own node.
+    cohort_nodes : int (default: 0)
+        Nodes that the server draws for a round; 0: all of them.
+    seed : int (default: 0)
+        Of the server's choices; never of noise.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float = 1.0,
+        *,
+        server_optimizer: ServerOptimizerName = "fedavg",
+        server_learning_rate: float = 1.0,
+        server_momentum: float = 0.9,
+        beta_2: float = 0.99,
+        tau: float = 1e-3,
+        noise: Literal["nodes", "aggregator"] = "nodes",
+        adaptive_clipping: bool = False,
+        target_quantile: float = 0.5,
+        clip_learning_rate: float = 0.2,
+        indicator: float = 0.0,
+        sampling_rate: float = 1.0,
+        cohort_nodes: int = 0,
+        seed: int = 0,
+    ) -> None:
+        clipping = AdaptiveClipping(target_quantile, clip_learning_rate, indicator)
+        super().__init__(
+            clip_norm,
+            optimizer=make_optimizer(
+                server_optimizer,
+                learning_rate=server_learning_rate,
+                momentum=server_momentum,
+                beta_2=beta_2,
+                tau=tau,
+            ),
+            clipping=clipping if adaptive_clipping else None,
+            seed=seed,
+        )
+        self.noise, self.sampling_rate, self.cohort_nodes = noise, sampling_rate, cohort_nodes
+        _check(noise, sampling_rate, cohort_nodes)
+
+    def expected_users(self, users: int) -> float:
+        """n q: those whose coins come up on average, or the share of the nodes that is drawn."""
+        drawn = self.cohort_nodes / self.nodes if self.cohort_nodes else 1.0
+        return users * self.sampling_rate * drawn
+
+    def terms(
+        self,
+        epsilon: float,
+        delta: float,
+        rounds: int,
+        spare_rounds: int,
+        *,
+        nodes: int,
+        keys: Path,
+    ) -> Terms:
+        """Integer noise for all releases, spare ones too; or an aggregator's Gaussian noise."""
+        self.nodes = nodes
+        if self.cohort_nodes > nodes:
+            raise ValueError(
+                f"cohort_nodes = {self.cohort_nodes} are drawn from nodes = {nodes}: raise nodes"
+            )
+        sampler = "fixed" if self.cohort_nodes else "poisson" if self.sampling_rate < 1 else "full"
+        plan: dict[str, Any] = {"cohort_nodes": self.cohort_nodes}
+        said: dict[str, Any] = {
+            "sampler": sampler,
+            "adaptive_clipping": self.clipping is not None,
+            "noise_source": self.noise,
+        }
+        if self.noise == "aggregator":
+            return self._aggregator(epsilon, delta, rounds, keys, plan, said)
+        releases, rate = rounds + spare_rounds, self.sampling_rate
+        z = calibrate(epsilon, releases, delta, mechanism="skellam", sampling_rate=rate)
+        order = plan_order(z, releases, delta, rate, SENSITIVITY) if rate < 1 else None
+        plan, said = plan | {"sampling_rate": rate}, said | {"sampling_rate": rate}
+        return Terms(z, lambda run: NodeNoise(), "skellam", order, plan, said)
+
+    def _aggregator(
+        self,
+        epsilon: float,
+        delta: float,
+        rounds: int,
+        keys: Path,
+        plan: dict[str, Any],
+        said: dict[str, Any],
+    ) -> Terms:
+        independent, always = factorization("independent", rounds), Participation(rounds)
+        z = calibrate_correlated(epsilon, delta, independent, always)
+        said |= {"mechanism": "gaussian", "accountant": "pld", "spare_rounds": 0}
+        return Terms(
+            z,
+            lambda run: AggregatorNoise(independent, always, z, keys, run),
+            "gaussian",
+            plan=plan,
+            statement=said,
+        )
+
+
+def _check(noise: str, sampling_rate: float, cohort_nodes: int) -> None:
+    if noise not in ("nodes", "aggregator"):
+        raise ValueError(f"noise = {noise!r} must be 'nodes' or 'aggregator'")
+    if not 0 < sampling_rate <= 1:
+        raise ValueError(f"sampling_rate = {sampling_rate} must be above 0 and at most 1")
+    if cohort_nodes < 0 or (cohort_nodes and sampling_rate < 1):
+        raise ValueError(
+            f"cohort_nodes = {cohort_nodes} with sampling_rate = {sampling_rate}: the server draws "
+            "nodes, or users toss coins, not both; 0 draws none"
+        )
+    if noise == "aggregator" and sampling_rate < 1:
+        raise ValueError(
+            f"sampling_rate = {sampling_rate} with noise = 'aggregator': secret coins amplify "
+            "nothing where the aggregator adds the noise; use noise = 'nodes'"
+        )

@@ -1,0 +1,374 @@
+"""DP-FedAvg: `start` over a grid, what it promises, and resume after a kill at every write."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+
+from privsyn_flower import runs
+from privsyn_flower.privacy import accounting, filters
+from privsyn_flower.privacy import ledger as ledgers
+from privsyn_flower.privacy.accounting import calibrate, epsilon
+from privsyn_flower.strategies import DPFedAvg, TrainingResult
+from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.strategies.cohort import TooFewNodes
+from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
+
+DELTA = 1e-5
+
+
+def train(
+    grid: Any, folder: Path, strategy: DPFedAvg | None = None, **options: Any
+) -> TrainingResult:
+    settings = {
+        "num_rounds": 3,
+        "epsilon": 8.0,
+        "delta": DELTA,
+        "users": 4,
+        "folder": folder,
+        "aggregation": PlainSum(),
+        "timeout": 0.2,
+        "node_timeout": 0.3,
+        **options,
+    }
+    return (strategy or DPFedAvg(10.0)).start(grid, record(), **settings)
+
+
+def numbers(arrays: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: array.numpy() for name, array in arrays.items()}
+
+
+def by_hand(nodes: dict[int, Trainer], rounds: int, users: int, rate: float = 1.0) -> Arrays:
+    """Federated averaging without clipping or noise."""
+    arrays = {name: a.astype(np.float64) for name, a in WEIGHTS.items()}
+    for _ in range(rounds):
+        means = {}
+        for name, a in arrays.items():
+            pulls = [n.rate * (t - a) for n in nodes.values() if not n.silent for t in n.targets]
+            means[name] = np.sum(pulls, axis=0) / users
+        arrays = {name: arrays[name] + rate * means[name] for name in arrays}
+    return arrays
+
+
+def test_it_trains_as_federated_averaging_does(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(4, users=3)
+    result = train(loopback(nodes), tmp_path, users=12, num_rounds=4)
+    want = by_hand(nodes, 4, 12)
+    # A coordinate's error: half a unit of the grid for each user, turned by the rotation.
+    noise = nodes[100].asked[0][2]
+    error = 4 * 0.5 * math.sqrt(8) / noise.scale
+    assert error < 1e-3
+    for name, array in numbers(result.arrays).items():
+        assert array.dtype == np.float32
+        assert array == pytest.approx(want[name], abs=error + 1e-6)
+    assert result.rounds == 4 and [row["round"] for row in result.metrics] == [1, 2, 3, 4]
+    assert all(node.greeted == ["train"] for node in nodes.values())
+
+
+def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers()
+    result = train(loopback(nodes), tmp_path)
+    noise = nodes[100].asked[0][2]
+    assert result.noise_multiplier == calibrate(8.0, 4, DELTA, mechanism="skellam")
+    assert (noise.multiplier, noise.source) == (result.noise_multiplier, "nodes")
+    assert result.epsilon == 8.0 and result.delta == DELTA
+    assert 0 < result.spent < 8.0
+    said = result.statement
+    assert (said.rounds, said.spare_rounds, said.simulated) == (3, 1, True)
+    assert "integer (Skellam) noise" in said.sentence()
+    assert not said.adaptive_clipping
+
+
+def test_metrics_say_what_noise_does_to_the_mean(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers()
+    result = train(loopback(nodes), tmp_path, DPFedAvg(0.5))
+    row, (_, query, noise) = result.metrics[0], nodes[100].asked[0]
+    # 4 users carry the noise that 4 * 0.85, rounded up, guarantee
+    std = noise.multiplier * noise.sensitivity / noise.scale
+    assert row["noise_norm_expected"] == pytest.approx(std * math.sqrt(8) / 4)
+    assert row["clip_norm"] == 0.5 and query.bound == 0.5
+    assert row["update_norm"] <= 0.5 * 1.01
+    assert row["signal_to_noise"] >= 0
+
+
+def test_the_denominator_stays_when_a_node_drops_out(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(8)
+    nodes[103].silent = True
+    result = train(loopback(nodes), tmp_path, users=8, num_rounds=1)
+    want = by_hand(nodes, 1, 8)
+    assert result.metrics[0]["surviving_weight"] == 7
+    for name, array in numbers(result.arrays).items():
+        assert array == pytest.approx(want[name], abs=1e-3)
+
+
+def test_long_updates_are_clipped_over_all_arrays_together(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(rate=1e6)
+    result = train(loopback(nodes), tmp_path, DPFedAvg(0.25), num_rounds=1)
+    moved = [a - WEIGHTS[name] for name, a in numbers(result.arrays).items()]
+    assert 0 < np.linalg.norm(np.concatenate([m.ravel() for m in moved])) <= 0.25 * 1.01
+
+
+def test_counters_stay_the_servers(tmp_path: Path, loopback: Any) -> None:
+    arrays = {**WEIGHTS, "norm.num_batches_tracked": np.array(7)}
+    strategy = DPFedAvg(10.0)
+    result = strategy.start(
+        loopback(trainers()),
+        record(arrays),
+        num_rounds=1,
+        epsilon=8.0,
+        delta=DELTA,
+        users=4,
+        folder=tmp_path,
+        aggregation=PlainSum(),
+    )
+    assert numbers(result.arrays)["norm.num_batches_tracked"].tolist() == 7
+    assert list(result.arrays) == list(arrays)
+    torch = pytest.importorskip("torch")
+    states = result.arrays.to_torch_state_dict()
+    assert states["norm.num_batches_tracked"].dtype == torch.int64
+
+
+def test_nan_is_refused_by_name_before_anybody_is_asked(tmp_path: Path, loopback: Any) -> None:
+    grid = loopback(trainers())
+    bad = {**WEIGHTS, "w": np.float32([math.nan])}
+    with pytest.raises(ValueError, match="'w' has entries that are NaN"):
+        DPFedAvg().start(
+            grid, record(bad), epsilon=1.0, delta=DELTA, users=4, folder=tmp_path / "run"
+        )
+    assert grid.sent == []
+
+
+def test_train_config_travels(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers()
+    config = ConfigRecord({"lr": 0.1, "epochs": 2, "fast": True, "name": "sgd"})
+    train(loopback(nodes), tmp_path, num_rounds=1, train_config=config)
+    options = nodes[100].asked[0][1].options
+    assert {key: options[f"config.{key}"] for key in config} == dict(config)
+    assert options["arrays"] == '["b", "w"]'
+
+
+@pytest.mark.parametrize("value", ["", [1, 2], b"x"])
+def test_a_train_config_that_cannot_travel_is_refused(
+    tmp_path: Path, loopback: Any, value: Any
+) -> None:
+    with pytest.raises(ValueError, match="'odd'"):
+        train(loopback(trainers()), tmp_path, train_config=ConfigRecord({"odd": value}))
+
+
+def test_an_evaluation_on_the_nodes_is_refused(tmp_path: Path, loopback: Any) -> None:
+    with pytest.raises(ValueError, match="evaluate_fn"):
+        train(loopback(trainers()), tmp_path, evaluate_config=ConfigRecord())
+
+
+def test_evaluation_on_the_server_is_flowers(tmp_path: Path, loopback: Any) -> None:
+    seen = []
+
+    def evaluate(rnd: int, arrays: ArrayRecord) -> MetricRecord:
+        seen.append(rnd)
+        return MetricRecord({"first": float(arrays["b"].numpy()[0])})
+
+    grid = loopback(trainers())
+    for _ in range(2):  # the second call finds a finished run, and measures nothing again
+        result = train(grid, tmp_path, evaluate_fn=evaluate)
+        assert seen == [0, 1, 2, 3]
+        figures = result.evaluate_metrics_serverapp
+        assert list(figures) == [0, 1, 2, 3] and figures[0]["first"] == 0.5
+        assert figures[3]["first"] == pytest.approx(float(result.arrays["b"].numpy()[0]))
+    assert result.train_metrics_clientapp == {} == result.evaluate_metrics_clientapp
+
+
+def test_adaptive_clipping_moves_the_norm(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(4, users=100)
+    strategy = DPFedAvg(0.01, adaptive_clipping=True, clip_learning_rate=0.5)
+    result = train(loopback(nodes), tmp_path, strategy, users=400, num_rounds=4)
+    rows = result.metrics
+    assert rows[0]["fraction_within"] == pytest.approx(0.0, abs=0.02)
+    assert [row["clip_norm"] for row in rows] == sorted(row["clip_norm"] for row in rows)
+    assert rows[3]["clip_norm"] > 1.8 * rows[0]["clip_norm"]
+    bounds = [query.bound for _, query, _ in nodes[100].asked]
+    assert bounds[3] > 1.8 * bounds[0]
+    assert result.statement.adaptive_clipping
+    # The joint bound, not the clip norm, is what a user may move the sum by.
+    _, query, _ = nodes[100].asked[0]
+    indicator = float(query.options["indicator"])
+    assert query.length == 9 and indicator > 0
+    assert query.bound == pytest.approx(0.01 * math.sqrt(1 + indicator**2))
+
+
+def test_sampled_users_are_counted_by_the_rate(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers()
+    result = train(loopback(nodes), tmp_path, DPFedAvg(10.0, sampling_rate=0.25), num_rounds=1)
+    noise = nodes[100].asked[0][2]
+    assert noise.sampling_rate == 0.25
+    spent = epsilon(result.noise_multiplier, 2, DELTA, mechanism="skellam", sampling_rate=0.25)
+    assert spent <= 8.0 and result.noise_multiplier < calibrate(8.0, 2, DELTA)
+    # These nodes toss no coins: all answered, and the mean is over a quarter of them.
+    want = by_hand(nodes, 1, 4, rate=4.0)
+    for name, array in numbers(result.arrays).items():
+        assert array == pytest.approx(want[name], abs=5e-3)
+    assert result.statement.sampler == "poisson" and result.statement.sampling_rate == 0.25
+
+
+def test_a_draw_of_nodes_divides_by_their_share(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(4)
+    strategy = DPFedAvg(10.0, cohort_nodes=2)
+    result = train(loopback(nodes), tmp_path, strategy, num_rounds=1)
+    assert sum(bool(node.asked) for node in nodes.values()) == 2
+    assert strategy.denominator == 2.0
+    assert result.statement.sampler == "fixed"
+    with pytest.raises(ValueError, match="cohort_nodes = 5"):
+        train(loopback(nodes), tmp_path / "b", DPFedAvg(cohort_nodes=5))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"noise": "nobody"}, "noise = 'nobody'"),
+        ({"sampling_rate": 0.0}, "sampling_rate = 0.0"),
+        ({"cohort_nodes": 2, "sampling_rate": 0.5}, "not both"),
+        ({"noise": "aggregator", "sampling_rate": 0.5}, "noise = 'aggregator'"),
+        ({"server_optimizer": "sgd"}, "server-optimizer"),
+        ({"clip_norm": 0.0}, "clip-norm"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        DPFedAvg(**options)
+
+
+def test_it_waits_for_all_users_unless_told_otherwise(tmp_path: Path, loopback: Any) -> None:
+    with pytest.raises(TooFewNodes):
+        train(loopback(trainers(4)), tmp_path, users=8)
+    result = train(loopback(trainers(7)), tmp_path / "b", users=8, nodes=7, num_rounds=1)
+    assert result.rounds == 1
+
+
+# Noise of the aggregator ------------------------------------------------------------------
+
+
+def test_an_aggregators_noise_is_accounted_exactly(tmp_path: Path, loopback: Any) -> None:
+    nodes = trainers(2, users=50)
+    strategy = DPFedAvg(1.0, noise="aggregator", server_optimizer="fedavgm")
+    result = train(
+        loopback(nodes), tmp_path / "run", strategy, users=100, noise_keys=tmp_path / "keys"
+    )
+    assert result.noise_multiplier == pytest.approx(calibrate(8.0, 3, DELTA), rel=1e-6)
+    assert result.spent == pytest.approx(8.0, rel=1e-6) and result.spent <= 8.0
+    assert {noise.source for _, _, noise in nodes[100].asked} == {"aggregator"}
+    assert result.statement.noise_source == "aggregator"
+    assert result.statement.accountant == "pld" and result.statement.spare_rounds == 0
+    assert "trusted" in result.statement.threat_model
+    assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
+
+
+def test_an_aggregators_noise_is_there(tmp_path: Path, loopback: Any) -> None:
+    """The model differs from the exact one by noise of the promised size."""
+    arrays = {"w": np.zeros(4000, dtype=np.float32)}
+    node = Trainer(0, [0.0] * 100)
+    result = DPFedAvg(1.0, noise="aggregator").start(
+        loopback({100: node}),
+        record(arrays),
+        num_rounds=1,
+        epsilon=1.0,
+        delta=DELTA,
+        users=100,
+        nodes=1,
+        folder=tmp_path / "run",
+        noise_keys=tmp_path / "keys",
+        aggregation=PlainSum(),
+    )
+    moved = result.arrays["w"].numpy()
+    assert moved.std() == pytest.approx(calibrate(1.0, 1, DELTA) / 100, rel=0.06)
+    assert result.metrics[0]["signal_to_noise"] < 0.5
+
+
+# Resume -----------------------------------------------------------------------------------
+
+
+class Kill(BaseException):
+    """The process is gone."""
+
+
+class Writes:
+    """Counts every durable write and ends the process before or after the n-th."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self.fatal, self.after = 0, -1, False
+        for module, name in ((runs, "write_atomic"), (ledgers, "append_row")):
+            monkeypatch.setattr(module, name, self._wrap(getattr(module, name)))
+
+    def _wrap(self, write: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*args: Any, **options: Any) -> Any:
+            self.count += 1
+            if self.count == self.fatal and not self.after:
+                raise Kill
+            done = write(*args, **options)
+            if self.count == self.fatal:
+                raise Kill
+            return done
+
+        return counted
+
+
+def killed_everywhere(
+    writes: Writes, once: Callable[[Path], TrainingResult], tmp_path: Path
+) -> tuple[TrainingResult, list[TrainingResult]]:
+    """The result of an undisturbed run, and of runs killed once at each write and gone on with."""
+    whole = once(tmp_path / "whole")
+    resumed = []
+    for point in range(1, writes.count + 1):
+        for after in (False, True):
+            folder = tmp_path / f"killed-{point}-{after}"
+            writes.count, writes.fatal, writes.after = 0, point, after
+            with pytest.raises(Kill):
+                once(folder)
+            writes.fatal = -1
+            resumed.append(once(folder))
+    return whole, resumed
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dozens of runs in seconds: epsilon is computed once, and kills here lose no page."""
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    exact = functools.cache(accounting.gaussian_epsilon)
+    for module in (accounting, filters):
+        monkeypatch.setattr(module, "gaussian_epsilon", exact)
+
+
+def bits(result: TrainingResult) -> dict[str, bytes]:
+    return {name: array.numpy().tobytes() for name, array in result.arrays.items()}
+
+
+def test_killed_at_any_write_it_ends_with_the_same_bits(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    writes = Writes(monkeypatch)
+    asked: list[int] = []
+
+    def once(folder: Path) -> TrainingResult:
+        nodes = trainers(2, users=2)
+        strategy = DPFedAvg(
+            0.5, server_optimizer="fedadam", server_learning_rate=0.1, adaptive_clipping=True
+        )
+        try:
+            return train(loopback(nodes), folder, strategy, num_rounds=2, nodes=2)
+        finally:
+            asked.append(len(nodes[100].asked))
+
+    whole, resumed = killed_everywhere(writes, once, tmp_path)
+    assert len(resumed) > 30
+    for result in resumed:
+        assert bits(result) == bits(whole)
+        assert result.rounds == 2
+        assert [row["clip_norm"] for row in result.metrics] == [
+            row["clip_norm"] for row in whole.metrics
+        ]
+    assert max(asked) <= 2
