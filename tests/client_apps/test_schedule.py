@@ -139,12 +139,22 @@ def test_participations_are_counted_in_rounds(path: Path, policy: Policy | None)
     refused(path, 3, ["a", "b"], limits, policy)
 
 
-def test_a_user_who_moved_to_another_place_is_left_out(path: Path) -> None:
+@pytest.mark.parametrize("policy", [None, POLICY])
+def test_a_user_who_moved_to_another_place_is_left_out(path: Path, policy: Policy | None) -> None:
     """The rota goes by places, which shift when the list of users changes; records do not."""
     limits = Schedule(cycle=2, min_separation=2)
-    assert asked(path, 1, ["a", "c"], limits) == [True, True]
-    assert asked(path, 2, ["b", "c"], limits) == [True, False]
-    assert asked(path, 3, ["a", "b", "c"], limits) == [True, False, True]
+    assert asked(path, 1, ["a", "c"], limits, policy) == [True, True]
+    assert asked(path, 2, ["b", "c"], limits, policy) == [True, False]
+    assert asked(path, 3, ["a", "b", "c"], limits, policy) == [True, False, True]
+
+
+def test_a_separation_is_from_the_latest_round(path: Path) -> None:
+    """Whatever another question's schedule let pass in between."""
+    counted, apart = Schedule(max_participations=9), Schedule(min_separation=3)
+    for rnd, query in ((5, "update"), (3, "another")):
+        assert asked(path, rnd, ["a"], counted, query=query) == [True]
+    refused(path, 6, ["a"], apart)
+    assert asked(path, 8, ["a"], apart) == [True]
 
 
 def test_refusals_do_not_depend_on_who_is_there(path: Path, tmp_path: Path) -> None:
