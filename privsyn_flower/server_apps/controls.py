@@ -8,11 +8,13 @@ run's multiplier: its figures are a comparison, never a result.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.private import Private
+from privsyn_flower.privacy.correlated import Factorization, NoiseKey, NoiseKeyMissing
 from privsyn_flower.privacy.noise import system_gaussian
 from privsyn_flower.progress import Progress
 from privsyn_flower.randomness import seeded
@@ -20,10 +22,13 @@ from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Method, Models
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.rounds import NothingLearned
+from privsyn_flower.strategies.rounds import NothingLearned, Vector
+from privsyn_flower.strategies.training import TrainingStrategy
 from privsyn_flower.text.prompts import LabelledText, expand
 
 logger = logging.getLogger("privsyn_flower")
+
+CONTROL = "control"  # what the key of a control's correlated noise is called
 
 
 def synthesise(
@@ -89,6 +94,61 @@ def noise_control(
             logger.warning("control: nothing could be learned in round %d", rnd)
         folder.save_checkpoint(rnd, strategy.state(), {"round": rnd, **metrics})
         progress("control rounds", rnd, strategy.rounds)
+
+
+def noise_updates(
+    strategy: TrainingStrategy,
+    config: RunConfig,
+    record: RunFolder,
+    folder: RunFolder,
+    correlation: Factorization | None,
+    progress: Progress,
+) -> None:
+    """Take `strategy` (fresh, attached to `folder`) through the rounds of `record` with noise in
+    the updates' place.
+
+    The noise has the released noise's standard deviation, round by round, and is correlated over
+    the rounds in the same way. Resumes from `folder`.
+    """
+    checkpoint = folder.last_checkpoint()
+    done = int(checkpoint["round"]) if checkpoint else 0
+    if checkpoint:
+        strategy.restore(checkpoint["state"])
+    rows = record.metrics()[done:]
+    if not rows:
+        return
+    length = strategy.layout.length + (strategy.indicator > 0)
+    key = _control_key(folder)
+    draw = _independent(config, length) if correlation is None else _like(correlation, key, length)
+    for row in rows:
+        rnd, std = row["round"], row["noise_std"]
+        metrics = {}
+        try:
+            metrics = strategy.learn(rnd, std * draw(rnd), std)
+        except NothingLearned as error:
+            logger.warning("control: %s", error)
+        folder.save_checkpoint(rnd, strategy.state(), {"round": rnd, **metrics})
+        progress("control rounds", rnd, strategy.rounds)
+    key.erase()
+
+
+def _independent(config: RunConfig, length: int) -> Callable[[int], Vector]:
+    """Round -> noise of unit variance, (length,)."""
+    return lambda rnd: seeded(config.seed, rnd, "control").standard_normal(length)
+
+
+def _like(correlation: Factorization, key: NoiseKey, length: int) -> Callable[[int], Vector]:
+    """The same, correlated over the rounds."""
+    stream, stds = correlation.stream(key, length), correlation.release_std()
+    return lambda rnd: stream.noise(rnd) / stds[rnd - 1]
+
+
+def _control_key(folder: RunFolder) -> NoiseKey:
+    """A key of the control's own, which protects nobody."""
+    try:
+        return NoiseKey.open(folder.path, CONTROL)
+    except NoiseKeyMissing:
+        return NoiseKey.create(folder.path, CONTROL)
 
 
 def pretext_rival(

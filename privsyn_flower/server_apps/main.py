@@ -14,6 +14,7 @@ from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.config_file import to_toml
 from privsyn_flower.runs import RunFolder, write_atomic
 from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.training import TrainingPipeline
 
 app = ServerApp()
 logger = logging.getLogger("privsyn_flower")
@@ -30,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     with folder.lock():
         try:
             _same_config(folder, config)
-            Pipeline(config, grid, folder).run()
+            (TrainingPipeline if config.trains else Pipeline)(config, grid, folder).run()
         except Exception as error:
             write_atomic(folder.path / "traceback.txt", traceback.format_exc().encode())
             text = f"{type(error).__name__}: {error}\n"

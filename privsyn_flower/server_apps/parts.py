@@ -14,6 +14,7 @@ from privsyn_flower.privacy.accounting import SENSITIVITY
 from privsyn_flower.privacy.renyi import plan_order
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.budget import aggregator_budget
 from privsyn_flower.strategies.aggregation import Aggregation, PlainSum, SecureAggregation
 
 
@@ -68,14 +69,25 @@ def _mechanism(config: RunConfig) -> dict[str, Any]:
     return {"mechanism": "skellam", "sampling_rate": config.sampling_rate}
 
 
+def paid_evaluations(config: RunConfig) -> int:
+    """Releases beside the rounds that compare models on the nodes."""
+    if config.trains:
+        return int(config.training.evaluate)
+    return int(config.method == "popri" and config.popri.select == "federated")
+
+
 def paid_releases(config: RunConfig) -> int:
-    """Releases that the noise is calibrated for: rounds, spare rounds, and a paid selection."""
-    selection = config.method == "popri" and config.popri.select == "federated"
-    return config.rounds + config.spare_rounds + int(selection)
+    """Releases that the nodes' noise is calibrated for: rounds, spare rounds, evaluations."""
+    return config.rounds + config.spare_rounds + paid_evaluations(config)
 
 
 def noise_multiplier(config: RunConfig) -> float:
-    """Calibrated, or the configured one when it keeps epsilon; spare rounds are paid for."""
+    """Calibrated, or the configured one when it keeps epsilon; spare rounds are paid for.
+
+    Of a trusted aggregator: z, the noise before it is correlated.
+    """
+    if config.trusts_aggregator:
+        return aggregator_budget(config).z
     releases = paid_releases(config)
     if config.noise_multiplier == 0:
         return calibrate(config.epsilon, releases, config.delta, **_mechanism(config))
@@ -83,7 +95,7 @@ def noise_multiplier(config: RunConfig) -> float:
     if spent > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {config.noise_multiplier} costs epsilon {spent:.4f} for "
-            f"{releases} releases (rounds, spare-rounds, selection), above epsilon = "
+            f"{releases} releases (rounds, spare-rounds, evaluation), above epsilon = "
             f"{config.epsilon}: raise noise-multiplier, lower rounds, or set "
             "noise-multiplier = 0 to calibrate it"
         )
@@ -109,7 +121,7 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
         total_epsilon=config.ledger_epsilon or config.epsilon,
         total_delta=config.delta,
         simulation=config.simulation_seeded_noise,
-        mechanism="skellam",
+        mechanism="gaussian" if config.trusts_aggregator else "skellam",
         order=_filter_order(config),
     )
 
@@ -131,15 +143,19 @@ AGGREGATIONS: dict[str, type[Aggregation]] = {
 
 def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
     """What the run claims, for the guaranteed noise and all releases that are paid for."""
+    noise: dict[str, Any]
+    if config.trusts_aggregator:
+        noise = _aggregator_claims(config, multiplier)
+    else:
+        spent = epsilon(multiplier, paid_releases(config), config.delta, **_mechanism(config))
+        noise = {"epsilon": spent, "noise_multiplier": multiplier, "accountant": "rdp"}
+        noise["spare_rounds"] = config.spare_rounds
     return PrivacyStatement(
-        epsilon=epsilon(multiplier, paid_releases(config), config.delta, **_mechanism(config)),
+        **noise,
         delta=config.delta,
-        noise_multiplier=multiplier,
         rounds=config.rounds,
-        spare_rounds=config.spare_rounds,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
-        accountant="pld" if config.trusts_aggregator else "rdp",
         aggregation=config.aggregation,
         sampler=config.sampler,
         sampling_rate=config.sampling_rate,
@@ -148,7 +164,28 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         ledger_scope="population" if config.population_name else "run",
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,
-        evaluations=paid_releases(config) - config.rounds - config.spare_rounds,
+        evaluations=paid_evaluations(config),
         rival=config.benchmark and bool(config.evaluation.rival),
         private_selection=config.method == "popri" and config.popri.checkpoint == "private",
+        adaptive_clipping=config.trains and config.training.adaptive_clipping,
     )
+
+
+def _aggregator_claims(config: RunConfig, z: float) -> dict[str, Any]:
+    """What a trusted aggregator's noise of this z makes the statement say."""
+    budget = aggregator_budget(config.model_copy(update={"noise_multiplier": z}), checked=False)
+    claims: dict[str, Any] = {
+        "epsilon": budget.epsilon,
+        "noise_multiplier": budget.equivalent,
+        "spare_rounds": 0,  # an attempt that fails gives nothing away
+        "mechanism": "gaussian",
+        "accountant": "pld",
+        "noise_source": "aggregator",
+    }
+    if config.method == "dp-ftrl":
+        claims |= {
+            "correlated": budget.correlation.name,
+            "min_separation": config.ftrl.min_separation,
+            "max_participations": config.ftrl.max_participations,
+        }
+    return claims

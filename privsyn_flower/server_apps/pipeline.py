@@ -12,6 +12,7 @@ from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.evaluation.private import Private
 from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.server_apps.controls import noise_control, pretext_rival, synthesise
+from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.models import Method, Models
 from privsyn_flower.server_apps.parts import public_text
 from privsyn_flower.server_apps.run import Run
@@ -147,8 +148,10 @@ class Pipeline(Run):
                 progress=self.progress,
             )
             draw_benchmark(result.summary, result.candidates, result.held_out, self.folder.path)
-        self.folder.save_value("benchmark", result.summary)
-        return result.summary
+        found = costs(self.config, self.folder, self.clock.seconds)
+        summary = result.summary | {"costs": found}
+        self.folder.save_value("benchmark", summary)
+        return summary
 
     def _summary(self, done: int, samples: int, benchmark: dict[str, Any] | None) -> dict[str, Any]:
         summary = self.summary(done, samples)

@@ -18,6 +18,7 @@ from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.privacy import calibrate
+from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
@@ -31,6 +32,7 @@ from privsyn_flower.strategies.evaluation import (
     read_estimates,
     releases,
 )
+from privsyn_flower.strategies.mechanisms import AggregatorNoise
 from privsyn_flower.strategies.rounds import NoRelease
 from privsyn_flower.text.lm_metrics import Scorer
 from privsyn_flower.text.parameters import ParametersError
@@ -215,6 +217,33 @@ def test_the_budget_and_the_noise_are_the_runs_own(
     assert got["base"].loss_low < truth(base, {})[1] < got["base"].loss_high
     with pytest.raises(NoRelease):  # and there is no more
         measure(tmp_path, grid, base, name="more", aggregation=PlainSum(), **options)
+
+
+def test_a_trusted_aggregator_may_add_the_noise(
+    tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
+) -> None:
+    """One more Gaussian release on the run's ledger; the nodes add nothing, the key is erased."""
+    keys, most = tmp_path / "keys", Participation(3)
+    rounds = AggregatorNoise(factorization("independent", 3), most, 0.02, keys, "r")
+    options = {"ledger": gaussian_book(tmp_path), "mechanism": rounds.beside("evaluation")}
+    got = measure(tmp_path, loopback(devices), base, **options)
+    for name, parameters in models().items():
+        accuracy, loss = truth(base, parameters)
+        assert got[name].accuracy == pytest.approx(accuracy, abs=0.03)
+        assert got[name].loss_low < loss < got[name].loss_high
+    assert got["base"].reading.noise_std == pytest.approx(0.02 * metrics_bound(2))
+    (charge,) = options["ledger"].charges()
+    assert (charge.run, charge.mechanism, charge.state) == ("r-evaluation", "gaussian", "committed")
+    assert charge.noise_multiplier == pytest.approx(0.02)
+    assert [path for path in keys.rglob("*") if path.is_file()] == []
+    before = [device.asked for device in devices.values()]
+    assert measure(tmp_path, loopback(devices), base, **options) == got
+    assert [device.asked for device in devices.values()] == before
+
+
+def gaussian_book(tmp_path: Path) -> Ledger:
+    path = tmp_path / "gaussian.jsonl"
+    return Ledger.open(path, population="people", total_epsilon=5e3, total_delta=1e-5)
 
 
 def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(

@@ -1,0 +1,53 @@
+"""What a simulated run cost: computing on the devices and on the server, bytes, releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.evaluation.timings import read_timings
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.synthesis import run_id
+
+SERVER_STAGES = ("public", "expansion")  # besides the rounds: what makes the result
+
+
+def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """One run's costs, in the same words for every method; for a simulation only.
+
+    Clients' CPU seconds were measured there (a device tells nobody), None where nothing was: of a
+    user in a round in which the user takes part, and of a user in the whole run with its
+    evaluations. seconds: of the stages. Server seconds are wall time without the exchange with
+    the nodes. Bytes are those of one user on a node of its own.
+    """
+    run, metrics = run_id(folder), folder.metrics()
+    nodes = cache_folder(config) / "nodes"
+    rounds = read_timings(nodes, run)
+    beside = [
+        row
+        for path in folder.path.glob("evaluations/*")
+        for row in read_timings(nodes, f"{run}-{path.name}")
+    ]
+    taking = sum(row["users"] for row in rounds) * share_taking(config)
+    users = config.data.users
+    outside = sum(max(0.0, row["seconds"] - row.get("exchange_seconds", 0.0)) for row in metrics)
+    return {
+        "client_cpu_seconds_per_user_round": round(spent(rounds) / taking, 6) if taking else None,
+        "client_cpu_seconds_per_user": round(spent(rounds + beside) / users, 6) if taking else None,
+        "server_wall_seconds": round(outside + sum(seconds.get(s, 0.0) for s in SERVER_STAGES), 1),
+        "bytes_up_per_user_round": max((r["bytes_up_per_node"] for r in metrics), default=0),
+        "bytes_down_per_user_round": max((r["bytes_down_per_node"] for r in metrics), default=0),
+        "releases": len(metrics) + len(list(folder.path.glob("evaluations/*/releases/*.npz"))),
+    }
+
+
+def spent(rows: Iterable[Mapping[str, Any]]) -> float:
+    """CPU seconds of these answers."""
+    return float(sum(row["cpu_seconds"] for row in rows))
+
+
+def share_taking(config: RunConfig) -> float:
+    """The share of the users on the nodes asked who take part in a round: coins, or turns."""
+    turns = config.ftrl.min_separation if config.ftrl.schedule == "users" else 1
+    return config.sampling_rate / turns

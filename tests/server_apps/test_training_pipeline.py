@@ -1,0 +1,441 @@
+"""Training through the whole pipeline in one process: real handlers, a random model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.client_apps import main as client
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config_file import load_config
+from privsyn_flower.display import result_table
+from privsyn_flower.evaluation import benchmark, public
+from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.privacy import calibrate
+from privsyn_flower.report import report
+from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.server_apps import training as stages
+from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.training import TrainingPipeline
+from privsyn_flower.strategies.training import TrainingStrategy, noise_key_folder
+from tests.conftest import node_context, sentences
+
+HANDLERS = {
+    "query.hello": client.hello,
+    "query.evaluation": client.evaluation,
+    "train": client.update,
+}
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+TEXTS_PER_USER = 3
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Models this small lose far more to waiting threads than they gain."""
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where keys of noise lie in these tests."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return noise_key_folder()
+
+
+def write_rows(path: Path, texts: list[str]) -> None:
+    rows = [{"user_id": f"u{i // TEXTS_PER_USER}", "text": text} for i, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Private and public text, and a cache that the tests of this file share."""
+    folder = tmp_path_factory.mktemp("training")
+    write_rows(folder / "private.jsonl", sentences(84, seed=1))
+    write_rows(folder / "public.jsonl", sentences(90, seed=2))
+    return folder
+
+
+@pytest.fixture
+def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+    """Dotted keys on top of DP-FedAvg in two rounds -> the configuration."""
+
+    def make(**values: Any) -> RunConfig:
+        base = {
+            "method": "dp-fedavg",
+            "epsilon": 500.0,
+            "rounds": 2,
+            "nodes": 3,
+            "cache": str(shared / "cache"),
+            "data.source": "files",
+            "data.path": str(shared / "private.jsonl"),
+            "data.public-path": str(shared / "public.jsonl"),
+            "data.users": 18,
+            "data.held-out-users": 6,
+            "data.development-users": 2,
+            "data.public-pool": 50,
+            "data.public-validation": 10,
+            "data.sample-words": 12,
+            "models.downstream": str(causal_folder),
+            "models.device": "cpu",
+            "training.parameters": "lora",
+            "training.lora-rank": 2,
+            "training.lora-factors": "up",
+            "training.learning-rate": 0.5,
+            "training.max-steps": 1,
+            "training.public-steps": 3,
+            "evaluation.steps": 2,
+            "evaluation.batch-size": 4,
+            "evaluation.sequence-length": 16,
+            "evaluation.learning-rates": "1e-3",
+            "evaluation.bootstrap": 100,
+        }
+        return RunConfig.from_flat({**base, **values})
+
+    return make
+
+
+FTRL = {
+    "method": "dp-ftrl",
+    "rounds": 4,
+    "training.noise": "aggregator",
+    "training.parameters": "layers",
+    "training.layers": "*norm*",
+    "ftrl.mechanism": "banded",
+    "ftrl.min-separation": 2,
+}
+
+
+def grid_for(loopback: Any, config: RunConfig) -> Any:
+    """Nodes that run the real ClientApp handlers."""
+
+    def node(number: int) -> Any:
+        named = {"partition-id": number, "num-partitions": config.nodes}
+        context = node_context(named, config.flat(), number + 1)
+        return lambda message: HANDLERS[kind(message)](message, context)
+
+    return loopback({i + 1: node(i) for i in range(config.nodes)})
+
+
+def kind(message: Any) -> str:
+    """The handler that Flower would choose: of a stage, too."""
+    found: str = message.metadata.message_type
+    return next(name for name in HANDLERS if found == name or found.startswith(name + "."))
+
+
+def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
+    """One process' run, or its resumption -> summary and grid."""
+    grid, folder = grid_for(loopback, config), RunFolder(path)
+    with folder.lock():
+        TrainingPipeline(config, grid, folder).run()
+    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    return summary, grid
+
+
+def charges(folder: Path) -> list[dict[str, Any]]:
+    """The reservations of a ledger."""
+    return [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "reserve"]
+
+
+def committed(folder: Path) -> list[dict[str, Any]]:
+    """The reservations that were committed."""
+    done = {row["id"] for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "commit"}
+    return [row for row in charges(folder) if row["id"] in done]
+
+
+def arrays(packed: Path) -> dict[str, np.ndarray[Any, Any]]:
+    from safetensors.numpy import load
+
+    return dict(load(packed.read_bytes()))
+
+
+def test_dp_fedavg_from_data_to_figures(
+    configured: Any, loopback: Any, tmp_path: Path, shared: Path
+) -> None:
+    config = configured(**{"benchmark": True, "training.evaluate": True})
+    summary, grid = run(config, loopback, tmp_path / "run")
+    assert {kind(message) for message in grid.sent} == set(HANDLERS)
+    assert not (tmp_path / "run" / "synthetic.jsonl").exists()
+
+    # The claim, and what was paid for it: two rounds, a spare one and the evaluation.
+    assert (summary["method"], summary["rounds"], summary["synthetic_samples"]) == (
+        "dp-fedavg", 2, 0,
+    )  # fmt: skip
+    assert summary["noise_multiplier"] == calibrate(500.0, 4, config.delta, mechanism="skellam")
+    assert 0 < summary["epsilon_ledger"] < summary["epsilon"] <= 500.0
+    assert summary["accountant"] == "rdp" and "honest-but-curious" in summary["threat_model"]
+    assert "2 rounds and 1 spare and 1 evaluation of models on the nodes" in summary["privacy"]
+    name = RunFolder(tmp_path / "run").load_value("run")
+    paid = [(row["run"], row["query"]) for row in charges(tmp_path / "run")]
+    assert paid == [(name, "update")] * 2 + [(f"{name}-evaluation", "evaluation")]
+
+    # Only factors travel: the start is a folder that the nodes have.
+    (metrics, _) = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    trained = arrays(tmp_path / "run" / "models" / "final.safetensors")
+    assert all(name.endswith((".up", ".down")) for name in trained)
+    values = sum(array.size for array in trained.values())
+    up = sum(array.size for name, array in trained.items() if name.endswith(".up"))
+    assert summary["parameters"] == up
+    assert metrics["bytes_down_per_node"] < 4 * values + 12_000
+    assert "candidates" not in metrics and metrics["clip_norm"] == 1.0
+
+    # The model loads, and is the start with the factors on it.
+    start = next((shared / "cache" / "models").glob("start-*[0-9a-f]"))
+    before, after = (Downstream(f, length=16).parameters() for f in (start, tmp_path / "run/model"))
+    for name, array in before.items():
+        product = 0.0
+        if f"{name}.up" in trained:
+            product = trained[f"{name}.up"] @ trained[f"{name}.down"].astype(np.float32)
+            assert np.abs(product).max() > 0
+        np.testing.assert_allclose(after[name], array + product, atol=1e-6)
+
+    found = summary["benchmark"]
+    assert list(found["methods"]) == [
+        "pretrained", "random_public", "noise_updates", "trained", "private",
+    ]  # fmt: skip
+    assert {"trained-random_public", "trained-noise_updates", "private-trained"} <= set(
+        found["loss_difference"]
+    )
+    # What has hardly any noise has learned something; noise alone has not.
+    assert found["loss_difference"]["trained-random_public"][2] < 0
+    loss = found["loss"]
+    assert abs(loss["noise_updates"] - loss["random_public"]) < 0.01
+    assert (tmp_path / "run" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    costs = found["costs"]
+    assert costs["releases"] == 3 and costs["server_wall_seconds"] >= 0
+    assert costs["bytes_down_per_user_round"] == summary["bytes_down_per_user_round"] > 0
+
+    evaluation = summary["evaluation"]
+    assert list(evaluation["estimates"]) == ["start", "final"]
+    saved, low, high = evaluation["loss_saved"]
+    assert low < saved < high and saved > 0
+    estimate = evaluation["estimates"]["final"]
+    assert estimate["loss_low"] < estimate["loss"] < estimate["loss_high"]
+    assert "trained privately" in result_table(summary)
+    assert "dp-fedavg" in report([summary])
+
+    again, grid = run(config, loopback, tmp_path / "run")
+    assert grid.sent == [] and again["benchmark"] == found
+    assert (again["evaluation"], again["epsilon_ledger"]) == (
+        evaluation, summary["epsilon_ledger"],
+    )  # fmt: skip
+
+
+def test_dp_ftrl_with_turns_and_a_trusted_aggregator(
+    configured: Any, loopback: Any, tmp_path: Path, keys: Path
+) -> None:
+    config = configured(**FTRL, **{"benchmark": True, "training.evaluate": True})
+    summary, grid = run(config, loopback, tmp_path / "run")
+    assert summary["threat_model"].startswith("trusted aggregator")
+    for words in ("TRUSTED", "correlated across rounds (banded)", "at most 2 rounds, 2 or more"):
+        assert words in summary["privacy"]
+    assert (summary["rounds"], summary["participations_per_user"]) == (4, 2)
+    assert summary["accountant"] == "pld"
+    # The rounds and the evaluation together are worth epsilon, and were all charged.
+    assert summary["epsilon"] == pytest.approx(500.0, rel=1e-6)
+    assert summary["epsilon_ledger"] == pytest.approx(500.0, rel=1e-6)
+    assert summary["epsilon_ledger"] <= 500.0
+    rows = charges(tmp_path / "run")
+    assert [row["query"] for row in rows] == ["update"] * 4 + ["evaluation"]
+    assert {row["mechanism"] for row in rows if "mechanism" in row} <= {"gaussian"}
+    costs = [1 / row["noise_multiplier"] ** 2 for row in rows]
+    assert costs[-1] == pytest.approx(sum(costs) / 3)  # one of three participations
+    # The key of the noise is gone with the run.
+    assert [path for path in keys.rglob("*") if path.is_file()] == []
+    found = summary["benchmark"]
+    assert "noise_updates" in found["methods"]
+    noisy = read_jsonl(tmp_path / "run" / "control" / "metrics.jsonl")
+    assert [row["round"] for row in noisy] == [1, 2, 3, 4]
+    assert not (tmp_path / "run" / "control" / "control").exists()
+    assert set(arrays(tmp_path / "run" / "models" / "final.safetensors")) == {
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.post_attention_layernorm.weight",
+        "model.layers.1.input_layernorm.weight",
+        "model.layers.1.post_attention_layernorm.weight",
+        "model.norm.weight",
+    }
+    again, grid = run(config, loopback, tmp_path / "run")
+    assert grid.sent == [] and again["benchmark"] == found
+
+
+def test_whole_nodes_take_turns(configured: Any, loopback: Any, tmp_path: Path) -> None:
+    own = {"ftrl.schedule": "nodes", "nodes": 6, "aggregation": "plain", "training.public-steps": 0}
+    config = configured(**{**FTRL, "rounds": 2, **own})
+    _, grid = run(config, loopback, tmp_path / "run")
+    asked = [m.metadata.dst_node_id for m in grid.sent if kind(m) == "train"]
+    assert sorted(asked) == [1, 2, 3, 4, 5, 6] and set(asked[:3]) == {1, 3, 5}
+
+
+def test_an_aggregator_may_add_independent_noise(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    config = configured(**{"training.noise": "aggregator", "training.parameters": "full"})
+    summary, _ = run(config, loopback, tmp_path / "run")
+    assert summary["noise_multiplier"] == pytest.approx(calibrate(500.0, 2, config.delta))
+    assert summary["threat_model"].startswith("trusted aggregator")
+    assert "benchmark" not in summary and "evaluation" not in summary
+    start, final = (arrays(tmp_path / "run/models" / f"{n}.safetensors") for n in STORED)
+    assert set(start) == set(final) and any(np.any(start[n] != final[n]) for n in start)
+
+
+STORED = ("training-start", "final")
+
+
+class Killed(BaseException):
+    """What no handler of ours catches."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, when: Any = None) -> None:
+    """Make `place.name` end the process when it is called (and `when` says so)."""
+    real = getattr(place, name)
+
+    def fatal(*args: Any, **kwargs: Any) -> Any:
+        if when is None or when(*args, **kwargs):
+            raise Killed(name)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(place, name, fatal)
+
+
+STAGES: list[tuple[str, Any, str, Any]] = [
+    ("public", public, "save_model", None),
+    ("asking", client.updates_app, "update", lambda m, c: m.metadata.dst_node_id == 2),
+    ("learning", TrainingStrategy, "learn", lambda self, rnd, *a: rnd == 2),
+    ("evaluation", stages, "_facts", None),
+    ("export", stages, "export_model", None),
+    ("control", stages, "noise_updates", None),
+    ("benchmark", benchmark, "training_benchmark", None),
+    ("summary", stages, "write_json", None),
+]
+
+
+@pytest.mark.parametrize("ftrl", [False, True], ids=["fedavg", "ftrl"])
+def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ftrl: bool
+) -> None:
+    values = {"benchmark": True, "training.evaluate": True, "cache": str(tmp_path / "cache")}
+    config = configured(**(FTRL if ftrl else {}), **values)
+    path = tmp_path / "run"
+    for stage, place, name, when in STAGES:
+        with monkeypatch.context() as patch:
+            killing(patch, place, name, when)
+            with pytest.raises(Killed, match=name):
+                run(config, loopback, path)
+        assert not (path / "summary.json").exists(), stage
+    summary, grid = run(config, loopback, path)
+    assert grid.sent == []  # all that was asked was on disk
+    assert "loss_saved" in summary["evaluation"]
+    rounds = config.rounds
+    assert summary["rounds"] == rounds
+    paid = committed(path)
+    assert [row["round"] for row in paid] == [*range(1, rounds + 1), 1]
+    assert summary["epsilon_ledger"] <= summary["epsilon"]
+
+    # The model is what one process makes of the stored releases, bit for bit.
+    pipeline = TrainingPipeline(config, grid, RunFolder(tmp_path / "replay"))
+    pipeline.options, pipeline.start = pipeline._options(), public_folder(config)
+    strategy = pipeline._strategy(pipeline.folder)
+    folder = RunFolder(path)
+    for row in folder.metrics():
+        released = folder.load_release(row["round"])
+        assert released is not None
+        strategy.learn(row["round"], released, row["noise_std"])
+    final = arrays(path / "models" / "final.safetensors")
+    for array_name, array in strategy.parameters().items():
+        assert array.tobytes() == final[array_name].tobytes()
+
+
+def public_folder(config: RunConfig) -> Path:
+    (found,) = (Path(config.cache) / "models").glob("start-" + "?" * 24)
+    return found
+
+
+def test_a_noisy_evaluation_leaves_the_model(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    config = configured(**{"epsilon": 1.0, "training.evaluate": True, "training.public-steps": 0})
+    summary, _ = run(config, loopback, tmp_path / "run")
+    assert summary["evaluation"].keys() == {"failed"} and summary["rounds"] == 2
+    again, grid = run(config, loopback, tmp_path / "run")
+    assert grid.sent == [] and again["evaluation"] == summary["evaluation"]
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"training.parameters": "layers", "training.layers": "*.nothing"}, r"training\.layers"),
+        ({"training.lora-rank": 33}, r"training\.lora-rank = 33"),
+        ({"evaluation.sequence-length": 400}, r"evaluation\.sequence-length = 400"),
+        ({"evaluation.sequence-length": 4000}, r"sequence-length = 4000"),
+        ({"noise-multiplier": 1e-3}, r"noise-multiplier = 0\.001 costs epsilon"),
+        ({**FTRL, "noise-multiplier": 1e-3}, r"noise-multiplier = 0\.001 costs epsilon.*4 rounds"),
+        ({"training.public-steps": 3, "data.public-path": ""}, r"training\.public-steps = 3"),
+    ],
+)
+def test_wrong_keys_are_told_before_a_node_is_asked(
+    configured: Any, loopback: Any, tmp_path: Path, values: Any, named: str
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        run(configured(**values), loopback, tmp_path / "run")
+    assert not (tmp_path / "run" / "queries").exists()
+
+
+def test_a_deployed_base_is_tuned_before(configured: Any, loopback: Any, tmp_path: Path) -> None:
+    config = configured(**{"data.path": "", "training.public-steps": 3})
+    with pytest.raises(ConfigError, match=r"training\.public-steps = 3.*models\.downstream"):
+        TrainingPipeline(config, loopback({}), RunFolder(tmp_path / "run")).run()
+
+
+def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
+    """All releases of a trusted aggregator's are one Gaussian; the numbers by hand."""
+    central = {"training.noise": "aggregator", "rounds": 8, "epsilon": 7.58}
+    plain = configured(**central)
+    assert noise_multiplier(plain) == pytest.approx(calibrate(7.58, 8, plain.delta))
+    both = configured(**central, **{"training.evaluate": True})
+    assert noise_multiplier(both) == pytest.approx(calibrate(7.58, 9, both.delta))
+    assert statement(both, noise_multiplier(both)).evaluations == 1
+    given = configured(**central, **{"noise-multiplier": 4.0})
+    assert noise_multiplier(given) == 4.0
+    assert statement(given, 4.0).epsilon < 7.58
+    # Bands no longer than the separation do not overlap: k times the norm of one column.
+    ftrl = {**FTRL, "rounds": 32, "ftrl.min-separation": 4, "epsilon": 7.58}
+    correlated = configured(**ftrl)
+    columns = [1.0, 1 / 2, 3 / 8, 5 / 16]
+    norm = np.sqrt(8 * np.sum(np.square(columns)))
+    one = calibrate(7.58, 1, correlated.delta)
+    assert noise_multiplier(correlated) == pytest.approx(one * norm)
+    claim = statement(correlated, noise_multiplier(correlated))
+    assert claim.noise_multiplier == pytest.approx(one * np.sqrt(8))
+    assert (claim.correlated, claim.min_separation, claim.spare_rounds) == ("banded", 4, 0)
+
+
+@pytest.mark.parametrize("name", ["dp-fedavg-test", "dp-ftrl-test"])
+def test_shipped_miniatures(
+    name: str, shared: Path, loopback: Any, tmp_path: Path, causal_folder: Path
+) -> None:
+    """As shipped, but with text and a model that need no training."""
+    config = load_config(
+        CONFIGS / f"{name}.toml",
+        {
+            "cache": str(shared / "cache"),
+            "data.source": "files",
+            "data.path": str(shared / "private.jsonl"),
+            "data.public-path": str(shared / "public.jsonl"),
+            "data.users": 18,
+            "data.public-pool": 50,
+            "models.downstream": str(causal_folder),
+            "models.device": "cpu",
+        },
+    )
+    summary, _ = run(config, loopback, tmp_path / "run")
+    assert summary["rounds"] == config.rounds and summary["epsilon"] <= 50.0
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
