@@ -163,7 +163,6 @@ class GeneralisedFedAvg(Strategy):
         if self.evaluate is None:
             return {}
         found = self.evaluate(rnd, self.parameters())
-        logger.info("round %d: evaluation on the server: %s", rnd, found)
         return {EVALUATE + key: _finite(rnd, key, value) for key, value in (found or {}).items()}
 
     # Resume ------------------------------------------------------------------------------

@@ -19,19 +19,25 @@ from privsyn_flower.config import ledger_folder
 from privsyn_flower.privacy.accounting import Mechanism as NoiseName
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.progress import Progress
 from privsyn_flower.question import OptionValue
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.generalised_fedavg import EVALUATE, Arrays, GeneralisedFedAvg
+from privsyn_flower.strategies.generalised_fedavg import (
+    EVALUATE,
+    Arrays,
+    Evaluate,
+    GeneralisedFedAvg,
+)
 from privsyn_flower.strategies.mechanisms import Mechanism
 from privsyn_flower.strategies.rounds import Rounds
 from privsyn_flower.strategies.synthesis import _simulated as simulated
 from privsyn_flower.strategies.synthesis import run_id
 from privsyn_flower.training import Layout
 
-logger = logging.getLogger("privsyn_flower")
+# The log that Flower shows in every app.
+logger = logging.getLogger("flwr")
 
 FIRST = "evaluation-0000"  # evaluate_fn's figures of the initial arrays
 ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
@@ -119,7 +125,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         noise_keys: str | Path = "",
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
-        progress: Progress = silent,
+        progress: Progress | None = None,
     ) -> TrainingResult:
         """Train over `grid`; calling again with the same `folder` goes on where it was.
 
@@ -134,6 +140,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         Without `ledger` the run has a ledger of its own in `folder`, and epsilon covers this run
         alone. node_keys: declared, what the nodes check each other's keys against. noise_keys:
         folder, outside `folder`, for the key of an aggregator's noise; "" for the user's own.
+        progress: told how far the run is; None writes finished rounds to Flower's log.
         Raises ValueError on arrays with NaN, and on a train_config value that cannot travel.
         """
         if evaluate_config is not None:
@@ -174,7 +181,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             )
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
             mechanism = terms.mechanism(plan.run)
-            engine = Rounds(grid, self, plan, run, book, how, progress, mechanism)
+            engine = Rounds(grid, self, plan, run, book, how, progress or _log_rounds, mechanism)
             with book.exclusive():
                 done, spent = engine.run(), book.spent_epsilon(run=plan.run)
             return TrainingResult(
@@ -210,9 +217,23 @@ class TrainingStrategy(GeneralisedFedAvg):
         )
         self.attach(run)
         if evaluate_fn is not None:
-            self.evaluate = lambda rnd, model: evaluate_fn(rnd, array_record(model))
+            self.evaluate = _logged(evaluate_fn)
             if run.load_value(FIRST) is None:
                 run.save_value(FIRST, self.evaluated(0))
+
+
+def _logged(evaluate_fn: EvaluateFn) -> Evaluate:
+    def evaluate(rnd: int, model: Arrays) -> MetricRecord | None:
+        found = evaluate_fn(rnd, array_record(model))
+        logger.info("evaluation on the server after round %d: %s", rnd, found)
+        return found
+
+    return evaluate
+
+
+def _log_rounds(stage: str, done: float, total: float, note: str = "") -> None:
+    if stage == "rounds":
+        logger.info("[ROUND %d/%d] %s", done, total, note)
 
 
 def array_record(arrays: Arrays) -> ArrayRecord:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -167,7 +168,10 @@ def test_an_evaluation_on_the_nodes_is_refused(tmp_path: Path, loopback: Any) ->
         train(loopback(trainers()), tmp_path, evaluate_config=ConfigRecord())
 
 
-def test_evaluation_on_the_server_is_flowers(tmp_path: Path, loopback: Any) -> None:
+def test_evaluation_on_the_server_is_flowers(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     seen = []
 
     def evaluate(rnd: int, arrays: ArrayRecord) -> MetricRecord:
@@ -181,6 +185,9 @@ def test_evaluation_on_the_server_is_flowers(tmp_path: Path, loopback: Any) -> N
         figures = result.evaluate_metrics_serverapp
         assert list(figures) == [0, 1, 2, 3] and figures[0]["first"] == 0.5
         assert figures[3]["first"] == pytest.approx(float(result.arrays["b"].numpy()[0]))
+    said = caplog.text
+    assert "evaluation on the server after round 0" in said and "[ROUND 3/3]" in said
+    assert "Epsilon = 8 at delta" in said
     assert result.train_metrics_clientapp == {} == result.evaluate_metrics_clientapp
 
 
@@ -297,22 +304,19 @@ class Kill(BaseException):
 
 
 class Writes:
-    """Counts every durable write and ends the process before or after the n-th."""
+    """Counts every durable write and ends the process before the n-th."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self.fatal, self.after = 0, -1, False
+        self.count, self.fatal = 0, -1
         for module, name in ((runs, "write_atomic"), (ledgers, "append_row")):
             monkeypatch.setattr(module, name, self._wrap(getattr(module, name)))
 
     def _wrap(self, write: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*args: Any, **options: Any) -> Any:
             self.count += 1
-            if self.count == self.fatal and not self.after:
-                raise Kill
-            done = write(*args, **options)
             if self.count == self.fatal:
                 raise Kill
-            return done
+            return write(*args, **options)
 
         return counted
 
@@ -324,13 +328,12 @@ def killed_everywhere(
     whole = once(tmp_path / "whole")
     resumed = []
     for point in range(1, writes.count + 1):
-        for after in (False, True):
-            folder = tmp_path / f"killed-{point}-{after}"
-            writes.count, writes.fatal, writes.after = 0, point, after
-            with pytest.raises(Kill):
-                once(folder)
-            writes.fatal = -1
-            resumed.append(once(folder))
+        folder = tmp_path / f"killed-{point:03d}"
+        writes.count, writes.fatal = 0, point
+        with pytest.raises(Kill):
+            once(folder)
+        writes.fatal = -1
+        resumed.append(once(folder))
     return whole, resumed
 
 
@@ -364,7 +367,7 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
             asked.append(len(nodes[100].asked))
 
     whole, resumed = killed_everywhere(writes, once, tmp_path)
-    assert len(resumed) > 30
+    assert len(resumed) > 20
     for result in resumed:
         assert bits(result) == bits(whole)
         assert result.rounds == 2
