@@ -174,7 +174,7 @@ def _parameters(query: Query) -> tuple[dict[str, NDArray[Any]], Layout]:
         layout = trained_layout(arrays, query.options)
     except Exception as error:  # a hostile header can raise anything
         raise _malformed(f"no parameters to train ({type(error).__name__})") from None
-    if layout.digest() != query.model:
+    if Layout.of(arrays).digest() != query.model:
         raise WireError(Refusal.MODEL, f"the arrays are not those of the model {query.model!r}")
     if query.length != layout.length + (_clipping(query)[1] > 0):
         raise _malformed(f"{layout.length} parameters with an answer of {query.length} numbers")
@@ -240,7 +240,7 @@ def _asked(message: Message, query: Query, arrays: Arrays, user: str | None) -> 
     if user is not None:
         config["user"] = user
     own = copy.copy(message)  # with its metadata: the function replies to it
-    records = {name: Array(np.array(array)) for name, array in arrays.items()}
+    records = {name: Array(array) for name, array in arrays.items()}
     own.content = RecordDict({"arrays": ArrayRecord(records), "config": ConfigRecord(config)})
     return own
 

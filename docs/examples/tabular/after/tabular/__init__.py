@@ -1,0 +1,1 @@
+"""Breast cancer diagnosis by federated logistic regression."""
