@@ -23,14 +23,16 @@ from privsyn_flower import greeting, wire
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin import open_dropin
 from privsyn_flower.privacy.dense import dense_numbers
-from privsyn_flower.question import Noise, Query, Ticket, decode_sum
+from privsyn_flower.question import Noise, Query, Ticket, decode_sum, encoded_length
+from privsyn_flower.strategies import DPFTRL, DPFedAvg
+from privsyn_flower.strategies.training import TrainingStrategy
 from privsyn_flower.text.parameters import pack_parameters
 from privsyn_flower.training import Layout
 from privsyn_flower.wire import Refusal, WireError
 from tests.conftest import loopback_message, node_context
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3) / 10
-ARRAYS = {  # in another order than safetensors keeps: by type, then by name
+ARRAYS: dict[str, Any] = {  # in another order than safetensors keeps: by type, then by name
     "second": WEIGHT,
     "first": np.array([1.0, -1.0], dtype=np.float32),
     "seen": np.array(7, dtype=np.int64),
@@ -78,7 +80,7 @@ def ask(query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Message:
     return wire.ask(query, ticket, noise(query, weight), 1, weight, 60.0)
 
 
-def context(number: int = 0, **node_config: Any) -> Any:
+def context(number: int = 0, /, **node_config: Any) -> Any:
     return node_context({"partition-id": number, "num-partitions": 4, **node_config})
 
 
@@ -86,7 +88,7 @@ def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICK
     """What the server makes of a plain reply (length,)."""
     used = noise(query, weight)
     length = LAYOUT.length + (query.length > LAYOUT.length)
-    padded = wire.encoded_length(replace(query, length=length))
+    padded = encoded_length(replace(query, length=length))
     residues = wire.read_answer(reply, ticket, padded, used.bits).residues
     return decode_sum(residues, query, used)
 
@@ -419,6 +421,56 @@ def test_the_decorator_goes_under_flowers() -> None:
     assert (train.__name__, train.__doc__) == ("train", "Trains.")
     query = question()
     assert np.allclose(decoded(app(ask(query), context()), query), 0.1, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [DPFedAvg(CLIP), DPFTRL(CLIP, min_separation=2, schedule="users", server_optimizer="fedavg")],
+    ids=["dp-fedavg", "dp-ftrl"],
+)
+def test_a_decorated_app_is_trained_under_secure_aggregation(
+    strategy: TrainingStrategy, home: Path, loopback: Any
+) -> None:
+    trained: list[tuple[int, str]] = []
+    app = ClientApp()
+
+    @app.train()
+    @private_training(users=lambda context: [f"{context.node_id}-{n}" for n in range(2)])
+    def train(message: Message, context: Any) -> Message:
+        config = message.content.config_records["config"]
+        trained.append((int(config["server-round"]), str(config["user"])))  # type: ignore[arg-type]
+        return answered(message, plus(config["step"]))  # type: ignore[arg-type]
+
+    def node(number: int) -> Callable[[Message], Message]:
+        own = context(number, **{"num-partitions": 3})
+        own.node_id = number + 1
+        return lambda message: app(message, own)
+
+    grid = loopback({number + 1: node(number) for number in range(3)})
+    result = strategy.start(
+        grid,
+        ArrayRecord({name: Array(array) for name, array in ARRAYS.items()}),
+        num_rounds=2,
+        train_config=ConfigRecord({"step": 0.1}),
+        epsilon=5000.0,  # hardly any noise
+        delta=1e-5,
+        users=6,
+        nodes=3,
+        folder=home / "run",
+        noise_keys=home / "keys",
+    )
+    assert list(result.arrays) == list(ARRAYS)
+    assert result.arrays["seen"].numpy() == 7
+    for name in ("first", "second"):
+        assert np.allclose(result.arrays[name].numpy(), ARRAYS[name] + 0.2, atol=0.08)
+    everybody = {f"{node_id}-{n}" for node_id in (1, 2, 3) for n in range(2)}
+    rounds = [{user for rnd, user in trained if rnd == number} for number in (1, 2)]
+    if isinstance(strategy, DPFTRL):  # users take turns
+        assert rounds[0] | rounds[1] == everybody and not rounds[0] & rounds[1]
+    else:
+        assert rounds == [everybody, everybody]
+    records = {(name, type(r).__name__) for m in grid.received for name, r in m.content.items()}
+    assert records == {("answer", "ConfigRecord"), ("secagg", "ConfigRecord")}
 
 
 def test_importing_it_loads_no_model_library() -> None:
