@@ -20,6 +20,7 @@ from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
 from privsyn_flower.client_apps.records_file import RecordsError
 from privsyn_flower.client_apps.schedule import Schedule
+from privsyn_flower.client_apps.timing import timed
 from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
 from privsyn_flower.privacy.sampling import coins
 from privsyn_flower.question import (
@@ -188,10 +189,11 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
 
     The node's records say first that this ticket is answered, and by which users.
     """
-    users, places = _users_or_none(node)
-    taking = _taking(users, places, query, ticket, noise, node)
-    share = _noise_share(query, ticket, noise, node)
-    return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+    with timed(node, ticket, node.facts.weight):
+        users, places = _users_or_none(node)
+        taking = _taking(users, places, query, ticket, noise, node)
+        share = _noise_share(query, ticket, noise, node)
+        return share + _vectors_or_zero(query, noise, users, taking, node, kind)
 
 
 def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Integers:

@@ -16,6 +16,7 @@ from privsyn_flower.client_apps.answers import Kind, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.evaluation.timings import read_timings
 from privsyn_flower.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.privacy.dense import dense_numbers, encode_dense
 from privsyn_flower.privacy.ledger import Ledger
@@ -133,6 +134,17 @@ def test_the_sum_of_all(tmp_path: Path, loopback: Any, way: Any, source: Source)
     assert {message.metadata.message_type for message in grid.sent} == {"train"}
     assert got.nodes_answered == NODES and got.total.weight == WEIGHT
     assert got.total.bound == encoded_bound(question(), noise) == noise.sensitivity / noise.scale
+
+
+@pytest.mark.parametrize("policy", [None, PLAIN])
+def test_a_simulated_answer_is_timed_on_the_node(
+    tmp_path: Path, loopback: Any, policy: Policy | None
+) -> None:
+    grid = loopback(trainers(tmp_path, policy))
+    collect(grid, question(), numbers(), round=4)
+    entries = read_timings(tmp_path, "run")
+    assert len(entries) == (0 if policy else NODES)
+    assert all(entry["round"] == 4 and entry["users"] == USERS for entry in entries)
 
 
 def test_nodes_add_the_noise_that_is_promised(tmp_path: Path, loopback: Any) -> None:
