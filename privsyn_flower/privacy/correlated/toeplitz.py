@@ -152,9 +152,9 @@ class _Buffered:
 
     def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
         noise = draw(rnd, 0)
-        state = record(rnd - 1).copy() if rnd > 1 else np.zeros((self.rows, len(noise)))
+        state = record(rnd - 1) if rnd > 1 else np.zeros((self.rows, len(noise)))
         for scale, row in zip(self.scale, state, strict=True):
             noise -= scale * row
-        state *= self.decay[:, None]
+        state = self.decay[:, None] * state
         state += noise
         return noise, state
