@@ -703,3 +703,20 @@ def test_the_hello_travels_as_the_plan_says(
     plan = replace(PLAN, greeting="train")
     assert engine(tmp_path, grid, aggregator(keys), plan=plan).run() == T
     assert types == ["train"] * 4
+
+
+@pytest.mark.parametrize("evaluations", [0, 2])
+def test_a_calibrated_run_of_many_rounds_fits_its_total(keys: Path, evaluations: int) -> None:
+    """To the rounding that the filter allows, the rounds that cost nothing included."""
+    participation = Participation(2000, min_separation=100, max_participations=10)
+    matrix = factorization("banded", 2000, bands=40)
+    mechanism = aggregator(keys, matrix, participation, evaluations=evaluations)
+    noise = Noise(1.0, 1.0, 8, 1.0)
+    multipliers = [
+        mechanism.charge(PLAN, noise, rnd)["noise_multiplier"] for rnd in range(1, 2001)
+    ] + [mechanism.multiplier] * evaluations
+    spent = math.fsum((1 / multiplier) ** 2 for multiplier in multipliers)
+    budget = filters.new_header("p", EPSILON, DELTA, False).mu_squared
+    assert budget is not None and 1 - 1e-6 < spent / budget <= 1 + filters.SLACK
+    # Ten times 40 rounds have a part of the worst user; the rest costs nothing.
+    assert sum(multiplier > 1e6 for multiplier in multipliers) == 1600
