@@ -106,7 +106,8 @@ class _Nodes:
     The estimate that a round ends with is that of the highest node its leaf completes, made of
     the node's own value and of its two halves: the left one, estimated when it was complete, and
     the right one, this round's. A release is that estimate less the left halves it is made of.
-    The record of a round is its estimate (honaker only: else a node's own noise is drawn again).
+    The record of a round is its estimate (honaker only: else a node's own noise is drawn again);
+    that of a completed tree is never read.
     """
 
     def __init__(self, every: int, completed: frozenset[int], honaker: bool) -> None:
@@ -180,7 +181,7 @@ class _Nodes:
         return sorted(start + (before >> h << h) for h in heights)
 
     def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
-        complete, top = self.height(rnd), self.top(rnd)
+        top = self.top(rnd)
         if not self.honaker:
             noise = draw(rnd, top)
             for height in range(top):
@@ -188,18 +189,14 @@ class _Nodes:
                     noise -= draw(left, height)
             return noise, noise[:0][None]
         estimate = draw(rnd, 0)
-        lefts, kept = np.zeros_like(estimate), estimate
+        lefts = np.zeros_like(estimate)
         for height, (left, own) in enumerate(self.path(rnd, top), start=1):
-            if height == complete + 1:
-                kept = estimate
             if left:
                 half = record(left)[0]
                 lefts += half
                 estimate = estimate + half
             estimate = own * draw(rnd, height) + (1 - own) * estimate
-        if complete == top:
-            kept = estimate
-        return estimate - lefts, kept[None]
+        return estimate - lefts, estimate[None]
 
 
 def _complete(height: int, honaker: bool) -> float:
