@@ -245,7 +245,7 @@ def test_a_sum_that_is_not_released_is_an_error(monkeypatch: pytest.MonkeyPatch)
     def refuses(*arguments: Any) -> None:
         raise WrapAround("no")
 
-    monkeypatch.setattr(answers, "check_plan", refuses)
+    monkeypatch.setattr(answers, "check_range", refuses)
     result = command("--trials", "200")
     assert result.exit_code == 2
     assert "nothing was released" in result.output

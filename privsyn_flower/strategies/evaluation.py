@@ -250,7 +250,7 @@ def evaluate(
     if asked not in (None, strategy.digest()):
         raise ValueError(f"{own.path} holds an evaluation of other models: choose another name")
     own.save_value("asked", strategy.digest())
-    round_plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare)
+    round_plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare, cycle=0)
     how, noise = aggregation or SecureAggregation(), mechanism or NodeNoise()
     Rounds(grid, strategy, round_plan, own, ledger, how, progress, noise).run()
     released = np.array(strategy.released)

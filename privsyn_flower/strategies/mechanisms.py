@@ -50,8 +50,13 @@ logger = logging.getLogger("privsyn_flower")
 class Mechanism(Protocol):
     """How the sum of a round gets its noise; the round engine calls these in this order."""
 
-    name: str
-    trusted: bool  # the aggregator has sums without noise, and is trusted to give none away
+    @property
+    def name(self) -> str:
+        """What the metrics call it."""
+
+    @property
+    def trusted(self) -> bool:
+        """The aggregator has sums without noise, and is trusted to give none away."""
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
         """Before anything is asked. released: rounds with a release; fresh: nothing was charged."""

@@ -112,11 +112,11 @@ class SynthesisStrategy(Strategy):
                 engine = Rounds(grid, self, plan, run, book, how, progress)
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
-            statement = replace(statement, simulated=_simulated(run, engine))
+            statement = replace(statement, simulated=simulated(run, engine))
         return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
 
 
-def _simulated(folder: RunFolder, engine: Rounds) -> bool:
+def simulated(folder: RunFolder, engine: Rounds) -> bool:
     """Whether every node said so; remembered, because a finished run greets nobody again."""
     facts = engine.cohort.nodes.values()
     if facts:

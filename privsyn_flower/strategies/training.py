@@ -32,8 +32,7 @@ from privsyn_flower.strategies.generalised_fedavg import (
 )
 from privsyn_flower.strategies.mechanisms import Mechanism
 from privsyn_flower.strategies.rounds import Rounds
-from privsyn_flower.strategies.synthesis import _simulated as simulated
-from privsyn_flower.strategies.synthesis import run_id
+from privsyn_flower.strategies.synthesis import run_id, simulated
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
