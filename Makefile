@@ -52,6 +52,8 @@ benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/local_training.py
+	$(BIN)/python benchmarks/correlated.py
 	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py; fi
 
 vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it runs as a server
