@@ -196,7 +196,7 @@ class TrainingPipeline(Run):
                 base=self.start,
                 grid=self.grid,
                 folder=self.folder,
-                plan=replace(plan, cycle=0),
+                plan=plan,
                 ledger=ledger,
                 caps=evaluation_caps(self.config),
                 name=EVALUATION,

@@ -153,6 +153,8 @@ def test_benchmark_compares_with_every_control(
     assert set(found["frechet"]["synthetic"]) == {*made, "random_public", "private"}
     assert found["near_duplicates"].keys() == {"private", "held_out", "public"}
     assert found["near_duplicates"]["private"]["texts"] == 8
+    assert found["costs"]["releases"] == 1 and found["costs"]["client_cpu_seconds_per_user"] > 0
+    assert found["costs"]["bytes_up_per_user_round"] == summary["bytes_up_per_user_round"]
     rounds = found["responses"]
     assert [len(values) for values in rounds.values()] == [1, 1, 1]
     assert 0 <= rounds["recovery_rate"][0] <= 1

@@ -212,6 +212,7 @@ def test_dp_fedavg_from_data_to_figures(
     assert (tmp_path / "run" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     costs = found["costs"]
     assert costs["releases"] == 3 and costs["server_wall_seconds"] >= 0
+    assert costs["client_cpu_seconds_per_user"] > costs["client_cpu_seconds_per_user_round"] > 0
     assert costs["bytes_down_per_user_round"] == summary["bytes_down_per_user_round"] > 0
 
     evaluation = summary["evaluation"]
@@ -322,10 +323,12 @@ STAGES: list[tuple[str, Any, str, Any]] = [
 def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
     configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ftrl: bool
 ) -> None:
-    values = {"benchmark": True, "training.evaluate": True, "cache": str(tmp_path / "cache")}
+    values = {"benchmark": not ftrl, "training.evaluate": True, "cache": str(tmp_path / "cache")}
     config = configured(**(FTRL if ftrl else {}), **values)
     path = tmp_path / "run"
     for stage, place, name, when in STAGES:
+        if ftrl and stage in {"export", "control", "benchmark"}:  # the other method's alike
+            continue
         with monkeypatch.context() as patch:
             killing(patch, place, name, when)
             with pytest.raises(Killed, match=name):
@@ -362,9 +365,10 @@ def public_folder(config: RunConfig) -> Path:
 def test_a_noisy_evaluation_leaves_the_model(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
-    config = configured(**{"epsilon": 1.0, "training.evaluate": True, "training.public-steps": 0})
+    small = {"rounds": 1, "aggregation": "plain", "training.public-steps": 0}
+    config = configured(**{"epsilon": 1.0, "training.evaluate": True, **small})
     summary, _ = run(config, loopback, tmp_path / "run")
-    assert summary["evaluation"].keys() == {"failed"} and summary["rounds"] == 2
+    assert summary["evaluation"].keys() == {"failed"} and summary["rounds"] == 1
     again, grid = run(config, loopback, tmp_path / "run")
     assert grid.sent == [] and again["evaluation"] == summary["evaluation"]
 
