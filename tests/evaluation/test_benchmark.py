@@ -233,8 +233,8 @@ def test_the_start_is_the_model_tuned_on_public_text(setting, monkeypatch):
 
 def test_a_start_needs_public_text(setting, monkeypatch):
     monkeypatch.setattr(Federation, "public", lambda self: [])
-    with pytest.raises(ConfigError, match=r"training\.public-steps = 8.*data\.public-path"):
-        public_start(with_steps(setting.config, 8), setting.federation, setting.downstream)
+    with pytest.raises(ConfigError, match=r"training\.public-steps = 5.*data\.public-path"):
+        public_start(with_steps(setting.config, 5), setting.federation, setting.downstream)
 
 
 def test_a_trained_model_is_measured_as_it_is(setting, tmp_path):
