@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 Floats = NDArray[np.float64]
 
 _SAFE = 1e100  # entries up to it have squares that do not overflow
+_PART = 1 << 13  # short enough that no BLAS starts threads for it, which cost more than they give
 
 
 def update_bound(clip_norm: float, indicator: float) -> float:
@@ -88,8 +89,9 @@ def shard_updates(
 
 def _norm(values: Floats) -> float:
     """L2 norm; infinity where an entry is not finite. Squares of large entries do not overflow."""
+    parts = (values[first : first + _PART] for first in range(0, len(values), _PART))
     with np.errstate(over="ignore", invalid="ignore"):
-        square = float(values @ values)
+        square = sum(float(part @ part) for part in parts)
     if 1 / _SAFE < square < _SAFE:
         return math.sqrt(square)
     peak = float(np.abs(values).max(initial=0.0))  # NaN stays NaN

@@ -151,3 +151,14 @@ def test_users_come_one_at_a_time() -> None:
     )
     assert total.tolist() == [7, 7, 7, 7] and alive == [1.0, 2.0, 4.0]
     assert shard_updates([], length=4, clip_norm=1.0, indicator=0.0).tolist() == [0.0] * 4
+
+
+def test_long_deltas_are_clipped_as_short_ones() -> None:
+    """The norm is summed in parts: every one counts."""
+    delta = np.random.default_rng(0).standard_normal(30_000)
+    norm = float(np.linalg.norm(delta))
+    for share in (0.5, 1 - 1e-9, 1 + 1e-9):
+        vector = user_update(delta, clip_norm=share * norm, indicator=0.1)
+        assert vector is not None
+        assert np.allclose(vector[:-1], min(share, 1.0) * delta, rtol=1e-11, atol=0)
+        assert vector[-1] == pytest.approx(math.copysign(0.1 * share * norm, share - 1))
