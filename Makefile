@@ -53,6 +53,7 @@ benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/local_training.py
+	$(BIN)/python benchmarks/training_round.py
 	$(BIN)/python benchmarks/correlated.py
 	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py; fi
 

@@ -68,7 +68,7 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     values = np.array([accuracy[name] for name in names], dtype=np.float64)
     spread = np.abs(values[:, 1:] - values[:, :1]).T
     figure, panel = plt.subplots(figsize=(1.3 * len(names) + 1.2, 3.8))
-    colours = [BLUE if name == "synthetic" else GREY for name in names]
+    colours = [BLUE if name in ("synthetic", "trained") else GREY for name in names]
     bars = panel.bar(range(len(names)), values[:, 0], color=colours, width=0.65)
     panel.errorbar(
         range(len(names)), values[:, 0], yerr=spread, fmt="none", ecolor="black", capsize=3
