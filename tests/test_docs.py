@@ -28,7 +28,14 @@ from privsyn_flower.launch import QUIET
 from privsyn_flower.privacy.accounting import SENSITIVITY
 from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.sections import EvaluationConfig, GenerationConfig, PopriConfig, Section
+from privsyn_flower.sections import (
+    EvaluationConfig,
+    FtrlConfig,
+    GenerationConfig,
+    PopriConfig,
+    Section,
+    TrainingConfig,
+)
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from privsyn_flower.text import load_embedder
 from privsyn_flower.wire import PROTOCOL
@@ -196,10 +203,15 @@ def test_the_readme_leads_to_every_page_and_every_configuration() -> None:
 
 
 def test_the_readme_has_every_handler_of_the_client_app() -> None:
-    route = r'@app\.query\("([\w-]+)"\)'
+    route = r'^@app\.(query\("[\w-]+"|train\()\)\ndef (\w+)'
     ours = text_of(ROOT / "privsyn_flower" / "client_apps" / "main.py")
-    readme = "".join(code for name, code in blocks("python") if name.startswith("README"))
-    assert re.findall(route, readme) == re.findall(route, ours)
+    pages = [code for name, code in blocks("python") if name.startswith("README")]
+    readme = next(code for code in pages if "privsyn.hello" in code)
+    expected = re.findall(route, ours, re.MULTILINE)
+    assert re.findall(route, readme, re.MULTILINE) == expected
+    assert ("train(", "update") in expected
+    for _, name in expected:
+        assert f"privsyn.{name}(message, context)" in readme
 
 
 def test_every_kind_of_question_has_its_claim() -> None:
@@ -217,18 +229,30 @@ def test_every_kind_of_question_has_its_claim() -> None:
         (PopriConfig, "select", "privacy.md"),
         (GenerationConfig, "backend", "generators.md"),
         (EvaluationConfig, "rival", "runs.md"),
+        (TrainingConfig, "parameters", "methods.md"),
+        (TrainingConfig, "lora_factors", "methods.md"),
+        (TrainingConfig, "server_optimizer", "methods.md"),
+        (TrainingConfig, "noise", "methods.md"),
+        (FtrlConfig, "schedule", "methods.md"),
+        (FtrlConfig, "schedule", "privacy.md"),
+        (FtrlConfig, "mechanism", "correlated-noise.md"),
+        (RunConfig, "method", "README.md"),
     ],
 )
 def test_every_value_of_a_choice_is_explained(section: type[Section], key: str, page: str) -> None:
-    text = text_of(ROOT / "docs" / page)
+    text = text_of(ROOT / page if page == "README.md" else ROOT / "docs" / page)
     for value in get_args(section.model_fields[key].annotation):
         assert not value or re.search(rf'[`"]{value}[`"]', text), value
 
 
-def test_every_metric_of_a_run_is_explained(tmp_path: Path, loopback: Any) -> None:
+def metrics_of_the_page() -> set[str]:
     page = text_of(ROOT / "docs" / "runs.md").partition("\n## Metrics")[2].partition("\n## ")[0]
     firsts = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
-    named = {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
+    return {name for first in firsts for name in re.findall(r"`([^`]+)`", first)}
+
+
+def test_every_metric_of_a_run_is_explained(tmp_path: Path, loopback: Any) -> None:
+    named = metrics_of_the_page()
     popri.start(popri.make(1), popri.federation(tmp_path, loopback), tmp_path / "run", samples=20)
     keys = set(RunFolder(tmp_path / "run").metrics()[0])
     assert "signal_to_noise_within" in keys and keys - named == set()
@@ -326,6 +350,11 @@ def test_the_layers_on_the_page_are_those_that_are_checked() -> None:
 
 def test_parts_that_others_fill_keep_their_markers() -> None:
     performance = ROOT / "docs" / "performance.md"
-    filled = [(ROOT / "README.md", "results"), (performance, "figures")]
+    readme = ROOT / "README.md"
+    filled = [(readme, "results"), (readme, "popri-results"), (performance, "figures")]
     for page, name in [*filled, (performance, "popri-figures")]:
         assert re.search(rf"<!-- {name}:start -->\n.+<!-- {name}:end -->", text_of(page), re.DOTALL)
+    later = [(readme, name) for name in ("dp-fedavg-results", "dp-ftrl-results", "compare")]
+    for page, name in [*later, (performance, "training-figures")]:
+        assert text_of(page).count(f"<!-- {name}:start -->\n") == 1
+        assert re.search(rf"<!-- {name}:start -->\n.*<!-- {name}:end -->", text_of(page), re.DOTALL)
