@@ -1,0 +1,128 @@
+"""DP-FTRL and DP-FedAvg by real `flwr run`s: killed between rounds, resumed, nothing private."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privsyn_flower.runs import RunFolder, read_jsonl
+from tests.end_to_end.conftest import privsyn
+from tests.end_to_end.test_popri import finish, private_texts
+from tests.end_to_end.test_run import wait_for
+from tests.text.conftest import causal_folder
+
+__all__ = ["causal_folder"]  # pytest finds the fixture by name
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+
+ROUNDS, SEPARATION = 12, 2
+TRAINING = """
+method = "{method}"
+stage-timeout = 300.0
+{mini}
+[training]
+parameters = "layers"
+layers = "*norm*"
+learning-rate = 0.5
+batch-size = 4
+clip-norm = 0.5
+noise = "{noise}"
+public-steps = 0
+"""
+FTRL = f"""
+[ftrl]
+mechanism = "blt"
+min-separation = {SEPARATION}
+"""
+
+
+@pytest.fixture
+def data_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ledgers of populations, and keys of noise, are kept: the test's own folder."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def config(mini: Path, model: Path, method: str, rounds: int, *, seeded: bool) -> Path:
+    """The miniature federation, whose users train norms of a random Llama."""
+    text = (mini / "mini.toml").read_text().replace("rounds = 2", f"rounds = {rounds}")
+    text = text.replace('embedder = "ngram-64"', f'embedder = "ngram-64"\ndownstream = "{model}"')
+    if not seeded:
+        text = text.replace("simulation-seeded-noise = true", "")
+    noise = "aggregator" if method == "dp-ftrl" else "nodes"
+    path = mini / f"{method}.toml"
+    parts = TRAINING.format(method=method, mini=text, noise=noise)
+    path.write_text(parts + (FTRL if method == "dp-ftrl" else ""))
+    return path
+
+
+def check_nothing_private(folder: Path, mini: Path) -> None:
+    private = private_texts(mini)
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        data = file.read_bytes()
+        assert not any(text in data for text in private), file
+
+
+def test_dp_ftrl_killed_between_rounds_and_resumed(
+    mini: Path, causal_folder: Path, data_home: Path
+) -> None:
+    folder = mini / "dp-ftrl-killed"
+    path = config(mini, causal_folder, "dp-ftrl", ROUNDS, seeded=False)
+    process = privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini)
+    wait_for(folder / "metrics.jsonl", '"round": 3,', 300)
+    os.kill(int((folder / ".lock").read_text()), signal.SIGKILL)  # runs the ServerApp
+    code, _, _ = finish(process)
+    assert code == 1
+    assert not (folder / "summary.json").exists(), "the run was over before the kill"
+    keys = [file for file in data_home.rglob("*") if file.is_file()]
+    assert keys and all(file.stat().st_mode & 0o077 == 0 for file in keys)
+    kept = [RunFolder(folder).load_release(rnd) for rnd in range(1, 4)]
+
+    code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
+    assert code == 0, "\n".join(err)
+    assert out[-1] == str(folder)
+    run = RunFolder(folder)
+    for rnd, before in enumerate(kept, start=1):
+        assert np.array_equal(before, run.load_release(rnd))  # type: ignore[arg-type]
+    kinds = [row["kind"] for row in read_jsonl(folder / "ledger.jsonl")]
+    assert kinds.count("commit") == ROUNDS  # every round was released once
+    # The key of the noise, and what was made from it, are gone.
+    assert [file for file in data_home.rglob("*") if file.is_file()] == []
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["method"] == "dp-ftrl" and summary["rounds"] == ROUNDS
+    assert summary["threat_model"].startswith("trusted aggregator")
+    assert summary["participations_per_user"] == ROUNDS // SEPARATION
+    assert summary["epsilon_ledger"] == pytest.approx(summary["epsilon"], rel=1e-6)
+    assert (folder / "model" / "config.json").exists()
+    check_nothing_private(folder, mini)
+
+
+def test_dp_fedavg_under_secure_aggregation(
+    mini: Path, causal_folder: Path, data_home: Path
+) -> None:
+    folder = mini / "dp-fedavg"
+    path = config(mini, causal_folder, "dp-fedavg", 2, seeded=True)
+    code, out, err = finish(privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini))
+    assert code == 0, "\n".join(err)
+    assert out[-1] == str(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"], summary["synthetic_samples"]) == (
+        "dp-fedavg", 2, 0,
+    )  # fmt: skip
+    assert summary["accountant"] == "rdp"
+    assert not (folder / "synthetic.jsonl").exists()
+    # The released sums moved the model that is handed out.
+    from safetensors.numpy import load_file
+
+    start, final = (
+        load_file(folder / "models" / f"{name}.safetensors") for name in ("training-start", "final")
+    )
+    assert set(start) == set(final)
+    assert any(not np.array_equal(start[name], final[name]) for name in start)
+    check_nothing_private(folder, mini)
