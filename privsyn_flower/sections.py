@@ -84,7 +84,11 @@ class ModelsConfig(Section):
     embedder: str = Field("minilm", description="minilm, ngram-DIM, a folder, or a hub name")
     infiller: str = Field("tiny", description="masked LM: tiny, a folder, or a hub name")
     generator: str = Field("tiny", description="causal LM: tiny, a folder, or a hub name")
-    downstream: str = Field("tiny", description="model fine-tuned for the result table")
+    downstream: str = Field(
+        "tiny",
+        description="model that is fine-tuned or trained: tiny, "
+        "lstm (the keyboard's, over words), a folder, or a hub name",
+    )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
     train_seconds: float = Field(240.0, gt=0, description="time budget to train one tiny model")
     train_steps: int = Field(0, ge=0, description="steps for a tiny model; 0: the recipe's")

@@ -220,7 +220,7 @@ def _simulated(context: Context) -> Node:
         from privsyn_flower.evaluation.public import public_start
         from privsyn_flower.text.tiny import ensure_model
 
-        tiny = config.models.downstream == "tiny"
+        tiny = config.models.downstream in ("tiny", "lstm")
         if not tiny and not config.trains:
             return _model_folder(config.models.downstream)
         federation = Federation(prepare(config.data, cache))

@@ -39,13 +39,13 @@ class Models:
     def folder(self, kind: str) -> str:
         """Name or folder of the infiller, generator or downstream model."""
         name: str = getattr(self.config.models, kind)
-        if name != "tiny":
+        if name != "tiny" and (kind, name) != ("downstream", "lstm"):
             return name
         from privsyn_flower.text.tiny import ensure_model
 
         if self.public.federation is None:
             raise ConfigError(
-                f"models.{kind} = 'tiny' is trained on the simulated federation's public text; "
+                f"models.{kind} = {name!r} is trained on the simulated federation's public text; "
                 "in deployment name a folder or a Hugging Face model"
             )
         return str(ensure_model(kind, self.public.federation, self.config, self.progress))

@@ -115,6 +115,9 @@ def _shapes(folder: Path, _config: str) -> Shapes:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from privsyn_flower.text.pretrained import know_model
+
+    know_model(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     return {name: tuple(value.shape) for name, value in model.named_parameters()}

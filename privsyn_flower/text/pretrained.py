@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,16 @@ def local_folder(name: str | os.PathLike[str], key: str) -> Path | None:
     return None
 
 
+def know_model(source: str | os.PathLike[str]) -> None:
+    """Make our own architecture known to the Auto classes where a folder is of it."""
+    try:
+        config = json.loads((Path(source) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict) and config.get("model_type") == "privsyn-lstm":
+        import privsyn_flower.text.lstm  # noqa: F401 - registers itself
+
+
 def load_tokenizer(name: str | os.PathLike[str], key: str) -> Any:
     """The model's tokenizer; text that spells a special token stays ordinary text."""
     from transformers import AutoTokenizer
@@ -51,6 +62,7 @@ def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, d
     import transformers
 
     source = str(local_folder(name, key) or name)
+    know_model(source)
     wanted = ("bfloat16" if device.startswith("cuda") else "float32") if dtype == "auto" else dtype
     try:
         config = transformers.AutoConfig.from_pretrained(source)

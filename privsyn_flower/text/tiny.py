@@ -38,6 +38,10 @@ def ensure_model(
     kind: downstream, generator or infiller. Raises ValueError for another kind or for too little
     public text, AssetError for a damaged asset.
     """
+    if kind == "downstream" and config.models.downstream == "lstm":
+        from privsyn_flower.text.lstm import ensure_lstm
+
+        return ensure_lstm(federation, config, progress)
     wanted = recipe(kind, config.models.train_steps)
     if config.models.train_steps == 0:
         shipped = find_asset(

@@ -41,6 +41,9 @@ def _linear_weights(folder: Path, _config: str) -> dict[str, bool]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from privsyn_flower.text.pretrained import know_model
+
+    know_model(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     head = model.get_output_embeddings()
