@@ -1,46 +1,30 @@
-"""Many trials of one release through the path that a run takes, in this process, for an audit.
+"""A run's nodes as functions in this process, for an audit.
 
-The engine (`strategies.rounds`) asks nodes that are functions here: hello, the stages of the
-secure sum with their masks, the devices' own query functions, noise and records, the ledger, the
-release. Only Flower's transport is left out, and the embedder is the hashed one, because what a
-text's embedding is does not enter any bound.
+They do what a node's ClientApp does with a message: the stages of the secure sum with their masks,
+the devices' own functions, schedule, noise and records. Only Flower's transport is left out.
 
 All trials travel in one sum: the vector is the trials' vectors one after the other, and every
 coordinate takes the same path as in a run. Noise and masks are independent by coordinate, so the
-trials are independent.
+trials are independent. Answers that are rotated are rotated for each trial by itself.
 """
 
 from __future__ import annotations
 
-import logging
-import math
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from logging.handlers import BufferingHandler
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from privsyn_flower.client_apps.answers import Kind, contribution, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts
-from privsyn_flower.exchange import in_process
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.quantize import IntegerPlan
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
-from privsyn_flower.runs import RunFolder
+from privsyn_flower.question import Noise, Query, Ticket, encoded_length
 from privsyn_flower.secagg.flower import stage_of
-from privsyn_flower.strategies.aggregation import Aggregation
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.rounds import NoRelease, Rounds, integer_noise
 
 EMBEDDER = "ngram-64"
-HONEST_NODES = 6  # of two users each; every one of them survives
 CANARY = "canary"
 COLLUDERS_SEED = 0
 LEDGER_EPSILON = 1e4  # no texts of anybody's are audited, so nothing is to be rationed
@@ -49,8 +33,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Role = Literal["canary", "honest", "colluding", "lost"]
-# Partition -> what its node sent without noise, with the canary and without: (L,) each.
-Known = dict[int, tuple[Integers, Integers]]
+Pair = tuple[Integers, Integers]  # without noise, with the canary and without
 
 
 class AuditError(ValueError):
@@ -63,7 +46,8 @@ class Case:
 
     query: the question of one trial. kind: the devices' own functions for it. canary: texts of
     the audited user, whose vector should be as long as the bound allows. neighbour: texts of
-    the other user of the same node. crowd: texts of each user of the other nodes.
+    the other user of the same node. crowd: texts of each user of the other nodes. base: folder
+    of the nodes' language model, if the question is about one.
     """
 
     query: Query
@@ -71,151 +55,89 @@ class Case:
     canary: Sequence[str]
     neighbour: Sequence[str]
     crowd: Sequence[str]
+    base: Path | None = None
 
 
 @dataclass(frozen=True)
-class Trials:
-    """What an adversary sees who knows every text and the colluders' noise.
+class Seat:
+    """A node: what it does, the users it stands for, and its place among the nodes."""
 
-    released (T, L): the noisy sums. present (T,): whether the canary took part. shift (L,): what
-    the canary changes without noise, in units of the bound. residue (T, L): the noisy sums less
-    what the nodes' users put into them. noise: the numbers that are charged.
+    role: Role
+    weight: int
+    partition: int
+
+
+@dataclass
+class View:
+    """What leaves no node, as the auditor knows it.
+
+    known: round -> partition -> what the node sent without noise, with the canary and without.
     """
 
-    released: Floats
-    present: Bools
-    shift: Floats
-    residue: Floats
-    noise: Noise
+    trials: int
+    rnd: int = 0
+    known: dict[int, dict[int, Pair]] = field(default_factory=dict)
+    answers: dict[tuple[int, bytes], Integers] = field(default_factory=dict)
+    failures: list[Exception] = field(default_factory=list)
 
 
-def run_trials(case: Case, plan: RoundPlan, aggregation: Aggregation, trials: int) -> Trials:
-    """`trials` independent releases of `case`, the canary in every other one.
-
-    The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
-    plan's spare weight is lost after masking, and the colluders' noise, known to them, is taken
-    off. Raises AuditError when nothing is released or the canary had no part in it.
-    """
-    query = replace(case.query, length=case.query.length * trials)
-    known: Known = {}
-    failures: list[Exception] = []
-    roles = _roles(plan)
-    repeated = replace(case, kind=_repeated(case.kind, trials, known, failures))
-    released = _released(repeated, query, plan, aggregation, roles)
-    if failures:
-        raise AuditError(f"a node's answer failed: {failures[0]}") from failures[0]
-    sums = [known[at] for at, (role, _) in enumerate(roles) if role != "lost"]
-    with_canary, without = (np.sum([both[i] for both in sums], axis=0) for i in (0, 1))
-    if not (with_canary != without).any():
-        raise AuditError("the canary's vector is zero: there is nothing to distinguish")
-    noise = integer_noise(plan, query)
-    scale = integer_plan(query, noise).scale
-    rows, present = released.reshape(trials, -1), np.arange(trials) % 2 == 0
-    return Trials(
-        released=rows,
-        present=present,
-        shift=(with_canary - without) / scale,
-        residue=rows - np.where(present[:, None], with_canary, without) / scale,
-        noise=noise,
-    )
-
-
-def _released(
-    case: Case,
-    query: Query,
-    plan: RoundPlan,
-    aggregation: Aggregation,
-    roles: Sequence[tuple[Role, int]],
-) -> Floats:
-    """One round of the real engine: the release (length,) without the colluders' noise."""
-    strategy, noise = _Once(query), integer_noise(plan, query)
-    handlers, known_noise = {}, np.zeros(query.length, dtype=np.int64)
-    with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as name, in_process():
-        folder = RunFolder(Path(name) / "run")
-        for at, (role, weight) in enumerate(roles):
-            node = _node(case, role, weight, at, Path(name))
-            handlers[at + 1] = _handler(case, role, node)
-            if role == "colluding":
-                known_noise += _noise_of(node, query, noise)
-        ledger = Ledger.open(
-            Path(name) / "ledger.jsonl",
-            population="audit",
-            total_epsilon=LEDGER_EPSILON,
-            total_delta=1e-9,
-            mechanism="skellam",
-        )
-        engine = Rounds(
-            cast(Grid, _Loopback(handlers)), strategy, plan, folder, ledger, aggregation
-        )
-        with _warnings() as warnings:
-            try:
-                engine.run()
-            except NoRelease:
-                raise AuditError(f"nothing was released: {'; '.join(warnings())}") from None
-    return strategy.released - known_noise / integer_plan(query, noise).scale
-
-
-def smallest_population(min_surviving_weight: float) -> int:
-    """Users that the audit's nodes need to host two each within W_min."""
-    return math.ceil(2 * HONEST_NODES / min_surviving_weight)
-
-
-def _roles(plan: RoundPlan) -> list[tuple[Role, int]]:
-    """Nodes by what they do, and their weights; the honest ones weigh W_min together."""
-    honest = _split(plan.min_weight, HONEST_NODES)
-    # No heavier than an honest node: the threshold assumes as many colluders as could fit.
-    colluding = _split(plan.colluding, math.ceil(plan.colluding / honest[-1]))
-    lost = plan.users - plan.min_weight - plan.colluding
-    roles: list[tuple[Role, int]] = [("canary", honest[0])]
-    roles += [("honest", weight) for weight in honest[1:]]
-    roles += [("colluding", weight) for weight in colluding]
-    return [*roles, ("lost", lost)] if lost else roles
-
-
-def _split(total: int, parts: int) -> list[int]:
-    """Whole numbers that differ by 1 at most, the largest first."""
-    return [total // parts + (at < total % parts) for at in range(parts)]
-
-
-def _repeated(kind: Kind, trials: int, known: Known, failures: list[Exception]) -> Kind:
+def repeated(case: Case, view: View) -> Kind:
     """The kind with its vectors side by side for all trials: even ones with the canary.
 
-    Absent is zero-out: the canary is there and takes no part. known and failures are the
-    auditor's view of what leaves no node.
+    Absent is zero-out: the canary is there and takes no part.
     """
+    length, width = case.query.length, encoded_length(case.query)
 
     def check(query: Query, node: Node) -> None:
-        kind.check(replace(query, length=query.length // trials), node)
+        case.kind.check(replace(query, length=length), node)
 
-    def vectors(
-        query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
-    ) -> Integers:
-        one = replace(query, length=query.length // trials)
-        short = replace(plan, length=one.length)
+    def answer(query: Query, users: UserTexts, taking: Bools, plan: Any, node: Node) -> Integers:
+        """Made once: the question is the same in every round."""
+        key = (node.facts.partition, taking.tobytes())
+        if key not in view.answers:
+            short = replace(plan, length=length)
+            view.answers[key] = case.kind.vectors(query, users, taking, short, node)
+        return view.answers[key]
+
+    def vectors(query: Query, users: UserTexts, taking: Bools, plan: Any, node: Node) -> Integers:
+        one = replace(query, length=length)
         others = taking & np.array([user != CANARY for user in users], dtype=bool)
         try:
-            pair = tuple(kind.vectors(one, users, who, short, node) for who in (taking, others))
+            pair = tuple(answer(one, users, who, plan, node) for who in (taking, others))
         except Exception as error:
-            failures.append(error)
+            view.failures.append(error)
             raise
-        known[node.facts.partition] = (pair[0], pair[1])
-        return np.stack([pair[trial % 2] for trial in range(trials)]).reshape(-1)
+        view.known.setdefault(view.rnd, {})[node.facts.partition] = (pair[0], pair[1])
+        whole = np.zeros(encoded_length(query), dtype=np.int64)
+        rows = whole[: view.trials * width].reshape(view.trials, width)
+        rows[::2], rows[1::2] = pair
+        return whole
 
     return Kind(check, vectors)
 
 
-def _node(case: Case, role: Role, weight: int, at: int, folder: Path) -> Node:
-    names = (CANARY, "neighbour") if role == "canary" else ("first", "second")
-    texts = (case.canary, case.neighbour) if role == "canary" else (case.crowd, case.crowd)
-    users: UserTexts = dict(zip(names[:weight], texts, strict=False))
+def handlers(
+    case: Case, seats: Sequence[Seat], folder: Path
+) -> dict[int, Callable[[Message], Message]]:
+    return {
+        seat.partition + 1: _handler(case, seat.role, _node(case, seat, folder)) for seat in seats
+    }
+
+
+def _node(case: Case, seat: Seat, folder: Path) -> Node:
+    canary = seat.role == "canary"
+    names = (CANARY, "neighbour") if canary else ("first", "second")
+    texts = (case.canary, case.neighbour) if canary else (case.crowd, case.crowd)
+    users: UserTexts = dict(zip(names[: seat.weight], texts, strict=False))
     return Node(
-        facts=Hello(weight, at, deployed=False),
-        cache=folder / f"node-{at}",
+        facts=Hello(seat.weight, seat.partition, deployed=False),
+        cache=folder / f"node-{seat.partition}",
         embedder=EMBEDDER,
         device="cpu",
         policy=None,
-        noise_seed=COLLUDERS_SEED if role == "colluding" else None,
+        noise_seed=COLLUDERS_SEED if seat.role == "colluding" else None,
         load=lambda: users,
+        downstream=lambda: case.base,
     )
 
 
@@ -235,51 +157,20 @@ def _handler(case: Case, role: Role, node: Node) -> Callable[[Message], Message]
     return handle
 
 
-def _noise_of(node: Node, query: Query, noise: Noise) -> Integers:
-    """The noise that a colluder adds in round 1: its own code's, from the seed it knows."""
-    nothing = Kind(lambda *_: None, lambda query, *_: np.zeros(query.length, dtype=np.int64))
-    twin = replace(node, cache=node.cache / "twin")  # the node's own records allow one answer
-    return contribution(query, Ticket("audit", query.kind, 1, 1), noise, twin, nothing)
+def colluders_noise(
+    case: Case, query: Query, noise: Noise, seats: Sequence[Seat], folder: Path
+) -> Integers:
+    """What colluders added in round 1: their own code's, from the seed they know."""
+    nothing = Kind(lambda *_: None, lambda query, *_: np.zeros(encoded_length(query), np.int64))
+    total = np.zeros(encoded_length(query), dtype=np.int64)
+    for seat in seats:
+        if seat.role == "colluding":
+            node = _node(case, seat, folder / "twins")  # a node's own records allow one answer
+            total += contribution(query, Ticket("audit", query.kind, 1, 1), noise, node, nothing)
+    return total
 
 
-@contextmanager
-def _warnings() -> Iterator[Callable[[], list[str]]]:
-    """The package's warnings, kept and not printed: a node is lost on purpose."""
-    logger, handler = logging.getLogger("privsyn_flower"), BufferingHandler(1000)
-    passed_on = logger.propagate
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        yield lambda: [record.getMessage() for record in handler.buffer]
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = passed_on
-
-
-class _Once:
-    """A strategy of one round that keeps what was released."""
-
-    rounds = 1
-
-    def __init__(self, query: Query) -> None:
-        self.query = query
-        self.released: Floats = np.zeros(query.length)
-
-    def ask(self, rnd: int) -> Query:
-        return self.query
-
-    def learn(self, rnd: int, released: Floats, noise_std: float) -> dict[str, Any]:
-        self.released = released
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Nothing is kept: an audit is not resumed."""
-
-
-class _Loopback:
+class Loopback:
     """A grid whose nodes are functions message -> reply."""
 
     def __init__(self, nodes: Mapping[int, Callable[[Message], Message]]) -> None:

@@ -194,10 +194,14 @@ def audit(
         list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
     ] = None,
     trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
+    kind: Annotated[
+        str, typer.Option(help="evaluation; default: the query of the method's rounds.")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Measure one release in this process: does it leak more, or is it less noisy, than claimed?
+    """Measure releases in this process: do they leak more, or are they less noisy, than claimed?
 
+    One release; of a trusted aggregator's noise, which may be correlated, all rounds of a run.
     Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
     """
     from privsyn_flower.audit import audit as measure
@@ -207,7 +211,7 @@ def audit(
 
     try:
         overrides = dict(parse_override(text) for text in settings or [])
-        found = measure(load_config(config or default_config(), overrides), trials)
+        found = measure(load_config(config or default_config(), overrides), trials, kind)
     except ValueError as error:
         raise fail(str(error)) from None
     typer.echo(json.dumps(found.to_dict()) if as_json else described(found))

@@ -17,10 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from privsyn_flower import audit as audit_module
 from privsyn_flower import exchange
-from privsyn_flower.audit import Audit, audit, described, mu_lower_bound, variance_test
-from privsyn_flower.audit_path import AuditError, _roles, smallest_population
+from privsyn_flower.audit import (
+    Audit,
+    AuditError,
+    audit,
+    described,
+    measure,
+    mu_lower_bound,
+    variance_test,
+)
+from privsyn_flower.audit.settings import node_seats, smallest_population
 from privsyn_flower.cli import app
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import scores as scores_app
@@ -78,7 +85,7 @@ def scores_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> 
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A false alarm of the variance test once in 2000 audits is too often for a test suite."""
-    monkeypatch.setattr(audit_module, "VARIANCE_LEVEL", 1e-9)
+    monkeypatch.setattr(measure, "NOISE_LEVEL", 1e-9)
 
 
 @pytest.mark.usefixtures("calm")
@@ -318,11 +325,10 @@ def test_the_honest_survivors_weigh_exactly_w_min(users: int, least: float, shar
     room = (users - plan.min_weight) / users
     plan = dataclasses.replace(plan, colluding_weight=share * room)
     weight = {
-        role: sum(w for r, w in _roles(plan) if r == role)
+        role: sum(seat.weight for seat in node_seats(plan) if seat.role == role)
         for role in ("canary", "honest", "colluding", "lost")
     }
     assert weight["canary"] + weight["honest"] == plan.min_weight
     assert weight["colluding"] == plan.colluding
     assert sum(weight.values()) == users
-    assert all(w >= 2 for role, w in _roles(plan) if role in ("canary", "honest"))
-    assert all(w >= 1 for _, w in _roles(plan))
+    assert all(seat.weight >= 1 + (seat.role in ("canary", "honest")) for seat in node_seats(plan))

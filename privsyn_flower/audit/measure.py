@@ -1,0 +1,210 @@
+"""One audit from a configuration: the question, its trials, and what they say about the claim."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.audit.model_cases import evaluation_case, update_case
+from privsyn_flower.audit.settings import (
+    aggregator_noise,
+    aggregator_setting,
+    audited_users,
+    nodes_setting,
+)
+from privsyn_flower.audit.statistics import (
+    Floats,
+    correlation_test,
+    filtered,
+    mu_lower_bound,
+    variance_test,
+    whitening,
+)
+from privsyn_flower.audit.text_cases import scores_case, votes_case
+from privsyn_flower.audit.trials import Setting, Trials, run_trials
+from privsyn_flower.audit_path import AuditError, Case
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy import accounting
+from privsyn_flower.question import encoded_bound, encoded_length
+from privsyn_flower.strategies.mechanisms import AggregatorNoise
+
+CONFIDENCE = 0.95
+# An aggregator's claim is exact, not above the true value as that of integer noise is: at 95 % a
+# false alarm could come once in 20 audits.
+EXACT_CONFIDENCE = 0.999
+NOISE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
+FEWEST_TRIALS, DEFAULT_TRIALS, MOST_TRIALS = 200, 10_000, 1_000_000
+MOST_NUMBERS = 1 << 24  # of all rounds and trials of one audit, so that it takes a minute at most
+EVALUATION = "evaluation"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found about one release, or about all rounds of a run.
+
+    rounds: 1, or those of a run whose noise an aggregator adds. claimed_epsilon: of a user who
+    takes part in a release, or as often as the run allows, at `delta`. lower_bound: epsilon is at
+    least this with probability `confidence`. noise_variance_ratio: measured / charged.
+    variance_p_value: two-sided. correlation_p_value: of noise that is independent between rounds
+    once it is whitened; None of one release. contradiction: lower_bound above claimed_epsilon,
+    noise below what is charged, or rounds that share noise. noise_multiplier: of noise_source, the
+    nodes or an aggregator, whose is before it is correlated.
+    """
+
+    kind: str
+    claimed_epsilon: float
+    lower_bound: float
+    confidence: float
+    trials: int
+    noise_variance_ratio: float
+    variance_p_value: float
+    contradiction: bool
+    delta: float
+    noise_multiplier: float
+    noise_source: str = "nodes"
+    rounds: int = 1
+    correlation_p_value: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object that the command prints."""
+        return asdict(self)
+
+
+def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Audit:
+    """Audit this configuration's kind of query, at its noise and weights.
+
+    trials: releases, or runs where an aggregator adds the noise, half of them with the canary;
+    fewer where a run has many rounds. kind: "" for the query of the method's rounds, or
+    "evaluation". Raises ConfigError or ValueError on numbers and another kind, AuditError when
+    nothing could be measured.
+    """
+    if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
+        raise ValueError(f"trials = {trials} must be from {FEWEST_TRIALS} to {MOST_TRIALS}")
+    own = query_kind(config)
+    if kind not in ("", own, EVALUATION):
+        raise ValueError(f"kind = {kind!r} must be {own!r}, which the rounds ask, or 'evaluation'")
+    kind = kind or own
+    noise, setting = None, nodes_setting(config) if not config.trusts_aggregator else None
+    if setting is None:
+        noise = aggregator_noise(config, evaluation=kind == EVALUATION)
+        setting = aggregator_setting(config, noise)
+    with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as folder:
+        case = KINDS[kind](config, Path(folder))
+        return _measured(config, kind, case, setting, noise, trials)
+
+
+def _measured(
+    config: RunConfig,
+    kind: str,
+    case: Case,
+    setting: Setting,
+    noise: AggregatorNoise | None,
+    trials: int,
+) -> Audit:
+    trials = min(trials, MOST_NUMBERS // (setting.rounds * encoded_length(case.query)))
+    if trials < FEWEST_TRIALS:
+        raise AuditError(
+            f"{setting.rounds} rounds leave room for {trials} trials, fewer than {FEWEST_TRIALS} "
+            "say nothing: lower rounds"
+        )
+    seen = run_trials(case, setting, trials)
+    rounds = slice(setting.rounds)
+    white = np.eye(1) if noise is None else whitening(noise.factorization)[rounds, rounds]
+    shift = white @ seen.shift
+    left = _whitened(white, seen)
+    multiplier = seen.noise.multiplier if noise is None else noise.z
+    ratio, p_value = variance_test(left, multiplier * encoded_bound(case.query, seen.noise))
+    correlation = correlation_test(left.reshape(len(left), -1)) if len(left) > 1 else None
+    claimed = _claimed(config, seen, noise)
+    confidence = CONFIDENCE if noise is None else EXACT_CONFIDENCE
+    mu = mu_lower_bound(*filtered(left, seen.present, shift), confidence)
+    bound = accounting.gaussian_epsilon(1 / mu, config.delta) if mu > 0 else 0.0
+    too_little = ratio < 1 and p_value < NOISE_LEVEL
+    shared = correlation is not None and correlation < NOISE_LEVEL
+    return Audit(
+        kind=kind,
+        claimed_epsilon=claimed,
+        lower_bound=bound,
+        confidence=confidence,
+        trials=trials,
+        noise_variance_ratio=ratio,
+        variance_p_value=p_value,
+        contradiction=bound > claimed or too_little or shared,
+        delta=config.delta,
+        noise_multiplier=multiplier,
+        noise_source=seen.noise.source,
+        rounds=setting.rounds,
+        correlation_p_value=correlation,
+    )
+
+
+def _whitened(white: Floats, seen: Trials) -> Floats:
+    """The releases without any user's vector, their noise independent: (R, T, L)."""
+    left = seen.seen
+    left[:, seen.present] -= seen.shift[:, None]
+    return left if len(white) == 1 else np.tensordot(white, left, 1)
+
+
+def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
+    """Epsilon of one release of the nodes' noise, or of all rounds: as computed, and as charged."""
+    if noise is None:
+        return accounting.epsilon(
+            seen.noise.multiplier,
+            1,
+            config.delta,
+            mechanism="skellam",
+            sensitivity=seen.noise.sensitivity,
+        )
+    whole = noise.z / noise.factorization.sensitivity(noise.participation)
+    return min(accounting.gaussian_epsilon(whole, config.delta), seen.spent)
+
+
+def described(found: Audit) -> str:
+    """The result as a table of plain lines, and what it says."""
+    whole = found.rounds > 1
+    releases = f"all {found.rounds} rounds" if whole else "one release"
+    takes_part = "takes part as often as the noise is made for" if whole else "takes part"
+    where = "at survivors of weight W_min" if found.noise_source == "nodes" else "of an aggregator"
+    rows = {
+        "query": f"{found.kind}, {releases}, of a user who {takes_part}",
+        "noise multiplier": f"{found.noise_multiplier:.4f}, {where}",
+        "trials": f"{found.trials}, the canary in half of them",
+        "claimed epsilon": f"{found.claimed_epsilon:.4f} at delta = {found.delta:g}",
+        "lower bound": f"{found.lower_bound:.4f} with confidence {found.confidence:g}",
+        "noise variance": f"{found.noise_variance_ratio:.4f} of what is charged",
+        "its p-value": f"{found.variance_p_value:.3g} (two-sided)",
+    }
+    if found.correlation_p_value is not None:
+        rows["rounds' p-value"] = f"{found.correlation_p_value:.3g} (of independent noise)"
+    why = []
+    if found.lower_bound > found.claimed_epsilon:
+        why.append("the canary is told apart more often than the claimed epsilon allows")
+    if found.variance_p_value < NOISE_LEVEL:
+        side = "less" if found.noise_variance_ratio < 1 else "more"
+        why.append(f"the sums carry {side} noise than is charged")
+    if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
+        why.append("rounds share noise")
+    verdict = "CONTRADICTION" if found.contradiction else "no contradiction found"
+    lines = [f"{name:<17} {text}" for name, text in rows.items()]
+    return "\n".join([*lines, ": ".join([verdict, "; ".join(why)] if why else [verdict])])
+
+
+def query_kind(config: RunConfig) -> str:
+    """The kind of query that the configured method asks in its rounds."""
+    if config.method == "popri" and config.popri.score == "nearest":
+        return "votes"
+    return METHODS[config.method]
+
+
+METHODS = {"pretext": "votes", "popri": "scores", "dp-fedavg": "update", "dp-ftrl": "update"}
+KINDS: dict[str, Callable[[RunConfig, Path], Case]] = {
+    "votes": lambda config, _: votes_case(config),
+    "scores": lambda config, _: scores_case(config),
+    "update": lambda config, folder: update_case(config, audited_users(config), folder),
+    EVALUATION: evaluation_case,
+}

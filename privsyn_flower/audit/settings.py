@@ -1,0 +1,124 @@
+"""Who takes part in an audit, and who adds what noise, from a run's configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from privsyn_flower.audit.statistics import Floats, whitening
+from privsyn_flower.audit.trials import Setting
+from privsyn_flower.audit_path import Role, Seat
+from privsyn_flower.config import RunConfig
+from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
+from privsyn_flower.server_apps.parts import AGGREGATIONS, noise_multiplier
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.dp_ftrl import DPFTRL
+from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise
+
+HONEST_NODES = 6  # of two users each; every one of them survives
+TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest of a secure sum
+
+
+def nodes_setting(config: RunConfig) -> Setting:
+    """One release with the nodes' noise, in which the canary takes part.
+
+    The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
+    plan's spare weight is lost after masking, and the colluders' noise is known to them.
+    """
+    plan = RoundPlan(
+        run="audit",
+        users=audited_users(config),
+        noise_multiplier=noise_multiplier(config),
+        spare_rounds=0,
+        min_surviving_weight=config.min_surviving_weight,
+        colluding_weight=config.colluding_weight,
+    )
+    return Setting(
+        plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),
+        config.delta,
+    )  # fmt: skip
+
+
+def audited_users(config: RunConfig) -> int:
+    """The declared population, or one that is large enough for the audit's nodes."""
+    return max(config.data.users, smallest_population(config.min_surviving_weight))
+
+
+def smallest_population(min_surviving_weight: float) -> int:
+    """Users that the audit's nodes need to host two each within W_min."""
+    return math.ceil(2 * HONEST_NODES / min_surviving_weight)
+
+
+def node_seats(plan: RoundPlan) -> list[Seat]:
+    """Nodes by what they do, and their weights; the honest ones weigh W_min together."""
+    honest = _split(plan.min_weight, HONEST_NODES)
+    # No heavier than an honest node: the threshold assumes as many colluders as could fit.
+    colluding = _split(plan.colluding, math.ceil(plan.colluding / honest[-1]))
+    lost = plan.users - plan.min_weight - plan.colluding
+    roles: list[tuple[Role, int]] = [("canary", honest[0])]
+    roles += [("honest", weight) for weight in honest[1:]]
+    roles += [("colluding", weight) for weight in colluding]
+    roles += [("lost", lost)] if lost else []
+    return [Seat(role, weight, at) for at, (role, weight) in enumerate(roles)]
+
+
+def _split(total: int, parts: int) -> list[int]:
+    """Whole numbers that differ by 1 at most, the largest first."""
+    return [total // parts + (at < total % parts) for at in range(parts)]
+
+
+def aggregator_noise(config: RunConfig, *, evaluation: bool) -> AggregatorNoise:
+    """The run's noise of a trusted aggregator, its keys nowhere yet; or that of its evaluation."""
+    noise = aggregator_budget(config).noise(Path(), "audit")
+    return noise.beside("evaluation") if evaluation else noise
+
+
+def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
+    """All rounds of a run whose noise an aggregator adds; the canary has the worst turn there is.
+
+    Everybody survives and nobody colludes, because nothing here depends on either: no node adds
+    noise, and the adversary knows what they all send.
+    """
+    strategy = training_strategy(config)
+    rounds, turns, by_node = noise.factorization.rounds, 1, False
+    if isinstance(strategy, DPFTRL) and strategy.cycle and rounds > 1:
+        turns, by_node = strategy.cycle, not strategy.by_user
+    turn = worst_turn(noise, turns)
+    # Nodes that take turns have their turn by their place, users that of the node and their own.
+    seats = (
+        [Seat("honest" if at != turn else "canary", 2, at) for at in range(TURN_NODES * turns)]
+        if by_node
+        else [Seat("honest" if at else "canary", 2, turn + at) for at in range(TURN_NODES)]
+    )
+    plan = RoundPlan(
+        run="audit",
+        users=sum(seat.weight for seat in seats),
+        noise_multiplier=noise.multiplier,
+        spare_rounds=0,
+        min_surviving_weight=config.min_surviving_weight,
+        cycle=turns if by_node else 0,
+    )
+    return Setting(
+        plan,
+        seats,
+        AGGREGATIONS[config.aggregation](),
+        lambda folder: replace(noise, folder=folder),
+        config.delta,
+        min(rounds, turns * noise.participations),  # then nobody is left who may take part
+    )
+
+
+def worst_turn(noise: AggregatorNoise, turns: int) -> int:
+    """The turn of a rota, from 0, whose user changes the whitened releases most."""
+    white = whitening(noise.factorization)
+    most = noise.participations
+
+    def changed(turn: int) -> Floats:
+        rounds = np.zeros(len(white))
+        rounds[turn::turns][:most] = 1.0
+        return white @ rounds
+
+    return max(range(turns), key=lambda turn: float(np.linalg.norm(changed(turn))))

@@ -1,0 +1,141 @@
+"""What an audit computes from its trials: bounds on mu, and tests of the noise.
+
+No claim enters here but the standard deviation that the noise should have.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.privacy.correlated import Factorization
+from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
+from privsyn_flower.privacy.correlated.trees import Tree
+
+# Thresholds far out have few hits or alarms; at a lower confidence chance would prefer them.
+CHOOSING = 1 - 1e-8
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Halves = tuple[Floats, Floats]
+
+
+def mu_lower_bound(present: Halves, absent: Halves, confidence: float) -> float:
+    """mu >= this with probability `confidence`: Phi^-1(hits) - Phi^-1(false alarms), 0 at least.
+
+    present, absent: the statistic with and without the canary, each in two independent parts.
+    One threshold of 199 is chosen on the first parts; Clopper-Pearson intervals of the second
+    ones, at the root of the confidence each because they are independent, certify it.
+    """
+    pooled = np.concatenate([present[0], absent[0]])
+    thresholds = np.quantile(pooled, np.linspace(0.005, 0.995, 199))
+    best = np.argmax(_mu_at(thresholds, present[0], absent[0], CHOOSING))
+    certified = _mu_at(thresholds[best : best + 1], present[1], absent[1], confidence)
+    return max(0.0, float(certified[0]))
+
+
+def _mu_at(thresholds: Floats, present: Floats, absent: Floats, confidence: float) -> Floats:
+    """The bound on mu that each threshold (k,) gives: (k,), -inf where it gives none."""
+    from scipy.stats import beta, norm
+
+    level = math.sqrt(confidence)
+    hits = (present[None] > thresholds[:, None]).sum(axis=1)
+    alarms = (absent[None] > thresholds[:, None]).sum(axis=1)
+    # Clopper and Pearson 1934; beta.ppf has no value at the ends, where the limits are 0 and 1.
+    low = np.where(hits > 0, beta.ppf(1 - level, np.maximum(hits, 1), len(present) - hits + 1), 0.0)
+    rest = len(absent) - alarms
+    high = np.where(rest > 0, beta.ppf(level, alarms + 1, np.maximum(rest, 1)), 1.0)
+    # The limits 0 and 1 each give -inf by themselves, never inf - inf.
+    bound: Floats = norm.ppf(low) - norm.ppf(high)
+    return bound
+
+
+def variance_test(noise: Floats, std: float) -> tuple[float, float]:
+    """Measured variance of noise of mean 0 / std^2, and its two-sided chi-square p-value.
+
+    Skellam noise at these variances is Gaussian for this purpose (excess kurtosis 1 / variance).
+    """
+    from scipy.stats import chi2
+
+    freedom = noise.size
+    statistic = float(np.square(noise / std).sum())
+    p_value = 2 * min(chi2.cdf(statistic, freedom), chi2.sf(statistic, freedom))
+    return statistic / freedom, min(1.0, float(p_value))
+
+
+def correlation_test(noise: Floats) -> float:
+    """p-value of noise of mean 0 that is independent between rounds: (R, n) -> of R > 1 rounds.
+
+    n times the squared correlation of two rounds is chi-square with one degree of freedom.
+    """
+    from scipy.stats import chi2
+
+    rounds, size = noise.shape
+    products = noise @ noise.T
+    squares = np.diag(products)
+    correlations = products / np.sqrt(squares[:, None] * squares[None])
+    above = correlations[np.triu_indices(rounds, 1)]
+    return float(chi2.sf(size * np.square(above).sum(), len(above)))
+
+
+def filtered(noise: Floats, present: Bools, shift: Floats) -> tuple[Halves, Halves]:
+    """The matched filter on every trial: with the canary, and without; two halves each.
+
+    noise (R, T, L): of releases whose noise is independent and of one size everywhere, less all
+    that users put into them. present (T,). shift (R, L): what the canary changes, known to the
+    adversary, who knows all texts; where a user changes others' vectors too (a clip of sums, not
+    of users) it has their part in it.
+    """
+    norm = float(np.linalg.norm(shift))
+    found = np.tensordot(noise, shift / norm, axes=([0, 2], [0, 1])) + present * norm
+    first = np.arange(len(found)) < len(found) // 2
+    return (
+        (found[present & first], found[present & ~first]),
+        (found[~present & first], found[~present & ~first]),
+    )
+
+
+def whitening(matrix: Factorization) -> Floats:
+    """What makes the noise of a run's releases independent, of unit variance each: (R, R).
+
+    The releases have noise C^-1 z, so C does it. A tree has more nodes than rounds, and C is no
+    square: there it is the inverse of the Cholesky factor of the noise's covariance, which is
+    all that the releases tell. It is lower triangular: a prefix of a run is a prefix here.
+    """
+    from scipy.linalg import solve_triangular, toeplitz
+
+    if isinstance(matrix, Toeplitz):
+        column = np.zeros(matrix.rounds)
+        column[: matrix.bands] = matrix.coefficients
+        found: Floats = np.tril(toeplitz(column))
+        return found
+    if not isinstance(matrix, Tree):
+        raise ValueError(f"{matrix.name}: nothing is known that makes its noise independent")
+    rows = tree_noise(matrix)
+    factor = np.linalg.cholesky(rows @ rows.T)
+    inverse: Floats = solve_triangular(factor, np.eye(matrix.rounds), lower=True)
+    return inverse
+
+
+def tree_noise(matrix: Tree) -> Floats:
+    """The noise of each release as a sum of the nodes' own: (R, nodes)."""
+    recurrence = matrix.recurrence()
+    places: dict[tuple[int, int], int] = {}
+    # R leaves, fewer nodes above them, and for each tree that is completed those on one path.
+    nodes = 3 * matrix.rounds + 64
+
+    def draw(rnd: int, leaf: int) -> Floats:
+        unit = np.zeros(nodes)
+        unit[places.setdefault((rnd, leaf), len(places))] = 1.0
+        return unit
+
+    rows, records = np.empty((matrix.rounds, nodes)), dict[int, Floats]()
+    for rnd in range(1, matrix.rounds + 1):
+        noise, record = recurrence.step(rnd, draw, records.__getitem__)
+        rows[rnd - 1] = noise
+        live = set(recurrence.live(rnd + 1))
+        records = {past: kept for past, kept in records.items() if past in live}
+        records[rnd] = record.copy()
+    return rows[:, : len(places)]

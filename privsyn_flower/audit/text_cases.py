@@ -1,0 +1,72 @@
+"""Questions about texts under audit: votes and scores, by a canary with the longest vector."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.audit_path import EMBEDDER, Case
+from privsyn_flower.client_apps.scores import SCORES
+from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.data import LabelledText
+from privsyn_flower.question import Query
+from privsyn_flower.text import load_embedder
+
+
+def votes_case(config: RunConfig) -> Case:
+    """All of the canary's samples vote for the same candidates: the longest vector there is.
+
+    Its node's other user has one sample, so that a clip of the node's sum would let the canary
+    push that user's vote aside.
+    """
+    options: dict[str, Any] = {"bound": config.popri.score_bound}
+    if config.method == "pretext":
+        own = config.pretext
+        options = {
+            "bound": own.vote_bound,
+            "clip": own.clip,
+            "neighbors": own.neighbors,
+            "metric": own.metric,
+        }
+    cap, names = config.data.samples_per_user, range(3 * options.get("neighbors", 1) + 2)
+    texts = [f"candidate {at} {'abcdefghijklmnopqrstuvwxyz'[at % 26] * 8} {at}" for at in names]
+    embedder = load_embedder(EMBEDDER)
+    query = Query.votes(
+        embedder.embed(texts), model=embedder.fingerprint, samples_cap=cap, **options
+    )
+    return Case(query, VOTES, [texts[0]] * cap, [texts[1]], [texts[2]] * cap)
+
+
+def scores_case(config: RunConfig) -> Case:
+    """The canary's samples are one half of the candidates, its node's other user has the other.
+
+    Their scores point away from each other, so a clip of the node's sum would let the canary turn
+    that user's vector round. Half of the candidates at similarity 1 reach the bound, or as much of
+    it as a round's candidates can. With labels the canary has samples of each, so that a clip of
+    every class by itself would be too long; one sample a class where the cap leaves no more.
+    """
+    options, cap = config.popri, config.data.samples_per_user
+    labels = split_list(options.labels)[:cap]
+    most = options.prompts * options.responses // 4
+    prompts = max(len(labels), 3, min(most, math.ceil(options.score_bound**2 / 2)))
+    sides = ["alpha beta gamma delta", "one two three four five"]
+    embedder = load_embedder(EMBEDDER)
+    query = Query.scores(
+        np.tile(embedder.embed(sides), (2 * prompts, 1)),
+        bound=options.score_bound,
+        model=embedder.fingerprint,
+        score=options.score,
+        samples_cap=cap,
+        groups=[4] * prompts,
+        classes=[labels[at % len(labels)] for at in range(prompts)] if labels else None,
+        labels=labels,
+        dimension=min(options.dimension, embedder.dimension - 1),
+    )
+    canary, other = (
+        [LabelledText(side, (labels or [""])[at % max(1, len(labels))]) for at in range(cap)]
+        for side in sides
+    )
+    return Case(query, SCORES, canary, other[: max(1, len(labels))], other)

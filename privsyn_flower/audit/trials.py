@@ -1,0 +1,218 @@
+"""Many trials of a run's releases through the path that a run takes, in this process.
+
+The engine (`strategies.rounds`) asks nodes that are functions here (`audit_path`), with its hello,
+its secure sum, the noise of a trusted aggregator, the ledger and the release. Models are tiny,
+because what a text's embedding or gradient is does not enter any bound.
+
+A sum of rotated answers is decoded as in a run and then rotated back, which changes no length and
+no noise: the trials lie side by side again.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from logging.handlers import BufferingHandler
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from privsyn_flower.audit_path import (
+    AuditError,
+    Bools,
+    Case,
+    Floats,
+    Loopback,
+    Seat,
+    View,
+    colluders_noise,
+    handlers,
+    repeated,
+)
+from privsyn_flower.exchange import in_process
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.rotation import padded_length, rotate
+from privsyn_flower.question import Noise, Query, encoded_length, integer_plan
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.aggregation import Aggregation
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.mechanisms import Mechanism
+from privsyn_flower.strategies.node_noise import encoding_of
+from privsyn_flower.strategies.rounds import NoRelease, Rounds
+
+LEDGER_EPSILON = 8e3  # no texts of anybody's are audited, so nothing is to be rationed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Who answers, in how many rounds, and who adds what noise.
+
+    mechanism: folder for its keys -> the noise. delta: of the ledger's total.
+    """
+
+    plan: RoundPlan
+    seats: Sequence[Seat]
+    aggregation: Aggregation
+    mechanism: Callable[[Path], Mechanism]
+    delta: float
+    rounds: int = 1
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What an adversary sees who knows every text and the colluders' noise.
+
+    seen (R, T, L): the releases of R rounds in T trials, less what the users without the canary
+    put into them. present (T,): whether the canary took part. shift (R, L): what the canary
+    changes without noise, in units of the bound; zeros in rounds that are not its turn. noise:
+    the numbers that are charged. spent: epsilon of all rounds, by the ledger.
+    """
+
+    seen: Floats
+    present: Bools
+    shift: Floats
+    noise: Noise
+    spent: float
+
+
+def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
+    """`trials` independent runs of `case`, the canary in every other one.
+
+    Colluders' noise, known to them, is taken off. Raises AuditError when a round is not released
+    or the canary had no part in any.
+    """
+    view = View(trials)
+    query = _side_by_side(case.query, trials)
+    asked = replace(case, kind=repeated(case, view))
+    lost = {seat.partition for seat in setting.seats if seat.role == "lost"}
+    with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as name, in_process():
+        folder = Path(name)
+        mechanism = _OneTrial(setting.mechanism(folder / "keys"), case.query)
+        released, spent = _released(asked, query, setting, mechanism, view, folder)
+        noise = mechanism.said[0]
+        foreign = colluders_noise(asked, query, noise, setting.seats, folder)
+    if view.failures:
+        raise AuditError(f"a node's answer failed: {view.failures[0]}") from view.failures[0]
+    scale, width = integer_plan(query, noise).scale, encoded_length(case.query)
+    present = np.arange(trials) % 2 == 0
+    seen = np.empty((setting.rounds, trials, width))
+    shift = np.empty((setting.rounds, width))
+    for at, vector in enumerate(released):
+        nodes = [pair for place, pair in view.known[at + 1].items() if place not in lost]
+        whole, others = (np.sum([pair[i] for pair in nodes], axis=0) / scale for i in (0, 1))
+        flat = rotate(vector, query.rotation) if query.dense else vector
+        flat = flat - foreign / scale
+        seen[at] = flat[: trials * width].reshape(trials, width) - others
+        shift[at] = whole - others
+    if not shift.any():
+        raise AuditError("the canary's vector is zero: there is nothing to distinguish")
+    return Trials(seen, present, shift, noise, spent)
+
+
+def _side_by_side(query: Query, trials: int) -> Query:
+    """The question whose answer is the answers of all trials; whole blocks where it is rotated."""
+    length = trials * encoded_length(query)
+    return replace(query, length=padded_length(length) if query.dense else length)
+
+
+def _released(
+    case: Case,
+    query: Query,
+    setting: Setting,
+    mechanism: _OneTrial,
+    view: View,
+    folder: Path,
+) -> tuple[list[Floats], float]:
+    """All rounds of the real engine: what each of them releases (length,), and their epsilon."""
+    strategy = _Same(query, setting.rounds, view)
+    ledger = Ledger.open(
+        folder / "ledger.jsonl",
+        population="audit",
+        total_epsilon=LEDGER_EPSILON,
+        total_delta=setting.delta,
+        mechanism="gaussian" if mechanism.trusted else "skellam",
+    )
+    engine = Rounds(
+        cast(Grid, Loopback(handlers(case, setting.seats, folder))),
+        strategy,
+        setting.plan,
+        RunFolder(folder / "run"),
+        ledger,
+        setting.aggregation,
+        mechanism=cast(Mechanism, mechanism),
+    )
+    with _warnings() as warnings:
+        try:
+            engine.run()
+        except NoRelease:
+            raise AuditError(f"nothing was released: {'; '.join(warnings())}") from None
+        if len(strategy.released) < setting.rounds:
+            done = len(strategy.released)
+            raise AuditError(f"only {done} rounds were released: {'; '.join(warnings())}")
+    return strategy.released, ledger.spent_epsilon()
+
+
+class _OneTrial:
+    """A mechanism with the encoding of one trial's vector: a longer one is rounded otherwise."""
+
+    def __init__(self, mechanism: Mechanism, query: Query) -> None:
+        self._mechanism, self._query = mechanism, query
+        self.said: list[Noise] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._mechanism, name)
+
+    def noise(self, plan: RoundPlan, query: Query) -> Noise:
+        """The numbers of a round, kept in `said`."""
+        noise = self._mechanism.noise(plan, query)
+        if query.dense:
+            nodes = noise.multiplier if noise.source == "nodes" else 0.0
+            one = encoding_of(plan, self._query, nodes)
+            noise = replace(noise, sensitivity=one.sensitivity, bits=one.bits, scale=one.scale)
+        self.said.append(noise)
+        return noise
+
+
+@contextmanager
+def _warnings() -> Iterator[Callable[[], list[str]]]:
+    """The package's first warnings, kept and not printed: a node is lost on purpose."""
+    logger, handler = logging.getLogger("privsyn_flower"), BufferingHandler(1000)
+    passed_on = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+
+    def first() -> list[str]:
+        return list(dict.fromkeys(record.getMessage() for record in handler.buffer))[:3]
+
+    try:
+        yield first
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = passed_on
+
+
+class _Same:
+    """A strategy that asks one question in every round and keeps what is released."""
+
+    def __init__(self, query: Query, rounds: int, view: View) -> None:
+        self.query, self.rounds, self.view = query, rounds, view
+        self.released: list[Floats] = []
+
+    def ask(self, rnd: int) -> Query:
+        self.view.rnd = rnd
+        return self.query
+
+    def learn(self, rnd: int, released: Floats, noise_std: float) -> dict[str, Any]:
+        self.released.append(released)
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Nothing is kept: an audit is not resumed."""
