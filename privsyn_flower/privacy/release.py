@@ -35,9 +35,8 @@ class NoisySum:
     vector: (d,) float64, PRIVATE until released (kept out of repr, so out of logs).
     bound: L2 norm of one user's vector. noise_std: guaranteed standard deviation of the noise
     at honest weight `min_weight`; of noise that is correlated across rounds, that of independent
-    noise with the same cost; 0: no noise is on it yet, so that no release takes it. weight: of
-    the nodes that answered, in users. colluding: weight assumed to know and subtract its own
-    noise. min_weight: W_min, in users.
+    noise with the same cost. weight: of the nodes that answered, in users. colluding: weight
+    assumed to know and subtract its own noise. min_weight: W_min, in users.
     """
 
     vector: NDArray[np.float64] = field(repr=False)
@@ -75,7 +74,7 @@ def release(
             f"noise_std / bound = {summed.noise_std} / {summed.bound} = {multiplier} differs from "
             f"the noise multiplier {charge.noise_multiplier} of charge {charge_id}"
         )
-    check_weight(summed)
+    check_weight(summed.weight, summed.colluding, summed.min_weight)
     released = np.array(summed.vector, dtype=np.float64)
     released.flags.writeable = False
     store(released)
@@ -83,14 +82,14 @@ def release(
     return released
 
 
-def check_weight(summed: NoisySum) -> None:
+def check_weight(weight: float, colluding: float, min_weight: float) -> None:
     """Raise TooFewSurvivors unless the nodes that answered reach W_min without colluders."""
-    honest = summed.weight - summed.colluding
-    if not honest >= summed.min_weight:
+    honest = weight - colluding
+    if not honest >= min_weight:
         raise TooFewSurvivors(
-            f"nodes of weight {summed.weight} answered, {summed.colluding} of it assumed "
-            f"colluding: {honest} honest is below W_min = {summed.min_weight} (key "
-            "min-surviving-weight), so the noise would not suffice and nothing is released"
+            f"nodes of weight {weight} answered, {colluding} of it assumed colluding: {honest} "
+            f"honest is below W_min = {min_weight} (key min-surviving-weight), so the noise would "
+            "not suffice and nothing is released"
         )
 
 

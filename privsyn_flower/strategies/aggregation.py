@@ -1,4 +1,4 @@
-"""How the nodes' answers become one noisy sum: under secure aggregation, or at a trusted server.
+"""How the nodes' answers become one sum: under secure aggregation, or at a trusted server.
 
 `SecureAggregation` is the default: the server learns the sum of those who survived and nothing
 else. `PlainSum` is a TRUSTED aggregator: it sees every node's noisy vector, and the guarantee is
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from privsyn_flower.exchange import Arrived, exchange, record_bytes
 from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors
+from privsyn_flower.privacy.rotation import rotate
 from privsyn_flower.privacy.sampling import AggregationName
 from privsyn_flower.question import (
     Noise,
@@ -42,12 +43,63 @@ from privsyn_flower.wire import (
 
 logger = logging.getLogger("privsyn_flower")
 
+Residues = np.ndarray[Any, np.dtype[np.uint64]]
+Vector = np.ndarray[Any, np.dtype[np.float64]]
+_CHUNK = 1 << 20  # coordinates that noise is rounded and added to at a time
+
+
+@dataclass(frozen=True)
+class ModularSum:
+    """What the answers sum to, as they travel: integers modulo 2^bits, PRIVATE until released.
+
+    residues: (encoded_length,) uint64 (kept out of repr, so out of logs). query, noise: what was
+    asked. weight: of the nodes that answered, in users. There is no way to a vector but
+    `decoded`, which wants to know what noise is on.
+    """
+
+    residues: Residues = field(repr=False)
+    query: Query
+    noise: Noise
+    weight: float
+
+    def add(self, unit: Vector, multiplier: float) -> None:
+        """Gaussian noise in place: multiplier * sensitivity * unit, rounded, modulo 2^bits.
+
+        unit: (encoded_length,), the noise at standard deviation 1, PRIVATE; the sum's padding gets
+        noise, too. multiplier: its standard deviation / L2 norm of one user's integers.
+        """
+        # With S the integers' sum and g the noise, S + rint(g) = rint(S + g): what comes out,
+        # reduced or not, is a function of S + g, so nothing that a node sends makes the residues
+        # say more, and no rounding error of an addition in floating point is in it. The noise of
+        # a dense sum is turned as the sum is: rounds have rotations of their own, and noise that
+        # is correlated across them cancels in the vectors that were turned back. A rotation is
+        # orthonormal on all coordinates, padding included, so S + g turned back has one user's
+        # whole vector, as long as before, under the noise as it was drawn.
+        std = multiplier * self.noise.sensitivity
+        noise = rotate(unit, self.query.rotation) if self.query.dense else unit
+        for start in range(0, len(noise), _CHUNK):
+            rounded = np.rint(std * noise[start : start + _CHUNK]).astype(np.int64)
+            self.residues[start : start + _CHUNK] += rounded.view(np.uint64)  # 2^bits divides 2^64
+        _reduce(self.residues, self.noise.bits)
+
+    def decoded(self, multiplier: float) -> NoisySum:
+        """In units of the vectors. multiplier: of the guaranteed noise that is on the sum."""
+        bound = encoded_bound(self.query, self.noise)
+        return NoisySum(
+            vector=decode_sum(self.residues, self.query, self.noise),
+            bound=bound,
+            noise_std=multiplier * bound,
+            weight=self.weight,
+            colluding=self.noise.colluding,
+            min_weight=self.noise.min_weight,
+        )
+
 
 @dataclass(frozen=True)
 class Collected:
     """What came back: the sum (PRIVATE until released) and public facts about the exchange."""
 
-    total: NoisySum
+    total: ModularSum
     nodes_asked: int
     nodes_answered: int
     bytes_down_per_node: int
@@ -80,7 +132,7 @@ class Exchange:
 
 
 class Aggregation(Protocol):
-    """Puts one query to the cohort and returns the noisy sum of the answers.
+    """Puts one query to the cohort and returns the sum of the answers.
 
     Raises TooFewSurvivors when there is none; if `revealing` was not called, nothing was spent.
     """
@@ -119,7 +171,7 @@ class SecureAggregation:
         except SecaggError as error:
             raise TooFewSurvivors(str(error)) from None
         return Collected(
-            total=_noisy_sum(summed.residues, exchange, summed.survivors),
+            total=_modular_sum(summed.residues, exchange, summed.survivors),
             nodes_asked=len(weights),
             nodes_answered=len(summed.survivors),
             bytes_down_per_node=summed.bytes_down_per_node,
@@ -139,9 +191,9 @@ class PlainSum:
         residues = np.zeros(encoded_length(query), dtype=np.uint64)
         for answer in answers.values():
             residues += answer.residues  # 2^bits divides 2^64: reduced once below
-        residues &= np.uint64((1 << noise.bits) - 1)
+        _reduce(residues, noise.bits)
         return Collected(
-            total=_noisy_sum(residues, exchange, list(answers)),
+            total=_modular_sum(residues, exchange, list(answers)),
             nodes_asked=len(exchange.cohort),
             nodes_answered=len(answers),
             bytes_down_per_node=down,
@@ -165,18 +217,10 @@ class PlainSum:
         return answers, record_bytes(messages[0].content) if messages else 0
 
 
-def _noisy_sum(
-    residues: np.ndarray[Any, np.dtype[np.uint64]], exchange: Exchange, survivors: list[int]
-) -> NoisySum:
-    """What came back, in units of the vectors; without noise where the nodes add none."""
-    query, noise = exchange.query, exchange.noise
-    bound = encoded_bound(query, noise)
-    return NoisySum(
-        vector=decode_sum(residues, query, noise),
-        bound=bound,
-        # 0 is refused by the release: the aggregator's mechanism states what it added.
-        noise_std=noise.multiplier * bound if noise.source == "nodes" else 0.0,
-        weight=float(sum(exchange.cohort[node].weight for node in survivors)),
-        colluding=noise.colluding,
-        min_weight=noise.min_weight,
-    )
+def _modular_sum(residues: Residues, exchange: Exchange, survivors: list[int]) -> ModularSum:
+    weight = float(sum(exchange.cohort[node].weight for node in survivors))
+    return ModularSum(residues, exchange.query, exchange.noise, weight)
+
+
+def _reduce(residues: Residues, bits: int) -> None:
+    residues &= np.uint64((1 << bits) - 1)

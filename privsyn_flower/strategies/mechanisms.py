@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -29,10 +29,13 @@ from privsyn_flower.privacy.correlated import (
     calibrate_correlated,
     factorization,
 )
+from privsyn_flower.privacy.dense import DensePlan
 from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
-from privsyn_flower.question import Noise, Query, encoded_bound
+from privsyn_flower.question import Noise, Query, encoded_bound, encoded_length
 from privsyn_flower.runs import write_json
+from privsyn_flower.strategies.aggregation import ModularSum
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.node_noise import NodeNoise, encoding_of, integer_noise
 
@@ -64,10 +67,13 @@ class Mechanism(Protocol):
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
         """Encoding and noise of a query. Raises WrapAround or ValueError before it is sent."""
 
+    def encoding(self, plan: RoundPlan, query: Query) -> IntegerPlan | DensePlan:
+        """The integers of the answers, whose sum fits the modulus with its noise."""
+
     def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
         """What round `rnd` costs, in the words of `Ledger.reserve`."""
 
-    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
+    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
         """The collected sum with its noise on. Raises TooFewSurvivors before any is drawn."""
 
     def released_std(
@@ -151,7 +157,7 @@ class AggregatorNoise:
         self._drawn = released
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
-        """An encoding whose range holds the sum alone; the nodes add nothing."""
+        """The encoding of the answers; the nodes add nothing."""
         if plan.sampling_rate != 1.0:
             raise ValueError(
                 f"sampling-rate = {plan.sampling_rate}: nothing is amplified by secret coins where "
@@ -159,8 +165,8 @@ class AggregatorNoise:
             )
         self._check_schedule(plan, query)
         if self._key is not None:
-            self._opened_stream(query.length)  # what would fail later fails before asking
-        encoding = encoding_of(plan, query, 0.0)
+            self._opened_stream(query)  # what would fail later fails before asking
+        encoding = self.encoding(plan, query)
         return Noise(
             multiplier=self.multiplier,
             sensitivity=encoding.sensitivity,
@@ -170,6 +176,11 @@ class AggregatorNoise:
             scale=encoding.scale if query.dense else 0.0,
             source="aggregator",
         )
+
+    def encoding(self, plan: RoundPlan, query: Query) -> IntegerPlan | DensePlan:
+        """One for all rounds: its range holds the sum with the noise of the loudest release."""
+        loudest = self.z * float(self.factorization.release_std().max())
+        return encoding_of(plan, query, loudest, shared=False)
 
     def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
         """What round `rnd` adds to the cost of the released prefix.
@@ -186,23 +197,24 @@ class AggregatorNoise:
         """
         return {"noise_multiplier": self._charged_multiplier(rnd), "mechanism": "gaussian"}
 
-    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
+    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
         """The sum with the noise of round `rnd`, which no other sum may get.
 
-        The array of `summed` is overwritten, so that no copy without noise stays. Raises
+        The residues of `summed` are overwritten, so that no copy without noise stays. Raises
         TooFewSurvivors before noise is drawn, ReleaseRefused on a sum that has noise, or noise
         that was drawn for another sum.
         """
-        check_weight(summed)
-        if summed.noise_std != 0 or rnd <= self._drawn:
+        asked = summed.noise
+        check_weight(summed.weight, asked.colluding, asked.min_weight)
+        if asked.source != "aggregator" or rnd <= self._drawn:
             raise ReleaseRefused(
-                f"round {rnd}: noise_std = {summed.noise_std} and rounds up to {self._drawn} have "
-                "their noise: the aggregator adds the noise of a round to one sum only"
+                f"round {rnd}: noise is to be added by the {asked.source} and rounds up to "
+                f"{self._drawn} have theirs: the aggregator adds the noise of a round to one sum "
+                "only"
             )
         self._drawn = rnd
-        vector = summed.vector
-        _add_scaled(vector, self._opened_stream(len(vector)).noise(rnd), self.z * summed.bound)
-        return replace(summed, noise_std=self._charged_multiplier(rnd) * summed.bound)
+        summed.add(self._opened_stream(summed.query).noise(rnd), self.z)
+        return summed.decoded(self._charged_multiplier(rnd))
 
     def released_std(
         self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
@@ -253,8 +265,9 @@ class AggregatorNoise:
                 f"users who take part in at most {most} rounds"
             )
 
-    def _opened_stream(self, length: int) -> Stream:
+    def _opened_stream(self, query: Query) -> Stream:
         """Raises ValueError on another length, or other settings, than the run began with."""
+        length = encoded_length(query)
         if self._stream is None:
             self._stream = self.factorization.stream(self._opened(), length)
         if self._stream.length != length:
@@ -298,11 +311,3 @@ def aggregator_z(
     """
     more = 1 + evaluations / participation.most
     return calibrate_correlated(epsilon, delta, matrix, participation) * math.sqrt(more)
-
-
-def _add_scaled(
-    vector: NDArray[np.float64], noise: NDArray[np.float64], std: float, chunk: int = 1 << 20
-) -> None:
-    """vector += std * noise, in chunks: no third array of a model's size."""
-    for start in range(0, len(vector), chunk):
-        vector[start : start + chunk] += std * noise[start : start + chunk]

@@ -8,6 +8,7 @@ from privsyn_flower.privacy.dense import DensePlan, dense_numbers
 from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
 from privsyn_flower.privacy.release import NoisySum
 from privsyn_flower.question import Noise, Query, encoded_bound
+from privsyn_flower.strategies.aggregation import ModularSum
 from privsyn_flower.strategies.cohort import RoundPlan
 
 
@@ -24,6 +25,10 @@ class NodeNoise:
         """The plan's noise multiplier over the guaranteed weight."""
         return integer_noise(plan, query)
 
+    def encoding(self, plan: RoundPlan, query: Query) -> IntegerPlan | DensePlan:
+        """The finest integers whose sum fits with the noise of all nodes."""
+        return encoding_of(plan, query, plan.noise_multiplier)
+
     def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
         """One release of integer noise."""
         return {
@@ -33,9 +38,9 @@ class NodeNoise:
             "sampling_rate": noise.sampling_rate,
         }
 
-    def finish(self, rnd: int, summed: NoisySum) -> NoisySum:
+    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
         """The sum as it is: the nodes have added the noise."""
-        return summed
+        return summed.decoded(summed.noise.multiplier)
 
     def released_std(
         self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
@@ -64,14 +69,22 @@ def integer_noise(plan: RoundPlan, query: Query) -> Noise:
     )
 
 
-def encoding_of(plan: RoundPlan, query: Query, multiplier: float) -> IntegerPlan | DensePlan:
-    """The finest integers whose sum fits; multiplier: of the noise that nodes add, 0 for none."""
+def encoding_of(
+    plan: RoundPlan, query: Query, multiplier: float, *, shared: bool = True
+) -> IntegerPlan | DensePlan:
+    """The finest integers whose sum fits with noise of this multiplier.
+
+    shared: the nodes add it, each a share, so that it grows with those who answer; else one
+    party adds all of it, whoever answers. Raises WrapAround when the modulus is too small.
+    """
+    # Shared noise guarantees its variance at W_min; noise of one party has it at any weight.
+    least = plan.min_weight if shared else plan.users
     if query.dense:
-        return dense_numbers(query.bound, query.length, multiplier, plan.users, plan.min_weight)
+        return dense_numbers(query.bound, query.length, multiplier, plan.users, least)
     return plan_histogram(
         query.bound,
         query.length,
         noise_multiplier=multiplier,
         weight=plan.users,
-        min_weight=plan.min_weight,
+        min_weight=least,
     )

@@ -36,10 +36,10 @@ from privsyn_flower.privacy.dense import encode_dense
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.quantize import to_modulus
-from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
+from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation, PlainSum
+from privsyn_flower.strategies.aggregation import Aggregation, ModularSum, PlainSum
 from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
 from privsyn_flower.strategies.rounds import NoRelease, NothingLearned, Rounds
@@ -168,6 +168,13 @@ def noise_of(tmp_path: Path, mechanism: AggregatorNoise, length: int) -> list[np
     return [stream.noise(rnd) for rnd in range(1, mechanism.factorization.rounds + 1)]
 
 
+def rounded(tmp_path: Path, mechanism: AggregatorNoise, sums: list[float]) -> np.ndarray[Any, Any]:
+    """What Voting releases under the known key, noise to the grid of 4096 integers a vote."""
+    drawn = noise_of(tmp_path, mechanism, 4)
+    noise = [np.rint(mechanism.z * 4096 * unit) / 4096 for unit in drawn]
+    return np.round([total + one for total, one in zip(sums, noise, strict=True)], 9)
+
+
 def releases(tmp_path: Path, rounds: int = T) -> list[np.ndarray[Any, Any]]:
     found = [RunFolder(tmp_path / "run").load_release(rnd) for rnd in range(1, rounds + 1)]
     return [array for array in found if array is not None]
@@ -182,8 +189,7 @@ def test_each_release_is_the_sum_with_its_rounds_noise(
     mechanism = aggregator(with_key(keys))
     strategy = Voting(T)
     assert engine(tmp_path, loopback(nodes), mechanism, strategy).run() == T
-    wanted = [4.0 + mechanism.z * noise for noise in noise_of(tmp_path, mechanism, 4)]
-    assert np.array_equal(np.round(releases(tmp_path), 9), np.round(wanted, 9))
+    assert np.array_equal(np.round(releases(tmp_path), 9), rounded(tmp_path, mechanism, [4.0] * T))
     assert strategy.stds == pytest.approx(list(BANDED.release_std() * mechanism.z))
     _, noise = nodes[100].seen[0]
     assert (noise.source, noise.scale) == ("aggregator", 0.0)
@@ -204,9 +210,9 @@ def test_noise_of_a_dense_sum_is_for_the_norm_after_rounding(
     _, noise = nodes[100].seen[0]
     reach = noise.sensitivity / noise.scale
     assert 0.5 < reach < 0.5 * 1.01
-    drawn = noise_of(tmp_path, mechanism, 300)
+    drawn = noise_of(tmp_path, mechanism, 512)  # of the padding, too
     for released, unit in zip(releases(tmp_path), drawn, strict=True):
-        left = released - mechanism.z * reach * unit
+        left = released - mechanism.z * reach * unit[:300]
         assert left == pytest.approx(np.full(300, 100 * 0.5 / math.sqrt(300)), abs=1e-3)
     rows = RunFolder(tmp_path / "run").metrics()
     wanted = BANDED.release_std() * mechanism.z * reach
@@ -371,9 +377,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(
     run = engine(tmp_path, grid, aggregator(keys))
     assert run.run() == T
     sums = [4.0] * stored + [3.0] * (T - stored)
-    drawn = noise_of(tmp_path, mechanism, 4)
-    wanted = [total + mechanism.z * noise for total, noise in zip(sums, drawn, strict=True)]
-    assert np.array_equal(np.round(releases(tmp_path), 9), np.round(wanted, 9))
+    assert np.array_equal(np.round(releases(tmp_path), 9), rounded(tmp_path, mechanism, sums))
     assert len(nodes[100].seen) == asked + T - stored
     committed = [c.round for c in run.ledger.charges(run="r") if c.state == "committed"]
     assert committed == list(range(1, T + 1))
@@ -432,9 +436,8 @@ def test_too_few_answers_draw_no_noise_and_cost_nothing(
     nodes[100].before_answer = recover
     mechanism = aggregator(with_key(keys))
     finished: list[int] = []
-    scaled = "privsyn_flower.strategies.mechanisms._add_scaled"
     with monkeypatch.context() as patch:
-        patch.setattr(scaled, lambda *given: finished.append(len(nodes[100].seen)))
+        patch.setattr(ModularSum, "add", lambda *given: finished.append(len(nodes[100].seen)))
         run = engine(tmp_path, loopback(nodes), mechanism)
         assert run.run() == T
     assert finished == [2, 4, 6, 8, 10]  # the second attempt of each round
@@ -455,8 +458,11 @@ def test_attempts_that_cost_nothing_end_all_the_same(
     assert (keys / "r" / "key").exists()
 
 
-def summed(std: float = 0.0, weight: float = 100.0) -> NoisySum:
-    return NoisySum(np.full(3, 7.0), 1.0, std, weight, 0.0, 75.0)
+def summed(source: Any = "aggregator", weight: float = 100.0) -> ModularSum:
+    noise = Noise(1.0, 4096.0, 24, 75.0, source=source)
+    query = Query.votes(np.eye(3), bound=1.0, model="m")
+    query = replace(query, options={**query.options, **Voting.options})
+    return ModularSum(np.full(3, 7 * 4096, dtype=np.uint64), query, noise, weight)
 
 
 def test_finish_takes_one_bare_sum_a_round(keys: Path) -> None:
@@ -466,12 +472,12 @@ def test_finish_takes_one_bare_sum_a_round(keys: Path) -> None:
     mechanism.begin(T, 0, fresh=True)
     with pytest.raises(TooFewSurvivors):
         mechanism.finish(1, summed(weight=74.0))
-    with pytest.raises(ReleaseRefused, match=r"noise_std = 0\.5"):
-        mechanism.finish(1, summed(std=0.5))
+    with pytest.raises(ReleaseRefused, match="added by the nodes"):
+        mechanism.finish(1, summed("nodes"))
     bare = summed()
     total = mechanism.finish(1, bare)
-    assert total.vector is bare.vector  # no copy without noise stays
-    assert (total.vector != 7.0).all()
+    assert (bare.residues != 7 * 4096).all()  # no copy without noise stays
+    assert np.array_equal(total.vector * 4096 % 2**24, bare.residues)
     with pytest.raises(ReleaseRefused, match="one sum only"):
         mechanism.finish(1, summed())
 
@@ -480,7 +486,7 @@ def test_a_sum_without_noise_cannot_be_released(tmp_path: Path) -> None:
     ledger = book(tmp_path)
     charge = ledger.reserve(run="r", query="q", round=1, attempt=1, noise_multiplier=2.0)
     with pytest.raises(ReleaseRefused, match="noise_std = 0"):
-        release(summed(), ledger=ledger, charge_id=charge, store=lambda array: None)
+        release(summed().decoded(0.0), ledger=ledger, charge_id=charge, store=lambda array: None)
 
 
 def test_the_bare_sum_is_written_and_logged_nowhere(
@@ -501,8 +507,9 @@ def test_the_bare_sum_is_written_and_logged_nowhere(
     for path in files:
         content = path.read_bytes()
         assert np.full(2, 4.0).tobytes() not in content and b"4.0, 4.0" not in content, path
+        assert np.full(2, 4 * 4096, dtype=np.uint64).tobytes() not in content, path
     assert "4.0" not in caplog.text
-    assert "array(" not in repr(summed())
+    assert "residues" not in repr(summed())
 
 
 # The key ---------------------------------------------------------------------------------
