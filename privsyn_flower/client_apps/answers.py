@@ -19,7 +19,7 @@ from flwr.app import Context, Message
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
 from privsyn_flower.client_apps.records_file import RecordsError
-from privsyn_flower.client_apps.schedule import Schedule
+from privsyn_flower.client_apps.schedule import Schedule, places, public_ids
 from privsyn_flower.client_apps.timing import timed
 from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
 from privsyn_flower.privacy.sampling import coins
@@ -49,7 +49,6 @@ logger = logging.getLogger("privsyn_flower")
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
-Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -190,8 +189,8 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     The node's records say first that this ticket is answered, and by which users.
     """
     with timed(node, ticket, node.facts.weight):
-        users, places = _users_or_none(node)
-        taking = _taking(users, places, query, ticket, noise, node)
+        users = _users_or_none(node)
+        taking = _taking(users, query, ticket, noise, node)
         share = _noise_share(query, ticket, noise, node)
         return share + _vectors_or_zero(query, noise, users, taking, node, kind)
 
@@ -214,27 +213,35 @@ def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Inte
     )
 
 
-def _users_or_none(node: Node) -> tuple[UserTexts, Places]:
-    """The node's users without those who withdrew, and their places in its rota (users,).
-
-    A place is the one in the sorted list of all users, those who withdrew included, plus the
-    node's partition. No users when their file cannot be read.
-    """
+def _users_or_none(node: Node) -> UserTexts:
+    """The node's users without those who withdrew; nobody when their file cannot be read."""
     with contextlib.suppress(Exception):  # a full disk must not change the answer
         node.log()
     users: UserTexts = {}
     with _data_failures(node, "the users cannot be read; nobody takes part"):
         users = node.load()
-    place = {name: node.facts.partition + i for i, name in enumerate(sorted(users))}
     if node.policy is not None and users:
         gone = node.records.withdrawn(list(users))
         users = {name: users[name] for name, out in zip(users, gone, strict=True) if not out}
-    return users, np.array([place[name] for name in users], dtype=np.int64)
+    return users
 
 
-def _taking(
-    users: UserTexts, places: Places, query: Query, ticket: Ticket, noise: Noise, node: Node
-) -> Bools:
+def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
+    """Whose turn it is (users,): without a rota everybody's.
+
+    A device goes by its records' ids, so that users of one name on many devices have different
+    turns. A simulation repeated in another folder must ask the same users, so it goes by public
+    ids and the node's partition.
+    """
+    if not schedule.cycle:
+        return np.ones(len(users), dtype=np.bool_)
+    names = list(users)
+    if node.policy is None:
+        return schedule.due(places(public_ids(names), node.facts.partition), round)
+    return schedule.due(places(node.records.ids(names)), round)
+
+
+def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node) -> Bools:
     """Who takes part (users,): due, sampled by the node's own coins, within all limits.
 
     Writes down that this ticket is answered; raises WireError when it was answered before, or
@@ -242,7 +249,7 @@ def _taking(
     not looked at by any limit: that a user was not drawn must not show later.
     """
     schedule = Schedule.of(query)
-    taking = schedule.due(places, ticket.round)
+    taking = _due(users, schedule, ticket.round, node)
     due = [name for name, is_due in zip(users, taking, strict=True) if is_due]
     asked = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
     if node.policy is None:

@@ -125,6 +125,11 @@ class NodeRecords:
             attend(database, run, round, taking, schedule)
         return np.array(mask, dtype=np.bool_)
 
+    def ids(self, users: Sequence[str]) -> list[bytes]:
+        """What stands for users here, 32 bytes each: never the same in two nodes' records."""
+        with self._file.transaction():  # the key is made at the first use
+            return self._file.ids(users)
+
     def pin(self, peer: str, key: bytes) -> bool:
         """`pin_all` for one peer: True when its key is now kept, False when it was before."""
         return self.pin_all({peer: key}) == 1

@@ -12,6 +12,7 @@ it goes by the rounds that the node answered, which the server knows, and not by
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from privsyn_flower.question import Query
 from privsyn_flower.wire import Refusal, WireError
 
 LARGEST_NUMBER = 2**31 - 1  # of a round, an attempt and what is counted in rounds
+_PLACE_BYTES = 4  # of an id: so many places that any cycle's turns are equally likely
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,22 @@ class Schedule:
     def limited(self) -> bool:
         """Whether there is anything to remember."""
         return self.min_separation > 1 or self.max_participations > 0
+
+
+def places(ids: Sequence[bytes], first: int = 0) -> NDArray[np.int64]:
+    """Users' places in a rota (n,), each from that user's id (32 bytes of a hash) and `first`.
+
+    Nobody's place depends on who else is there: a user who comes, goes or cannot be read moves no
+    other user's turn. How many users a turn has is left to chance.
+    """
+    numbers = [int.from_bytes(id_[:_PLACE_BYTES], "big") for id_ in ids]
+    return first + np.array(numbers, dtype=np.int64)
+
+
+def public_ids(users: Sequence[str]) -> list[bytes]:
+    """SHA-256 of users' ids: the same in every folder, so for simulation only."""
+    encoded = (user.encode("utf-8", "surrogatepass") for user in users)
+    return [hashlib.sha256(user).digest() for user in encoded]
 
 
 def admitted(

@@ -139,9 +139,38 @@ def test_participations_are_counted_in_rounds(path: Path, policy: Policy | None)
     refused(path, 3, ["a", "b"], limits, policy)
 
 
+@settings(max_examples=25, deadline=None)
+@given(
+    users=st.lists(st.text(max_size=6), unique=True, max_size=12),
+    more=st.lists(st.text(max_size=6), max_size=4),
+    first=st.integers(0, 9),
+)
+def test_a_place_is_that_users_alone(users: list[str], more: list[str], first: int) -> None:
+    everybody = [*more, *users]
+    alone = [int(schedule.places(schedule.public_ids([user]), first)[0]) for user in users]
+    together = schedule.places(schedule.public_ids(everybody), first)
+    assert together.dtype == np.int64 and together.shape == (len(everybody),)
+    assert together.tolist()[len(more) :] == alone
+    assert all(first <= place < first + 2**32 for place in alone)
+
+
+def test_places_fill_the_turns_of_a_rota() -> None:
+    """Binomial: 4000 users over 8 turns, 6 standard deviations (21) about 500."""
+    found = schedule.places(schedule.public_ids([f"user {i}" for i in range(4000)]))
+    sizes = [int(Schedule(cycle=8).due(found, rnd).sum()) for rnd in range(1, 9)]
+    assert sum(sizes) == 4000 and all(374 < size < 626 for size in sizes)
+    assert len(set(sizes)) > 1
+
+
+def test_a_devices_ids_are_under_a_key_of_its_own(path: Path, tmp_path: Path) -> None:
+    mine, other = NodeRecords(path).ids(["a", "b"]), NodeRecords(tmp_path / "other").ids(["a"])
+    assert [len(id_) for id_ in mine] == [32, 32] and mine == NodeRecords(path).ids(["a", "b"])
+    assert len({*mine, *other, *schedule.public_ids(["a", "b"])}) == 5
+
+
 @pytest.mark.parametrize("policy", [None, POLICY])
 def test_a_user_who_moved_to_another_place_is_left_out(path: Path, policy: Policy | None) -> None:
-    """The rota goes by places, which shift when the list of users changes; records do not."""
+    """Whatever rota the server names: the records know the user."""
     limits = Schedule(cycle=2, min_separation=2)
     assert asked(path, 1, ["a", "c"], limits, policy) == [True, True]
     assert asked(path, 2, ["b", "c"], limits, policy) == [True, False]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from privsyn_flower.client_apps.answers import Kind, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.schedule import Schedule
 from privsyn_flower.evaluation.timings import read_timings
 from privsyn_flower.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.privacy.dense import dense_numbers, encode_dense
@@ -95,7 +97,9 @@ def collect(grid: Any, query: Query, noise: Noise, way: Any = PlainSum, **ticket
     sending = Exchange(
         grid, cohort, query, named, noise, 0.5, 0.5, lambda n, of: None, lambda: None
     )
-    return way().collect(sending)
+    got = way().collect(sending)
+    multiplier = noise.multiplier if noise.source == "nodes" else 0.0
+    return replace(got, total=got.total.decoded(multiplier))
 
 
 def trainers(folder: Path, policy: Policy | None = None) -> dict[int, Trainer]:
@@ -213,24 +217,69 @@ def test_the_owners_policy_holds(
     assert codes(grid.received) == ["policy"] * NODES
 
 
-@pytest.mark.parametrize("policy", [None, PLAIN])
-def test_a_rota_over_users(tmp_path: Path, loopback: Any, policy: Policy | None) -> None:
-    """Place = the user's in the node's sorted list + partition; one turn in each cycle."""
-    nodes = trainers(tmp_path, policy)
-    for node in nodes.values():  # the order of the file is not the order of the rota
-        node.users = dict(reversed(node.users.items()))
-    query = question(cycle=3, min_separation=3, max_participations=2)
-    turns = []
-    for rnd in range(1, 7):
+def turns_of(
+    nodes: dict[int, Trainer], loopback: Any, cycle: int, rounds: int, **options: int
+) -> list[set[str]]:
+    """Who takes part in each round of a rota."""
+    query = question(cycle=cycle, **options)
+    found = []
+    for rnd in range(1, rounds + 1):
         got = collect(loopback(nodes), query, numbers(), round=rnd)
         assert got.nodes_answered == NODES
-        turns.append(who(got.total.vector))
-    assert turns[:3] == turns[3:]
-    for rnd, turn in enumerate(turns[:3]):
-        assert turn == {f"{i}-{j}" for i in range(4) for j in range(5) if (i + j) % 3 == rnd}
-    grid = loopback(nodes)
+        found.append(who(got.total.vector))
+    return found
+
+
+@pytest.mark.parametrize("policy", [None, PLAIN])
+def test_a_rota_over_users(tmp_path: Path, loopback: Any, policy: Policy | None) -> None:
+    nodes, limits = trainers(tmp_path, policy), {"min_separation": 3, "max_participations": 2}
+    turns = turns_of(nodes, loopback, 3, 6, **limits)
+    assert turns[:3] == turns[3:] and set().union(*turns) == EVERYBODY
+    assert sum(map(len, turns[:3])) == len(EVERYBODY)
+    grid, query = loopback(nodes), question(cycle=3, **limits)
     assert collect(grid, query, numbers(), round=7).nodes_answered == 0  # everybody's third
     assert codes(grid.received) == ["policy"] * NODES
+
+
+def test_a_simulated_rota_is_the_same_in_every_folder(tmp_path: Path, loopback: Any) -> None:
+    """Place = the first 32 bits of the id's SHA-256, plus the node's partition."""
+    turns = turns_of(trainers(tmp_path / "a"), loopback, 3, 3)
+    assert turns == turns_of(trainers(tmp_path / "b"), loopback, 3, 3)
+    for rnd, turn in enumerate(turns):
+        due = set()
+        for name in EVERYBODY:
+            number = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16)
+            if (number + int(name[0])) % 3 == rnd:
+                due.add(name)
+        assert turn == due
+
+
+@pytest.mark.parametrize("policy", [None, PLAIN])
+def test_nobody_moves_another_users_turn(
+    tmp_path: Path, loopback: Any, policy: Policy | None
+) -> None:
+    """Users who join, and leave or cannot be read, and a file in another order."""
+    nodes = trainers(tmp_path, policy)
+    before = turns_of(nodes, loopback, 5, 5)
+    nodes[100].users = {f"0-{number}": ["text"] for number in (4, 3, 2, 1)}  # 0-0 is gone
+    nodes[101].users = {"0": ["text"], **nodes[101].users}  # sorts before everybody
+    nodes[101].kind = Kind(UPDATE.check, lambda q, users, taking, plan, node: user_updates(
+        q, {name: t for name, t in users.items() if name != "0"}, taking[1:], plan, node
+    ))  # fmt: skip
+    query = question(cycle=5)
+    for rnd, turn in enumerate(before):
+        got = collect(loopback(nodes), query, numbers(), round=6 + rnd)
+        assert who(got.total.vector) == turn - {"0-0"}
+
+
+def test_devices_whose_users_have_one_name_have_turns_of_their_own(tmp_path: Path) -> None:
+    rota, turns = Schedule(cycle=4), []
+    for index in range(12):
+        node = Trainer(tmp_path, index, PLAIN).node
+        due = [answers._due({"user": []}, rota, rnd, node).tolist() for rnd in range(1, 5)]
+        assert sorted(due) == [[False]] * 3 + [[True]]
+        turns.append(due.index([True]))
+    assert len(set(turns)) > 1  # by chance they are all one in 4 million
 
 
 @pytest.mark.parametrize("way", [SecureAggregation, PlainSum])
@@ -246,31 +295,27 @@ def test_asked_too_soon_a_node_refuses(tmp_path: Path, loopback: Any, way: Any) 
     assert who(collect(grid, query, numbers(), way, round=3).total.vector) == EVERYBODY
 
 
-def test_a_user_who_comes_to_another_place_does_not_come_twice(
-    tmp_path: Path, loopback: Any
-) -> None:
-    nodes = trainers(tmp_path)
-    query = question(cycle=5, min_separation=5)
-    assert "0-0" in who(collect(loopback(nodes), query, numbers(), round=1).total.vector)
-    nodes[100].users = {"0-": ["new"], **nodes[100].users}  # sorts before everybody
-    nodes[100].kind = Kind(UPDATE.check, lambda q, users, taking, plan, node: user_updates(
-        q, {name: t for name, t in users.items() if name != "0-"}, taking[1:], plan, node
-    ))  # fmt: skip
-    second = who(collect(loopback(nodes), query, numbers(), round=2).total.vector)
-    assert "0-0" not in second and "1-0" in second
+def test_in_another_cycle_nobody_comes_too_soon(tmp_path: Path, loopback: Any) -> None:
+    """The server may change the rota; the node's records keep the separation."""
+    nodes, query = trainers(tmp_path / "a"), question(cycle=4, min_separation=3)
+    (*_, third) = turns_of(nodes, loopback, 3, 3, min_separation=3)
+    others = loopback(trainers(tmp_path / "b"))
+    due = who(collect(others, query, numbers(), round=5).total.vector)
+    assert due & third
+    assert who(collect(loopback(nodes), query, numbers(), round=5).total.vector) == due - third
 
 
 def test_who_withdraws_leaves_the_others_their_turns(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(tmp_path, PLAIN)
+    before = turns_of(nodes, loopback, 5, 5)
     nodes[100].node.records.forget("0-1")
     query = question(cycle=5, min_separation=5)
-    turns = [
+    after = [
         who(collect(loopback(nodes), query, numbers(), round=rnd).total.vector)
-        for rnd in range(1, 6)
+        for rnd in range(6, 11)
     ]
-    assert [[name for name in turn if name.startswith("0-")] for turn in turns] == [
-        ["0-0"], [], ["0-2"], ["0-3"], ["0-4"],
-    ]  # fmt: skip
+    assert after == [turn - {"0-1"} for turn in before]
+    assert set().union(*after) == EVERYBODY - {"0-1"}
 
 
 @pytest.mark.parametrize(
