@@ -61,6 +61,10 @@ class Mechanism(Protocol):
     def trusted(self) -> bool:
         """The aggregator has sums without noise, and is trusted to give none away."""
 
+    @property
+    def promise(self) -> str:
+        """What its size and use are; a run keeps to the first one. Public."""
+
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
         """Before anything is asked. released: rounds with a release; fresh: nothing was charged."""
 
@@ -124,6 +128,12 @@ class AggregatorNoise:
     def name(self) -> str:
         """The factorization's."""
         return self.factorization.name
+
+    @property
+    def promise(self) -> str:
+        """What the run's noise is made for, beside the factorization; public."""
+        apart = self.participation.min_separation
+        return f"z {self.z!r} min-separation {apart} max-participations {self.participations}"
 
     @property
     def participations(self) -> int:
@@ -269,7 +279,7 @@ class AggregatorNoise:
         """Raises ValueError on another length, or other settings, than the run began with."""
         length = encoded_length(query)
         if self._stream is None:
-            self._stream = self.factorization.stream(self._opened(), length)
+            self._stream = self.factorization.stream(self._opened(), length, promise=self.promise)
         if self._stream.length != length:
             raise ValueError(
                 f"the question has length = {length}, the noise of this run {self._stream.length}: "

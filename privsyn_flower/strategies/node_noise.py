@@ -17,6 +17,7 @@ class NodeNoise:
 
     name = "nodes"
     trusted = False
+    promise = "of the nodes"
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
         """Nothing to prepare: the nodes draw their noise when they answer."""

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from privsyn_flower.training import Layout
 # The log that Flower shows in every app.
 logger = logging.getLogger("flwr")
 
+PROMISED = "promised"  # what the run's noise is for, and what is said of it
 FIRST = "evaluation-0000"  # evaluate_fn's figures of the initial arrays
 ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
 
@@ -140,7 +141,8 @@ class TrainingStrategy(GeneralisedFedAvg):
         alone. node_keys: declared, what the nodes check each other's keys against. noise_keys:
         folder, outside `folder`, for the key of an aggregator's noise; "" for the user's own.
         progress: told how far the run is; None writes finished rounds to Flower's log.
-        Raises ValueError on arrays with NaN, and on a train_config value that cannot travel.
+        Raises ValueError on arrays with NaN, on a train_config value that cannot travel, and on
+        arguments that promise something else than those that `folder` was begun with.
         """
         if evaluate_config is not None:
             raise ValueError(
@@ -170,6 +172,9 @@ class TrainingStrategy(GeneralisedFedAvg):
             waits |= {"round_timeout": timeout, "nodes": waited}
             public = {"users": users, "greeting": "train", "seed": self.seed}
             plan = RoundPlan(run=run_id(run), **{**shared, **waits, **public, **terms.plan})
+            mechanism = terms.mechanism(plan.run)
+            whole = self._promised(statement, plan, mechanism, population_name)
+            _check_promise(run, whole)
             book = Ledger.open(
                 Path(ledger) if ledger else run.path / "ledger.jsonl",
                 population=population_name or f"run {run.path.name}",
@@ -179,7 +184,7 @@ class TrainingStrategy(GeneralisedFedAvg):
                 order=terms.order,
             )
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
-            mechanism = terms.mechanism(plan.run)
+            run.save_value(PROMISED, whole)
             engine = Rounds(grid, self, plan, run, book, how, progress or _log_rounds, mechanism)
             with book.exclusive():
                 done, spent = engine.run(), book.spent_epsilon(run=plan.run)
@@ -194,6 +199,22 @@ class TrainingStrategy(GeneralisedFedAvg):
                 statement=replace(statement, simulated=simulated(run, engine)),
                 metrics=run.metrics(),
             )
+
+    def _promised(
+        self,
+        statement: PrivacyStatement,
+        plan: RoundPlan,
+        mechanism: Mechanism,
+        population_name: str,
+    ) -> dict[str, Any]:
+        """What must not change while a run lasts: the noise is for it, or the sentence says it."""
+        promised = asdict(statement)
+        del promised["simulated"]  # known when the nodes have answered
+        promised |= {"users": plan.users, "cohort_nodes": plan.cohort_nodes}
+        promised |= {"population_name": population_name, "noise": mechanism.promise}
+        promised["turns"] = "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
+        # An adaptive one is a number of the model, which a resume finds again.
+        return promised if self.clipping else {**promised, "clip_norm": self.clip_norm}
 
     def _begin(
         self,
@@ -219,6 +240,21 @@ class TrainingStrategy(GeneralisedFedAvg):
             self.evaluate = _logged(evaluate_fn)
             if run.load_value(FIRST) is None:
                 run.save_value(FIRST, self.evaluated(0))
+
+
+def _check_promise(run: RunFolder, promised: Mapping[str, Any]) -> None:
+    """Raises ValueError, naming the values, unless the run was begun with the same ones."""
+    stored = run.load_value(PROMISED) or promised
+    changed = [
+        f"{key} = {promised.get(key)!r} was {stored.get(key)!r}"
+        for key in sorted({*promised, *stored})
+        if promised.get(key) != stored.get(key)
+    ]
+    if changed:
+        raise ValueError(
+            f"{run.path} was begun with other values: {', '.join(changed)}; its noise is made for "
+            "those: restore them, or choose another folder"
+        )
 
 
 def _logged(evaluate_fn: EvaluateFn) -> Evaluate:

@@ -175,6 +175,43 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
         assert not [path for path in (folder / "keys").rglob("*") if path.is_file()]
 
 
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"min_separation": 1}, {}, "min_separation = 1 was 2"),
+    ({"max_participations": 1}, {}, "max_participations = 1 was 2"),
+    ({"clip_norm": 2.0}, {}, "clip_norm = 2.0 was 1.0"),
+    ({"mechanism": "blt"}, {}, "correlated = 'blt' was 'banded'"),
+    ({"schedule": "users"}, {}, "turns = 'users' was 'nodes 2'"),
+    ({}, {"epsilon": 3.0}, "epsilon = 3.0 was 4.0"),
+    ({}, {"delta": 1e-7}, "delta = 1e-07 was 1e-06"),
+    ({}, {"num_rounds": 7}, "rounds = 7 was 6"),
+    ({}, {"users": 5}, "users = 5 was 4"),
+    ({}, {"min_surviving_weight": 0.5}, "min_surviving_weight = 0.5 was 0.85"),
+    ({}, {"population_name": "all", "ledger": "x.jsonl"}, "population_name = 'all' was ''"),
+]
+
+
+def test_a_begun_run_keeps_what_it_promised(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strategy(**other: Any) -> DPFTRL:
+        own = {"mechanism": "banded", "bands": 2, "min_separation": 2, "max_participations": 2}
+        return DPFTRL(**{"clip_norm": 1.0, **own, **other})
+
+    quick(monkeypatch)
+    writes = Writes(monkeypatch)
+    writes.fatal = 40
+    with pytest.raises(Kill):
+        train(loopback(trainers(4)), tmp_path, strategy())
+    writes.fatal = -1
+    assert list((tmp_path / "run" / "releases").glob("round-*"))
+    nodes = trainers(4)
+    for changed, options, words in CHANGES:
+        with pytest.raises(ValueError, match=words):
+            train(loopback(nodes), tmp_path, strategy(**changed), **options)
+    assert not any(node.asked for node in nodes.values())
+    assert train(loopback(nodes), tmp_path, strategy()).rounds == 6
+
+
 def test_the_key_lies_outside_the_run_and_is_the_owners_alone(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,7 +164,7 @@ def noise_of(tmp_path: Path, mechanism: AggregatorNoise, length: int) -> list[np
     """The noise of each round under the known key, at standard deviation 1 of z."""
     with_key(tmp_path / "copy")
     key = NoiseKey.open(tmp_path / "copy", "r")
-    stream = mechanism.factorization.stream(key, length, keep="memory")
+    stream = mechanism.factorization.stream(key, length, keep="memory", promise=mechanism.promise)
     return [stream.noise(rnd) for rnd in range(1, mechanism.factorization.rounds + 1)]
 
 
@@ -550,6 +550,47 @@ def test_the_key_is_erased_with_the_last_round_and_kept_before(
     assert list(keys.iterdir()) == []
     assert engine(tmp_path, grid, aggregator(keys)).run() == T  # complete: needs no key
     assert list(keys.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"z": 1.0},
+        {"participation": Participation(T, min_separation=1, max_participations=2)},
+        {"participation": Participation(T, min_separation=2, max_participations=1)},
+    ],
+)
+def test_a_key_serves_one_size_of_noise_and_one_pattern(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    changes: dict[str, Any],
+) -> None:
+    """What the releases before cost depends on both: rounds of two settings would cost more."""
+    grid = loopback(nodes)
+    strategy = Voting(T)
+    strategy.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, aggregator(keys), strategy).run()
+    asked = len(nodes[100].seen)
+    other = replace(aggregator(keys), **changes)
+    again = Voting(T)
+    again.options = {  # type: ignore[misc]
+        "min-separation": other.participation.min_separation,
+        "max-participations": other.participations,
+    }
+    (tmp_path / "run" / "queries" / "round-0003.npz").unlink(missing_ok=True)
+    with pytest.raises(ValueError, match="another size of the noise or other participations"):
+        engine(tmp_path, grid, other, again).run()
+    assert len(nodes[100].seen) == asked
+    # Where nothing binds the key any more, the noise is another one.
+    (keys / "r" / "mechanism").unlink()
+    key = NoiseKey.open(keys, "r")
+    drawn = BANDED.stream(key, 4, keep="nothing", promise=other.promise).noise(3)
+    (keys / "r" / "mechanism").unlink()
+    own = BANDED.stream(key, 4, keep="nothing", promise=aggregator(keys).promise).noise(3)
+    assert (drawn != own).all()
 
 
 def test_settings_of_another_run_are_refused_before_asking(

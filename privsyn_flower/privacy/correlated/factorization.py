@@ -56,8 +56,10 @@ class Factorization(Protocol):
     def describe(self) -> str:
         """Everything that the noise depends on, as text; public."""
 
-    def stream(self, key: NoiseKey, length: int, *, keep: Keep = "files") -> Stream:
-        """The noise of a run, round by round."""
+    def stream(
+        self, key: NoiseKey, length: int, *, keep: Keep = "files", promise: str = ""
+    ) -> Stream:
+        """The noise of a run, round by round; see `open_stream`."""
 
 
 def factorization(

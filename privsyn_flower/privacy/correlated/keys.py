@@ -89,7 +89,8 @@ class NoiseKey:
     def subkey(self, description: str) -> bytes:
         """The key of the noise of one mechanism at one length; the first one stays the only one.
 
-        The same noise under two matrices would say what both sums are. So the subkey depends on
+        The same noise under two matrices would say what both sums are, and the cost of a run is
+        that of one size of the noise and one pattern of participation. So the subkey depends on
         the description, and the run is bound to the first description that it is asked for.
         Raises ValueError for another one, NoiseKeyMissing after `erase`.
         """
@@ -105,8 +106,9 @@ class NoiseKey:
             _sync(self.place)
         elif bound.read_text() != digest:
             raise ValueError(
-                "the noise of this run was begun by another mechanism, other coefficients or "
-                "another length of the model: resume with the same ftrl settings, or start anew"
+                "the noise of this run was begun by another mechanism, other coefficients, another "
+                "length of the model, another size of the noise or other participations: resume "
+                "with the same epsilon, delta, rounds and ftrl settings, or start anew"
             )
         return hmac.digest(self._key, b"correlated noise " + digest.encode(), "sha256")
 

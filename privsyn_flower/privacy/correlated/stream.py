@@ -119,12 +119,16 @@ class Stream:
         noise[start : start + count] = drawn
 
 
-def open_stream(key: NoiseKey, mechanism: Mechanism, length: int, keep: Keep) -> Stream:
+def open_stream(
+    key: NoiseKey, mechanism: Mechanism, length: int, keep: Keep, promise: str
+) -> Stream:
     """The stream of a run under its key; `keep` says where records are, and changes no bit.
+
+    promise: what else the noise of the run was made for, such as its size; public.
 
     "files": beside the key, so that a restart goes on at once. "memory": in this process.
     "nothing": every round is drawn again from round 1, in time that grows with the round.
-    Raises ValueError for another mechanism or length than the key's first.
+    Raises ValueError for another mechanism, length or promise than the key's first.
     """
     recurrence = mechanism.recurrence()
     records: Records
@@ -136,5 +140,7 @@ def open_stream(key: NoiseKey, mechanism: Mechanism, length: int, keep: Keep) ->
         records = NoRecords()
     else:
         raise ValueError(f"keep = {keep!r} must be 'files', 'memory' or 'nothing'")
-    source = KeyedGaussians(key.subkey(f"{mechanism.describe()} length {length}"))
+    source = KeyedGaussians(
+        key.subkey(f"{mechanism.describe()} length {length} {promise}".rstrip())
+    )
     return Stream(recurrence, mechanism.rounds, length, source, records)

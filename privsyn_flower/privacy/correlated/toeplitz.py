@@ -97,9 +97,11 @@ class Toeplitz:
             return _Buffered(np.array(self.buffers))
         return _Banded(np.array(self.coefficients))
 
-    def stream(self, key: NoiseKey, length: int, *, keep: Keep = "files") -> Stream:
-        """The noise of a run: see `Stream`."""
-        return open_stream(key, self, length, keep)
+    def stream(
+        self, key: NoiseKey, length: int, *, keep: Keep = "files", promise: str = ""
+    ) -> Stream:
+        """The noise of a run: see `open_stream`."""
+        return open_stream(key, self, length, keep, promise)
 
 
 def square_root(bands: int) -> tuple[float, ...]:

@@ -91,9 +91,11 @@ class Tree:
     def recurrence(self) -> _Nodes:
         return self._weights
 
-    def stream(self, key: NoiseKey, length: int, *, keep: Keep = "files") -> Stream:
-        """The noise of a run: see `Stream`."""
-        return open_stream(key, self, length, keep)
+    def stream(
+        self, key: NoiseKey, length: int, *, keep: Keep = "files", promise: str = ""
+    ) -> Stream:
+        """The noise of a run: see `open_stream`."""
+        return open_stream(key, self, length, keep, promise)
 
     @cached_property
     def _weights(self) -> _Nodes:
