@@ -58,7 +58,8 @@ def private_training(
     Below `@app.train()`, with or without arguments. function(message, context) -> Message gets
     the round's parameters as the ArrayRecord "arrays", and the ConfigRecord "config" with
     `train_config` and "server-round"; its reply holds one ArrayRecord with the same names and
-    shapes. The server must run DPFedAvg or DPFTRL: any other train message is refused.
+    shapes. The server must run DPFedAvg or DPFTRL: any other train message is refused. How long
+    the function takes is seen by the server: bound it by something public, as a number of steps.
 
     users: context -> ids of the users this node hosts; the function is then called for each, with
     the id as config["user"]. Without it the ClientApp is one user. weight: context -> the public
@@ -239,7 +240,9 @@ def _asked(message: Message, query: Query, arrays: Arrays, user: str | None) -> 
     config["server-round"] = read_head(message)[1].round
     if user is not None:
         config["user"] = user
-    own = copy.copy(message)  # with its metadata: the function replies to it
+    own = copy.copy(message)
+    own.content = RecordDict()
+    own = copy.deepcopy(own)  # metadata of its own, too: the node's reply takes the message's
     records = {name: Array(array) for name, array in arrays.items()}
     own.content = RecordDict({"arrays": ArrayRecord(records), "config": ConfigRecord(config)})
     return own

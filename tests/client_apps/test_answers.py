@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def collect(grid: Any, query: Query, noise: Noise = NOISE, **ticket: int) -> tup
         arrived=lambda n, of: None,
         revealing=lambda: log.append("revealing"),
     )
-    return SecureAggregation().collect(sending), log
+    got = SecureAggregation().collect(sending)
+    return replace(got, total=got.total.decoded(noise.multiplier)), log
 
 
 def expected(query: Query, nodes: list[int]) -> Any:

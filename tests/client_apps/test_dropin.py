@@ -188,6 +188,40 @@ def test_nothing_but_the_vector_leaves() -> None:
     assert SECRET not in repr(reply) and "examples" not in repr(reply)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("group_id", SECRET),
+        ("message_type", "evaluate"),
+        ("ttl", 1.5),
+        ("dst_node_id", 77),
+        ("src_task_id", 77),
+        ("dst_task_id", 77),
+        ("created_at", 7.0),
+        ("delivered_at", SECRET),
+    ],
+)
+def test_what_a_function_writes_on_its_message_stays_there(name: str, value: Any) -> None:
+    """`answered` replies to the message, so Flower's own way back is taken, too."""
+    seen: list[Message] = []
+
+    def train(message: Message, context: Any) -> Message:
+        seen.append(message)
+        setattr(message.metadata, name, value)
+        return answered(message, plus(0.1))
+
+    asked = ask(question())
+    before = repr(asked.metadata)
+    reply = private_training(train)(asked, context())
+    assert getattr(seen[0].metadata, name) == value
+    assert repr(asked.metadata) == before
+    assert reply.metadata.message_type == "train" and reply.metadata.group_id == "3"
+    untouched = private_training(lambda m, c: answered(m, plus(0.1)))(ask(question()), context(1))
+    for key in ("dst_node_id", "src_node_id", "src_task_id", "dst_task_id", "delivered_at"):
+        assert getattr(reply.metadata, key) == getattr(untouched.metadata, key)
+    assert reply.metadata.ttl == pytest.approx(untouched.metadata.ttl, abs=5.0)
+
+
 def _raises(error: BaseException) -> Callable[[Message, Any], Message]:
     def train(message: Message, context: Any) -> Message:
         raise error
