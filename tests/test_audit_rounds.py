@@ -6,6 +6,7 @@ the sensitivity and the charges.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from privsyn_flower.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.audit.settings import aggregator_noise, aggregator_setting, worst_turn
 from privsyn_flower.audit.statistics import correlation_test, filtered, tree_noise, whitening
+from privsyn_flower.audit.trials import run_trials
 from privsyn_flower.client_apps import records
 from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.client_apps.schedule import Schedule
@@ -24,7 +26,7 @@ from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.correlated.stream import Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree
-from privsyn_flower.strategies import mechanisms
+from privsyn_flower.strategies.aggregation import ModularSum
 from privsyn_flower.strategies.mechanisms import AggregatorNoise
 
 TRIALS = 4000
@@ -122,8 +124,8 @@ def test_many_rounds_have_fewer_trials_and_too_many_rounds_none(
 
 
 def test_noise_ten_percent_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    add = mechanisms._add_scaled
-    monkeypatch.setattr(mechanisms, "_add_scaled", lambda v, noise, std: add(v, noise, 0.9 * std))
+    add = ModularSum.add
+    monkeypatch.setattr(ModularSum, "add", lambda self, unit, z: add(self, unit, 0.9 * z))
     found = measured(600)
     assert found.contradiction
     assert found.noise_variance_ratio == pytest.approx(0.81, abs=0.05)
@@ -215,14 +217,16 @@ def test_the_canary_has_the_worst_turn(
     assert max(changes) <= matrix.sensitivity(pattern) ** 2 * (1 + 1e-9)
 
 
-def test_turns_of_nodes_are_those_of_their_places() -> None:
-    config = configured(ftrl__schedule="nodes", ftrl__mechanism="tree", rounds=7,
+@pytest.mark.parametrize("schedule", ["users", "nodes"])
+def test_the_canary_takes_part_in_the_rounds_of_its_turn(tmp_path: Path, schedule: str) -> None:
+    config = configured(ftrl__schedule=schedule, ftrl__mechanism="tree", rounds=7,
                         ftrl__min_separation=3)  # fmt: skip
     noise = aggregator_noise(config, evaluation=False)
+    turn = worst_turn(noise, 3)
     setting = aggregator_setting(config, noise)
-    assert setting.plan.cycle == 3 and len(setting.seats) == 9
-    (canary,) = [seat.partition for seat in setting.seats if seat.role == "canary"]
-    assert canary == worst_turn(noise, 3)
+    found = run_trials(measure.KINDS["update"](config, tmp_path), setting, 2)
+    taken = np.flatnonzero(np.abs(found.shift).sum(axis=1))
+    assert taken.tolist() == list(range(turn, 7, 3))
 
 
 @pytest.mark.parametrize(

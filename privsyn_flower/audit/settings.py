@@ -10,7 +10,8 @@ import numpy as np
 
 from privsyn_flower.audit.statistics import Floats, whitening
 from privsyn_flower.audit.trials import Setting
-from privsyn_flower.audit_path import Role, Seat
+from privsyn_flower.audit_path import CANARY, Role, Seat
+from privsyn_flower.client_apps.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
 from privsyn_flower.server_apps.parts import AGGREGATIONS, noise_multiplier
@@ -87,12 +88,13 @@ def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
     if isinstance(strategy, DPFTRL) and strategy.cycle and rounds > 1:
         turns, by_node = strategy.cycle, not strategy.by_user
     turn = worst_turn(noise, turns)
-    # Nodes that take turns have their turn by their place, users that of the node and their own.
-    seats = (
-        [Seat("honest" if at != turn else "canary", 2, at) for at in range(TURN_NODES * turns)]
-        if by_node
-        else [Seat("honest" if at else "canary", 2, turn + at) for at in range(TURN_NODES)]
-    )
+    if by_node:
+        seats = [
+            Seat("canary" if at == turn else "honest", 2, at) for at in range(TURN_NODES * turns)
+        ]
+    else:  # the canary's place is its own, shifted by its node's
+        first = (turn - int(places(public_ids([CANARY]))[0])) % turns
+        seats = [Seat("honest" if at else "canary", 2, first + at) for at in range(TURN_NODES)]
     plan = RoundPlan(
         run="audit",
         users=sum(seat.weight for seat in seats),

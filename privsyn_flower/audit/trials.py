@@ -42,7 +42,6 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.mechanisms import Mechanism
-from privsyn_flower.strategies.node_noise import encoding_of
 from privsyn_flower.strategies.rounds import NoRelease, Rounds
 
 LEDGER_EPSILON = 8e3  # no texts of anybody's are audited, so nothing is to be rationed
@@ -171,8 +170,7 @@ class _OneTrial:
         """The numbers of a round, kept in `said`."""
         noise = self._mechanism.noise(plan, query)
         if query.dense:
-            nodes = noise.multiplier if noise.source == "nodes" else 0.0
-            one = encoding_of(plan, self._query, nodes)
+            one = self._mechanism.encoding(plan, self._query)
             noise = replace(noise, sensitivity=one.sensitivity, bits=one.bits, scale=one.scale)
         self.said.append(noise)
         return noise
