@@ -15,7 +15,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,13 +28,13 @@ from privsyn_flower.privacy.correlated import (
     Stream,
     calibrate_correlated,
     factorization,
+    replace_private,
 )
 from privsyn_flower.privacy.dense import DensePlan
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
 from privsyn_flower.question import Noise, Query, encoded_bound, encoded_length
-from privsyn_flower.runs import write_json
 from privsyn_flower.strategies.aggregation import ModularSum
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.node_noise import NodeNoise, encoding_of, integer_noise
@@ -114,6 +114,7 @@ class AggregatorNoise:
     trusted: ClassVar[bool] = True
     _key: NoiseKey | None = field(default=None, init=False, repr=False)
     _stream: Stream | None = field(default=None, init=False, repr=False)
+    _held: BinaryIO | None = field(default=None, init=False, repr=False)
     _drawn: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -146,17 +147,18 @@ class AggregatorNoise:
         return self.z * math.sqrt(self.participations) / float(self._cumulative[-1])
 
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
-        """Open the key of the noise; a run without charges makes it.
+        """Open the key of the noise, until `close` for nobody else; a run without charges makes it.
 
         Raises ValueError for more rounds than the noise was made for, LedgerError when a later
-        round was released before, and NoiseKeyMissing when the key of a begun run is gone.
+        round was released before, NoiseKeyMissing when the key of a begun run is gone, and
+        NoiseKeyHeld while another process has it.
         """
         if rounds > self.factorization.rounds:
             raise ValueError(
                 f"{rounds} rounds are asked, the noise was made for {self.factorization.rounds}: "
                 "a user's sensitivity counts every round (key rounds)"
             )
-        self._key = self._open_key(fresh)
+        self._take_key(fresh)
         bound = self._bound()
         if bound > released:
             raise LedgerError(
@@ -216,10 +218,11 @@ class AggregatorNoise:
         """
         asked = summed.noise
         check_weight(summed.weight, asked.colluding, asked.min_weight)
-        if asked.source != "aggregator" or rnd <= self._drawn:
+        newest = max(self._drawn, self._bound())
+        if asked.source != "aggregator" or rnd <= newest:
             raise ReleaseRefused(
                 f"round {rnd}: noise is to be added by the {asked.source} and rounds up to "
-                f"{self._drawn} have theirs: the aggregator adds the noise of a round to one sum "
+                f"{newest} have theirs: the aggregator adds the noise of a round to one sum "
                 "only"
             )
         self._drawn = rnd
@@ -236,17 +239,26 @@ class AggregatorNoise:
 
     def bind(self, rnd: int) -> None:
         """Remember beside the key that round `rnd` is out: a run folder can be put back."""
-        write_json(self._opened().place / RELEASED, {"round": rnd})
+        content = json.dumps({"round": rnd}).encode()
+        replace_private(self._opened().place / RELEASED, content)
 
     def close(self, *, complete: bool) -> None:
         """complete: erase the key and all that was made from it; else both stay for a resume."""
         self._stream = None
-        if complete:
-            with suppress(NoiseKeyMissing):  # erased before
-                (self._key or self._open_key(fresh=False)).erase()
-        elif self._key is not None:
-            logger.warning("the key of the noise stays at %s: the run may go on", self._key.place)
-        self._key = None
+        try:
+            if complete:
+                with suppress(NoiseKeyMissing):  # erased before
+                    if self._key is None:
+                        self._take_key(fresh=False)
+                    self._opened().erase()
+            elif self._key is not None:
+                place = self._key.place
+                logger.warning("the key of the noise stays at %s: the run may go on", place)
+        finally:
+            self._key = None
+            if self._held is not None:
+                self._held.close()
+                self._held = None
 
     def beside(self, name: str) -> AggregatorNoise:
         """Noise of one more release in the same run, which costs as much as one participation."""
@@ -292,13 +304,15 @@ class AggregatorNoise:
             raise ReleaseRefused("the key of the noise is not open: `begin` comes first")
         return self._key
 
-    def _open_key(self, fresh: bool) -> NoiseKey:
+    def _take_key(self, fresh: bool) -> None:
         try:
-            return NoiseKey.open(self.folder, self.run)
+            key = NoiseKey.open(self.folder, self.run)
         except NoiseKeyMissing:
             if not fresh:
                 raise
-            return NoiseKey.create(self.folder, self.run)
+            key = NoiseKey.create(self.folder, self.run)
+        self._held = key.hold()
+        self._key = key
 
     def _bound(self) -> int:
         """The newest round whose noise is in a release."""

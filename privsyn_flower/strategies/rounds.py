@@ -103,7 +103,23 @@ class Rounds:
         done = int(checkpoint["round"]) if checkpoint else 0
         if checkpoint:
             self.strategy.restore(checkpoint["state"])
-        self._begin(done)
+        complete = False
+        try:
+            self._begin(done)
+            done = self._after(done)
+            complete = done == self.strategy.rounds
+        finally:  # whatever ended the rounds: others may have the key of the noise
+            self.mechanism.close(complete=complete)
+        if done == 0:
+            raise NoRelease(
+                "no round was released: too few nodes answered, or the ledger's budget is used up "
+                "(the warnings in the log say which); look at the nodes' refusal codes, "
+                "round-timeout, spare-rounds, min-surviving-weight and ledger"
+            )
+        return done
+
+    def _after(self, done: int) -> int:
+        """The rounds after `done`, as far as they go; returns the last one learned from."""
         for rnd in range(done + 1, self.strategy.rounds + 1):
             start = time.monotonic()
             try:
@@ -124,13 +140,6 @@ class Rounds:
             alive = learned.get("candidates_alive")
             note += f", {alive} candidates alive" if alive is not None else ""
             self.progress("rounds", rnd, self.strategy.rounds, note)
-        self.mechanism.close(complete=done == self.strategy.rounds)
-        if done == 0:
-            raise NoRelease(
-                "no round was released: too few nodes answered, or the ledger's budget is used up "
-                "(the warnings in the log say which); look at the nodes' refusal codes, "
-                "round-timeout, spare-rounds, min-surviving-weight and ledger"
-            )
         return done
 
     def _begin(self, done: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from privsyn_flower.privacy.accounting import calibrate, gaussian_epsilon
 from privsyn_flower.privacy.correlated import (
     Factorization,
     NoiseKey,
+    NoiseKeyHeld,
     NoiseKeyMissing,
     Participation,
     epsilon_correlated,
@@ -528,6 +530,46 @@ def test_a_run_without_its_key_asks_nobody(
     with pytest.raises(NoiseKeyMissing, match="start a new run"):
         engine(tmp_path, grid, aggregator(keys)).run()
     assert len(nodes[100].seen) == asked and not (keys / "r").exists()
+
+
+def test_two_processes_never_draw_from_one_key(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    first, second = aggregator(keys), aggregator(keys)
+    first.begin(T, 0, fresh=True)
+    with pytest.raises(NoiseKeyHeld, match="another process goes on with this run"):
+        second.begin(T, 0, fresh=True)
+    with pytest.raises(NoiseKeyHeld):
+        second.close(complete=True)  # nor is it erased under the other one
+    strategy = Voting(T)
+    with pytest.raises(NoiseKeyHeld):
+        engine(tmp_path, loopback(nodes), second, strategy).run()
+    assert not any(node.seen for node in nodes.values())
+    first.finish(1, summed())
+    first.bind(1)
+    released = keys / "r" / "released.json"
+    assert stat.S_IMODE(released.stat().st_mode) == 0o600
+    first.close(complete=False)
+    with pytest.raises(LedgerError, match="round 1 of run r was released"):
+        second.begin(T, 0, fresh=True)
+    second.close(complete=False)
+    second.begin(T, 1, fresh=False)
+    released.write_text('{"round": 2}')  # by somebody who holds no lock
+    with pytest.raises(ReleaseRefused, match="rounds up to 2 have theirs"):
+        second.finish(2, summed())
+    second.close(complete=True)
+    assert list(keys.iterdir()) == []
+
+
+def test_a_failed_run_lets_the_key_go(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    grid, strategy, mechanism = loopback(nodes), Voting(T), aggregator(keys)
+    strategy.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, mechanism, strategy).run()
+    with NoiseKey.open(keys, "r").hold():
+        pass
 
 
 def test_the_key_is_erased_with_the_last_round_and_kept_before(

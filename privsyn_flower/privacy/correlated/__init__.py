@@ -8,7 +8,13 @@ from privsyn_flower.privacy.correlated.accounting import (
     zcdp_conversion,
 )
 from privsyn_flower.privacy.correlated.factorization import NAMES, Factorization, factorization
-from privsyn_flower.privacy.correlated.keys import NoiseKey, NoiseKeyExposed, NoiseKeyMissing
+from privsyn_flower.privacy.correlated.keys import (
+    NoiseKey,
+    NoiseKeyExposed,
+    NoiseKeyHeld,
+    NoiseKeyMissing,
+    replace_private,
+)
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Keep, Stream
 
@@ -18,6 +24,7 @@ __all__ = [
     "Keep",
     "NoiseKey",
     "NoiseKeyExposed",
+    "NoiseKeyHeld",
     "NoiseKeyMissing",
     "Participation",
     "Stream",
@@ -25,6 +32,7 @@ __all__ = [
     "epsilon_correlated",
     "factorization",
     "kairouz_restart_epsilon",
+    "replace_private",
     "zcdp",
     "zcdp_conversion",
 ]

@@ -7,6 +7,7 @@ removed is done; a disk that writes elsewhere, a snapshot or a backup can keep t
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import hmac
 import os
@@ -15,6 +16,7 @@ import secrets
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 KEY_BYTES = 32
 _PIECE = 1 << 20
@@ -22,6 +24,10 @@ _PIECE = 1 << 20
 
 class NoiseKeyMissing(RuntimeError):
     """A run cannot go on without the key of the noise that it has released."""
+
+
+class NoiseKeyHeld(RuntimeError):
+    """Another process draws noise from this key now."""
 
 
 class NoiseKeyExposed(RuntimeError):
@@ -86,6 +92,32 @@ class NoiseKey:
             raise NoiseKeyExposed(f"{place / 'key'} has not {KEY_BYTES} bytes: not a noise key")
         return cls(place, key)
 
+    def hold(self) -> BinaryIO:
+        """Keep the key from every other holder until the result is closed, or the process ends.
+
+        Raises NoiseKeyHeld while somebody else has it: two at once could put the same noise on
+        two sums. Raises NoiseKeyMissing when it was erased.
+        """
+        try:
+            file = (self.place / "key").open("rb")
+        except FileNotFoundError:
+            raise self._erased() from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise NoiseKeyHeld(
+                f"the noise key at {self.place} is in use: another process goes on with this run, "
+                "maybe in a copy of its folder; wait for it, or stop it"
+            ) from None
+        if not os.fstat(file.fileno()).st_nlink:  # erased between the two
+            file.close()
+            raise self._erased()
+        return file
+
+    def _erased(self) -> NoiseKeyMissing:
+        return NoiseKeyMissing(f"the noise key at {self.place} was erased: start a new run")
+
     def subkey(self, description: str) -> bytes:
         """The key of the noise of one mechanism at one length; the first one stays the only one.
 
@@ -97,13 +129,9 @@ class NoiseKey:
         digest = hashlib.sha256(description.encode()).hexdigest()
         bound = self.place / "mechanism"
         if not (self.place / "key").exists():
-            raise NoiseKeyMissing(f"the noise key at {self.place} was erased: start a new run")
+            raise self._erased()
         if not bound.exists():
-            written = self.place / "mechanism.new"
-            written.unlink(missing_ok=True)
-            write_private(written, digest.encode())
-            written.rename(bound)
-            _sync(self.place)
+            replace_private(bound, digest.encode())
         elif bound.read_text() != digest:
             raise ValueError(
                 "the noise of this run was begun by another mechanism, other coefficients, another "
@@ -130,6 +158,15 @@ def write_private(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def replace_private(path: Path, content: bytes) -> None:
+    """The same, over an old file; a reader sees the old content or the new."""
+    written = path.with_name(f"{path.name}.new")
+    written.unlink(missing_ok=True)
+    write_private(written, content)
+    written.replace(path)
+    _sync(path.parent)
 
 
 def shred(path: Path) -> None:
