@@ -14,6 +14,7 @@ import logging
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
@@ -146,6 +147,14 @@ class AggregatorNoise:
         """Of independent Gaussian noise that costs a user with k participations as much."""
         return self.z * math.sqrt(self.participations) / float(self._cumulative[-1])
 
+    @cached_property
+    def counted_multiplier(self) -> float:
+        """Of independent Gaussian noise that costs users of any count at least as much: what nodes
+        are told. They count participation by participation, and j < k of them may cost more than
+        j / k of the run, so it is at most `multiplier`."""
+        squares = self.factorization.sensitivity_by_count(self.participation) ** 2
+        return self.z / math.sqrt(float((squares / np.arange(1, len(squares) + 1)).max()))
+
     def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
         """Open the key of the noise, until `close` for nobody else; a run without charges makes it.
 
@@ -180,7 +189,7 @@ class AggregatorNoise:
             self._opened_stream(query)  # what would fail later fails before asking
         encoding = self.encoding(plan, query)
         return Noise(
-            multiplier=self.multiplier,
+            multiplier=self.counted_multiplier,
             sensitivity=encoding.sensitivity,
             bits=encoding.bits,
             min_weight=plan.min_weight,

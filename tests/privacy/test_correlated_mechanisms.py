@@ -200,6 +200,21 @@ def test_toeplitz_sensitivity_is_that_of_all_patterns(rounds, falls, apart, most
         assert prefixes[rnd - 1] == pytest.approx(brute_force(c[:rnd], participation), rel=1e-12)
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    mechanism=trees | st.integers(1, 13).map(lambda r: factorization("banded", r, bands=r)),
+    apart=st.integers(1, 13),
+    most=st.integers(0, 12),
+)
+def test_sensitivity_by_count_is_that_of_each_count(mechanism, apart, most):
+    rounds = mechanism.rounds
+    participation = Participation(rounds, apart, most)
+    found = mechanism.sensitivity_by_count(participation)
+    counts = range(1, participation.most + 1)
+    wanted = [mechanism.sensitivity(Participation(rounds, apart, j)) for j in counts]
+    assert found == pytest.approx(wanted, rel=1e-12)
+
+
 @settings(deadline=None, max_examples=30)
 @given(rounds=st.integers(1, 5), apart=st.integers(1, 3), name=st.sampled_from(NAMES))
 def test_signs_and_directions_gain_nothing(rounds, apart, name):

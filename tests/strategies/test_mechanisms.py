@@ -282,6 +282,27 @@ def test_no_user_moves_a_prefix_by_more_than_it_is_charged(data: st.DataObject) 
     assert (paths <= np.cumsum(charged) * (1 + 1e-9)).all()
 
 
+@pytest.mark.parametrize("name", ["tree", "banded", "independent"])
+def test_nodes_count_no_less_than_any_participations_cost(keys: Path, name: str) -> None:
+    """One of two rounds costs three quarters of both in a tree, not one half."""
+    participation = Participation(T, min_separation=4)
+    matrix = factorization(name, T, participation=participation, bands=T)
+    mechanism = aggregator(keys, matrix, participation)
+    strategy = Voting(T)
+    strategy.options = {"min-separation": 4}  # type: ignore[misc]
+    told = mechanism.noise(PLAN, strategy.ask(1)).multiplier
+    costs = [
+        (matrix.sensitivity(Participation(T, 4, count)) / mechanism.z) ** 2 / count
+        for count in (1, 2)
+    ]
+    assert told**-2 == pytest.approx(max(costs), rel=1e-9)
+    assert told <= mechanism.multiplier * (1 + 1e-12)
+    assert (told < 0.999 * mechanism.multiplier) == (name != "independent")
+    # One participation in noise of its own is what it is charged.
+    beside = mechanism.beside("evaluation")
+    assert beside.noise(PLAN, Counting(1).ask(1)).multiplier == beside.z == mechanism.multiplier
+
+
 def test_an_evaluation_beside_the_rounds_fits_the_total(
     tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
 ) -> None:

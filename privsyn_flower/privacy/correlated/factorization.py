@@ -47,6 +47,9 @@ class Factorization(Protocol):
     def cumulative_sensitivity(self, participation: Participation) -> Floats:
         """The same of the first 1, 2, ... rounds: (rounds,), not decreasing."""
 
+    def sensitivity_by_count(self, participation: Participation) -> Floats:
+        """That of all rounds, for users with at most 1, 2, ... of them: (participation.most,)."""
+
     def release_std(self) -> Floats:
         """Standard deviation of each release's noise: (rounds,)."""
 

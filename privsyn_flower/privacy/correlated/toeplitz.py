@@ -64,6 +64,18 @@ class Toeplitz:
         participation.check(self.rounds)
         return np.sqrt(np.cumsum(self.worst_user(participation) ** 2))
 
+    def sensitivity_by_count(self, participation: Participation) -> Floats:
+        """The sensitivity to users with at most 1, 2, ... rounds: (participation.most,), exact."""
+        participation.check(self.rounds)
+        column = np.zeros(self.rounds)
+        column[: self.bands] = self.coefficients
+        moved, norms = np.zeros(self.rounds), []
+        for taken in range(participation.most):  # the first rounds, as above
+            start = taken * participation.min_separation
+            moved[start:] += column[: self.rounds - start]
+            norms.append(np.linalg.norm(moved))
+        return np.array(norms)
+
     def worst_user(self, participation: Participation) -> Floats:
         """C x of the worst user: the sum of columns 0, b, 2b, ...: (rounds,)."""
         starts = np.zeros(self.rounds)

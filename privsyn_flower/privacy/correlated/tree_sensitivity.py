@@ -13,6 +13,7 @@ each have rounds where the gap between them, e + a, is at least the separation l
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +35,28 @@ def cumulative_squares(
     not halve often enough: then an upper bound, the exact value for a separation less than
     1 in WIDEST shorter.
     """
+    return np.array([best.max() for best in _by_round(rounds, every, participation, completed)])
+
+
+def squares_by_count(
+    rounds: int, every: int, participation: Participation, *, completed: frozenset[int]
+) -> Floats:
+    """Squared sensitivity of all nodes to users with at most 1, 2, ... rounds: (most,).
+
+    Arguments and exactness: as for `cumulative_squares`.
+    """
+    *_, best = _by_round(rounds, every, participation, completed)
+    found = np.full(participation.most, -np.inf)
+    found[: len(best) - 1] = best[1:]
+    return np.maximum.accumulate(found)
+
+
+def _by_round(
+    rounds: int, every: int, participation: Participation, completed: frozenset[int]
+) -> Iterator[Floats]:
+    """After each round: the largest sums of squares for 0, 1, ... rounds taken."""
     search = _Search(participation, every, rounds, completed)
-    size, squares = search.block, np.zeros(rounds)
+    size = search.block
     before = finished = search.nothing()
     for start in range(0, rounds, every):
         boundaries = [(0, finished)]
@@ -43,8 +64,11 @@ def cumulative_squares(
             blocks, tail = divmod(done, size)
             if tail:
                 # Everybody takes the first round of a block: the deepest in the unfinished one.
-                last = before[: search.most, 0, -1].max() + tail.bit_length()
-                squares[start + done - 1] = max(before[:, 0, 0].max(), last)
+                last = before[: search.most, 0, -1] + tail.bit_length()
+                best = np.full(max(len(before), len(last) + 1), -np.inf)
+                best[: len(before)] = before[:, 0, 0]
+                best[1 : len(last) + 1] = np.maximum(best[1 : len(last) + 1], last)
+                yield best
                 continue
             lowest = blocks & -blocks
             while boundaries[-1][0] > blocks - lowest:
@@ -54,9 +78,8 @@ def cumulative_squares(
             if start + done in completed:
                 tree, _ = search.partial(blocks)
                 before = search.beside(finished, tree, blocks)
-            squares[start + done - 1] = before[:, 0, 0].max()
+            yield before[:, 0, 0]
         finished = before
-    return squares
 
 
 class _Search:

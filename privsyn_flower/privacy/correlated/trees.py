@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Draw, Keep, ReadRecord, Stream, open_stream
-from privsyn_flower.privacy.correlated.tree_sensitivity import cumulative_squares
+from privsyn_flower.privacy.correlated.tree_sensitivity import cumulative_squares, squares_by_count
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +66,14 @@ class Tree:
         """The sensitivity of the first 1, 2, ... rounds: (rounds,); see `cumulative_squares`."""
         participation.check(self.rounds)
         squares = cumulative_squares(
+            self.rounds, self.every, participation, completed=self.completed()
+        )
+        return np.sqrt(squares)
+
+    def sensitivity_by_count(self, participation: Participation) -> Floats:
+        """The sensitivity to users with at most 1, 2, ... rounds: (participation.most,)."""
+        participation.check(self.rounds)
+        squares = squares_by_count(
             self.rounds, self.every, participation, completed=self.completed()
         )
         return np.sqrt(squares)
