@@ -158,6 +158,13 @@ class RunConfig(Section):
         """Whether the noise is Gaussian and added by the aggregator, which sees sums without."""
         return self.trains and self.training.noise == "aggregator"
 
+    @property
+    def local_steps(self) -> int:
+        """Most local steps of a user in a round: only public numbers bound a node's work."""
+        training = self.training
+        batches = -(-self.data.samples_per_user // training.batch_size)
+        return training.max_steps or batches * training.epochs
+
     def _check_training(self) -> None:
         """What DP-FedAvg and DP-FTRL need, and what only they have."""
         ftrl = self.ftrl

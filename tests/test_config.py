@@ -147,6 +147,20 @@ def test_who_adds_the_noise() -> None:
         RunConfig.from_flat({"method": "dp-fedavg", "accountant": "pld"})
 
 
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({}, 2),  # 8 samples by 4
+        ({"data.samples-per-user": 9}, 3),
+        ({"data.samples-per-user": 9, "training.epochs": 2}, 6),
+        ({"training.batch-size": 100}, 1),
+        ({"training.max-steps": 7}, 7),
+    ],
+)
+def test_local_steps_always_have_a_bound(values: dict, steps: int) -> None:
+    assert RunConfig.from_flat({"method": "dp-fedavg", **values}).local_steps == steps
+
+
 def test_flat_round_trip() -> None:
     config = RunConfig.from_flat({"epsilon": 1.29, "pretext.population": 7, "data.users": 20})
     assert RunConfig.from_flat(config.flat()) == config

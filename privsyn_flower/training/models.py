@@ -34,6 +34,7 @@ Delta = NDArray[np.float64]
 Rows = Sequence[Sequence[int]]
 
 MOST_TOKENS = 1 << 24  # of one user; beyond it texts are left out
+TOKEN_CHARACTERS = 64  # of a text's tokens on average; what is beyond them is not looked at
 
 
 class LocalModel(Protocol):
@@ -129,8 +130,15 @@ class LoadedLM:
     def train(
         self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
     ) -> Delta | None:
-        """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens."""
-        length = options.sequence_length
+        """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens.
+
+        What is read of a user's texts is bounded by the options: at random as many texts as the
+        steps take, the beginning of each.
+        """
+        length, most = options.sequence_length, options.max_steps * options.batch_size
+        if 0 < most < len(texts):
+            texts = [texts[i] for i in rng.choice(len(texts), size=most, replace=False)]
+        texts = [text[: length * TOKEN_CHARACTERS] for text in texts]
         rows = self._scorer.encode(texts, max_tokens=MOST_TOKENS, length=length)
         return self._fit(rows, options, rng) if rows else None
 

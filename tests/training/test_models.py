@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text import lm_metrics
+from privsyn_flower.text.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
 from privsyn_flower.training.initial import initial_parameters, trained_patterns
-from privsyn_flower.training.models import CausalLM, load_model
+from privsyn_flower.training.models import TOKEN_CHARACTERS, CausalLM, load_model
 from privsyn_flower.training.options import Optimizer
 from tests.conftest import sentences
 from tests.text.conftest import causal_folder, make_tokenizer  # noqa: F401 - fixtures
@@ -166,6 +167,33 @@ def test_the_delta_is_that_of_a_plain_loop_bit_for_bit(
     want = by_hand(folder, parameters, sorted(parameters), options, 5)
     assert delta.dtype == np.float64 and np.abs(delta).max() > 1e-3
     assert np.array_equal(delta, layout.flatten(want))
+
+
+def test_how_much_of_a_user_is_read_is_bounded_by_the_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps of three texts, and of each no more than a token's characters times its tokens."""
+    read: list[list[str]] = []
+    encode = Scorer.encode
+
+    def recorded(self: Scorer, texts: Any, **bounds: int) -> Any:
+        read.append(list(texts))
+        return encode(self, texts, **bounds)
+
+    monkeypatch.setattr(Scorer, "encode", recorded)
+    many = [f"{number} " + "river of stone " * 1000 for number in range(200)]
+    options, model = replace(OPTIONS, max_steps=2, epochs=50), load_model(folder, "cpu")
+    parameters = moved(folder)
+    delta = delta_of(model, parameters, options, many, seed=1)
+    assert len(read[0]) == 6 and {len(text) for text in read[0]} == {12 * TOKEN_CHARACTERS}
+    numbers = [int(text.split()[0]) for text in read[0]]
+    assert len(set(numbers)) == 6 and max(numbers) > 5
+    again = delta_of(model, parameters, options, [text[:200] for text in many], seed=1)
+    assert np.array_equal(delta, again)  # what is cut off had no part in it
+    delta_of(model, parameters, options, many, seed=2)
+    assert read[2] != read[0]
+    delta_of(model, parameters, replace(options, max_steps=100), many, seed=1)
+    assert len(read[3]) == 200
 
 
 def test_chosen_layers_alone_are_trained(folder: Path) -> None:
