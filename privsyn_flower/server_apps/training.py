@@ -209,6 +209,7 @@ class TrainingPipeline(Run):
         except (NoRelease, TooNoisyError) as error:  # the model is paid for, and stays
             logger.warning("the evaluation on the nodes gave nothing: %s", error)
             stored = {"failed": str(error)}
+            noise.close(complete=True)  # nobody asks again: the key of its noise goes now
         self.folder.save_value("evaluation", stored)
         return stored
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
 
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig
@@ -266,6 +267,23 @@ def test_dp_ftrl_with_turns_and_a_trusted_aggregator(
     }
     again, grid = run(config, loopback, tmp_path / "run")
     assert grid.sent == [] and again["benchmark"] == found
+
+
+def test_a_failed_evaluation_leaves_no_key(
+    configured: Any, loopback: Any, tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    def down(message: Message, context: Any) -> Message:
+        begun.append(len([path for path in keys.rglob("key") if path.is_file()]))
+        return Message(Error(0, "down"), reply_to=message)
+
+    monkeypatch.setitem(HANDLERS, "query.evaluation", down)
+    config = configured(**{**FTRL, "rounds": 2, "training.evaluate": True})
+    summary, _ = run(config, loopback, tmp_path / "run")
+    assert "no round was released" in summary["evaluation"]["failed"]
+    assert begun and set(begun) == {1}  # the evaluation's own, while it was tried
+    assert [path for path in keys.rglob("*") if path.is_file()] == []
 
 
 def test_whole_nodes_take_turns(configured: Any, loopback: Any, tmp_path: Path) -> None:
