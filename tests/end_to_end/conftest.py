@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,14 @@ variation = "retrieval"
 [expand]
 samples = 0
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_at_normal_priority() -> Iterator[None]:
+    """Ray's workers run at nice 15 otherwise, and starve beside anything else on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_worker_niceness", "0")  # every starter hands its environment down
+        yield
 
 
 def sentence(rng: np.random.Generator, words: list[str]) -> str:
