@@ -180,6 +180,13 @@ class RunConfig(Section):
                     f"ftrl.min-separation = {ftrl.min_separation} exceeds rounds = {self.rounds}: "
                     "lower it, or raise rounds"
                 )
+            if 0 < ftrl.max_participations * ftrl.min_separation < self.rounds:
+                raise ValueError(
+                    f"ftrl.max-participations = {ftrl.max_participations} turns of "
+                    f"ftrl.min-separation = {ftrl.min_separation} rounds end before rounds = "
+                    f"{self.rounds}, and from there every node refuses: raise one of the two "
+                    "(0 participations: as many as fit), or lower rounds"
+                )
         elif ftrl != FtrlConfig():
             raise ValueError(
                 f"keys of ftrl belong to method = 'dp-ftrl', and it is {self.method!r}: leave "

@@ -101,6 +101,10 @@ FTRL = {"method": "dp-ftrl", "training.noise": "aggregator"}
     [
         ({"training.noise": "nodes"}, ["'dp-ftrl'", "'aggregator'", "trusted", "'dp-fedavg'"]),
         ({"ftrl.min-separation": 9}, ["ftrl.min-separation = 9", "rounds = 8"]),
+        (
+            {"ftrl.min-separation": 2, "ftrl.max-participations": 3},
+            ["ftrl.max-participations = 3", "rounds = 8"],
+        ),
         ({"ftrl.restart-every": 4}, ["ftrl.restart-every = 4", "'tree-restart'", "'blt'"]),
         ({"ftrl.completion": True}, ["ftrl.completion = true", "'tree-restart'"]),
         ({"ftrl.mechanism": "tree-restart"}, ["ftrl.restart-every = 0", "needs restart-every"]),
