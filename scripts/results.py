@@ -2,11 +2,11 @@
 
     python scripts/results.py [--seeds 3] [--epsilons 7.58,1.29] [--demo popri-demo] [--table-only]
 
-Each run is a `privsyn run` of configs/demo.toml or configs/popri-demo.toml with another seed
-(choices and noise differ; the split, the public text and the models are the same). Finished runs
-in results/raw are kept, so the script goes on where it was stopped. The tables and the pictures
-of the first run go into README.md and docs/images; every figure in them comes from the runs'
-summary.json.
+Each run is a `privsyn run` of one of the demos in configs/ with another seed (choices and noise
+differ; the split, the public text and the models are the same). Finished runs in results/raw are
+kept, so the script goes on where it was stopped. The tables and the pictures of the first run go
+into README.md and docs/images, and so does the first run of every demo beside the others
+(`privsyn report`); every figure in them comes from the runs' summary.json.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.report import report
+
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "results" / "raw"
 
@@ -32,7 +34,9 @@ Runs = dict[float, list[dict[str, Any]]]
 class Demo:
     """One demo: its configuration, the rows of its tables, its pictures, its place in README.md.
 
-    rows: benchmark name -> text. differences: what (b) is compared with -> text.
+    rows: benchmark name -> text. differences: what (b) is compared with -> text. prefix: of its
+    folders in results/raw and of its pictures. result: (b)'s name in the benchmark. epsilons:
+    those that its settings are for.
     """
 
     config: str
@@ -40,6 +44,9 @@ class Demo:
     differences: dict[str, str]
     pictures: dict[str, str]
     marker: str
+    prefix: str = ""
+    result: str = "synthetic"
+    epsilons: tuple[float, ...] = (7.58, 1.29)
 
 
 PRETEXT = Demo(
@@ -76,13 +83,30 @@ POPRI = Demo(
         "distances.png": "Frechet distance of the responses by round",
     },
     "popri-results",
+    "popri-",
 )
+TRAINED = {
+    "pretrained": "the small LM before fine-tuning",
+    "random_public": "(a) random public text: where the private training starts",
+    "noise_updates": "(a2) the same training, every sum replaced by noise of its size",
+    "trained": "**(b) trained on the users' devices**",
+    "private": "(c) the private text itself (no privacy)",
+}
+TRAINED_DIFFERENCES = {"random_public": "(b) - (a)", "noise_updates": "(b) - (a2)"}
+FEDAVG, FTRL = (
+    Demo(
+        f"{name}-demo", TRAINED, TRAINED_DIFFERENCES, {}, f"{name}-results", f"{name}-", "trained",
+        (7.58,),
+    )
+    for name in ("dp-fedavg", "dp-ftrl")
+)  # fmt: skip
+DEMOS = (PRETEXT, POPRI, FEDAVG, FTRL)
+COMPARED = "compare"  # marker of the runs side by side
 
 
 def folder_of(demo: Demo, epsilon: float, seed: int) -> Path:
     """Where a run of a demo is kept."""
-    prefix = "" if demo is PRETEXT else "popri-"
-    return RAW / f"{prefix}eps{epsilon:g}-seed{seed}"
+    return RAW / f"{demo.prefix}eps{epsilon:g}-seed{seed}"
 
 
 def run(demo: Demo, epsilon: float, seed: int) -> dict[str, Any]:
@@ -136,7 +160,7 @@ def difference_table(demo: Demo, by_epsilon: Runs, measure: str) -> list[str]:
         for runs in by_epsilon.values():
             cells = []
             for run_ in runs:
-                key = f"synthetic-{other}"
+                key = f"{demo.result}-{other}"
                 value, low, high = run_["benchmark"][f"{measure}_difference"][key]
                 cells.append(f"{value:+.4f} [{low:+.4f}, {high:+.4f}]")
             line += " " + "<br>".join(cells) + " |"
@@ -146,6 +170,8 @@ def difference_table(demo: Demo, by_epsilon: Runs, measure: str) -> list[str]:
 
 def distance_table(demo: Demo, by_epsilon: Runs) -> list[str]:
     """What the answers found, and Frechet distances to held-out text at equal numbers of texts."""
+    if demo.result != "synthetic":
+        return []
     lines = ["| |" + "".join(f" eps {epsilon:g} |" for epsilon in by_epsilon)]
     lines.append("|---|" + "---:|" * len(by_epsilon))
 
@@ -197,12 +223,12 @@ def block(demo: Demo, by_epsilon: Runs) -> str:
     parts += [
         [f"![{text}](docs/images/{image(demo, name)})"] for name, text in demo.pictures.items()
     ]
-    return "\n\n".join("\n".join(part) for part in parts)
+    return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def image(demo: Demo, name: str) -> str:
     """A picture's name in docs/images."""
-    return name if demo is PRETEXT else f"popri-{name}"
+    return f"{demo.prefix}{name}"
 
 
 def publish(demo: Demo, by_epsilon: Runs) -> None:
@@ -212,25 +238,39 @@ def publish(demo: Demo, by_epsilon: Runs) -> None:
     first = folder_of(demo, next(iter(by_epsilon)), 0)
     for name in demo.pictures:
         shutil.copyfile(first / name, images / image(demo, name))
-    start, end = f"<!-- {demo.marker}:start -->", f"<!-- {demo.marker}:end -->"
+    fill(demo.marker, block(demo, by_epsilon))
+
+
+def fill(marker: str, text: str) -> None:
+    """Put a text between its markers in README.md."""
+    start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
     readme = ROOT / "README.md"
     before, _, rest = readme.read_text(encoding="utf-8").partition(start)
     _, _, after = rest.partition(end)
-    readme.write_text(f"{before}{start}\n{block(demo, by_epsilon)}\n{end}{after}", encoding="utf-8")
+    readme.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def compare(epsilon: float) -> None:
+    """The first run of every demo at this epsilon, side by side."""
+    paths = [folder_of(demo, epsilon, 0) / "summary.json" for demo in DEMOS]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    if len(found) > 1:
+        fill(COMPARED, report(found))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epsilons", default="7.58,1.29")
-    parser.add_argument("--demo", choices=["demo", "popri-demo"], action="append")
+    parser.add_argument("--demo", choices=[d.config for d in DEMOS], action="append")
     parser.add_argument("--table-only", action="store_true", help="only from finished runs")
     options = parser.parse_args()
-    for demo in (PRETEXT, POPRI):
+    wanted = [float(part) for part in options.epsilons.split(",")]
+    for demo in DEMOS:
         if options.demo and demo.config not in options.demo:
             continue
         by_epsilon: Runs = {}
-        for epsilon in (float(part) for part in options.epsilons.split(",")):
+        for epsilon in (value for value in wanted if value in demo.epsilons):
             for seed in range(options.seeds):
                 done = (folder_of(demo, epsilon, seed) / "summary.json").exists()
                 if options.table_only and not done:
@@ -239,6 +279,7 @@ def main() -> None:
                 by_epsilon.setdefault(epsilon, []).append(run(demo, epsilon, seed))
         if by_epsilon:
             publish(demo, by_epsilon)
+    compare(wanted[0])
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from privsyn_flower.strategies.aggregation import (
 )
 from privsyn_flower.strategies.cohort import Cohort, RoundPlan
 from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
-from privsyn_flower.strategies.node_noise import integer_noise as integer_noise  # for the audit
 
 logger = logging.getLogger("privsyn_flower")
 
