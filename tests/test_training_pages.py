@@ -134,9 +134,9 @@ def test_the_cost_of_the_keyboards_training_is_that_of_the_page() -> None:
         assert zcdp(found, config.delta) <= config.epsilon
 
 
-def test_what_a_nodes_own_account_may_miss_is_what_the_page_says() -> None:
+def test_what_equal_parts_would_miss_is_what_the_page_says() -> None:
     page = " ".join(text_of(ROOT / "docs" / "privacy.md").split())
-    words = "with 1,200 rounds of `tree` and four participations, at most 12 % more in mu²"
+    words = "with 1,200 rounds of `tree` and four participations, by up to 12 % in mu²"
     assert words in page
     tree = factorization("tree", 1200)
     costs = [tree.sensitivity(Participation(1200, 352, k)) ** 2 for k in (1, 2, 3, 4)]

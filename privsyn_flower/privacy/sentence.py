@@ -266,7 +266,10 @@ class PrivacyStatement:
         if self.simulated:
             left_out.append("the preparation of a simulated split")
         if self.mechanism == "gaussian":
-            left_out.append("what the last bits of floating-point noise may give away")
+            left_out.append(
+                "how far Gaussian noise made in floating-point arithmetic, before it is rounded to "
+                "integers, is from an exact one"
+            )
         if self.noise_source == "aggregator":
             left_out.append(
                 "whoever reads the key of the noise, which is on the aggregator's disk while the "

@@ -49,7 +49,10 @@ def test_all_parts_are_there():
     ):
         assert words in text, words
     assert "benchmark" not in text and "NO PRIVACY" not in text
-    assert "and what the last bits of floating-point noise may give away." in text
+    assert (
+        "and how far Gaussian noise made in floating-point arithmetic, before it is rounded to integers, is from an exact one."
+        in text
+    )
     assert "trusted aggregator" in PLAIN.threat_model
 
 
@@ -172,7 +175,7 @@ def test_noise_of_a_trusted_aggregator():
         "single answers stay hidden from the server, as long as the server follows the protocol",
         "Shamir threshold",
         "suffices whoever answers",
-        "last bits of floating-point noise",
+        "Gaussian noise made in floating-point arithmetic",
         "whoever reads the key of the noise, which is on the aggregator's disk while the run lasts",
     ):
         assert words in text, words
