@@ -190,7 +190,10 @@ class TrainingConfig(Section):
     weight_decay: float = Field(0.0, ge=0, description="of the local steps")
     epochs: int = Field(1, ge=1, description="passes over a user's texts in one round")
     batch_size: int = Field(4, ge=1, description="texts of one local step")
-    max_steps: int = Field(0, ge=0, description="most local steps of a user in a round; 0: any")
+    max_steps: int = Field(
+        0, ge=0, description="most local steps of a user in a round; 0: those that "
+        "data.samples-per-user texts take"
+    )  # fmt: skip
     clip_norm: float = Field(1.0, gt=0, description="L2 bound of one user's update, all layers")
     adaptive_clipping: bool = Field(
         False, description="the bound follows a quantile of the norms (Andrew et al. 2021)"

@@ -261,7 +261,7 @@ class PrivacyStatement:
             )
         left_out = [
             "settings tuned by looking at these users' texts",
-            "the time nodes take to answer",
+            "the time nodes take to answer, and whether they answer in time",
         ]
         if self.simulated:
             left_out.append("the preparation of a simulated split")

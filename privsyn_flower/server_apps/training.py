@@ -90,7 +90,7 @@ class TrainingPipeline(Run):
                 weight_decay=training.weight_decay,
                 epochs=training.epochs,
                 batch_size=training.batch_size,
-                max_steps=training.max_steps,
+                max_steps=self.config.local_steps,
                 sequence_length=self.config.evaluation.sequence_length,
                 seed=self.config.seed,
             )

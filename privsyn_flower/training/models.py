@@ -136,7 +136,7 @@ class LoadedLM:
         steps take, the beginning of each.
         """
         length, most = options.sequence_length, options.max_steps * options.batch_size
-        if 0 < most < len(texts):
+        if len(texts) > most:
             texts = [texts[i] for i in rng.choice(len(texts), size=most, replace=False)]
         texts = [text[: length * TOKEN_CHARACTERS] for text in texts]
         rows = self._scorer.encode(texts, max_tokens=MOST_TOKENS, length=length)
@@ -206,7 +206,7 @@ def batches(
     for _ in range(options.epochs):
         order = rng.permutation(count)
         for first in range(0, count, options.batch_size):
-            if options.max_steps and steps == options.max_steps:
+            if steps == options.max_steps:
                 return
             steps += 1
             yield order[first : first + options.batch_size]

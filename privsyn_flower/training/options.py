@@ -14,7 +14,7 @@ _PREFIX = "training."
 _WHOLE = {  # lowest and highest value
     "epochs": (1, 1000),
     "batch_size": (1, 1 << 16),
-    "max_steps": (0, 1 << 20),
+    "max_steps": (1, 1 << 20),
     "sequence_length": (2, 2048),
     "seed": (0, (1 << 63) - 1),
 }
@@ -26,10 +26,10 @@ class LocalTraining:
 
     momentum: of SGD; AdamW has its usual (0.9, 0.999) and 1e-8. weight_decay: decoupled under
     adamw, added to the gradient under sgd. epochs: passes over a user's texts, each in an order
-    of its own. batch_size: texts of one step. max_steps: no more steps than this; 0: no limit.
-    sequence_length: tokens of a text, the rest is cut. seed: of the order. trained: glob patterns
-    with commas between, of the names of the arrays that are trained; the others that travel are
-    laid over the base and stay as they are.
+    of its own. batch_size: texts of one step. max_steps: no more steps than this; without a limit
+    a node's time would tell how much a user wrote. sequence_length: tokens of a text, the rest is
+    cut. seed: of the order. trained: glob patterns with commas between, of the names of the arrays
+    that are trained; the others that travel are laid over the base and stay as they are.
     """
 
     optimizer: Optimizer = "sgd"
@@ -38,7 +38,7 @@ class LocalTraining:
     weight_decay: float = 0.0
     epochs: int = 1
     batch_size: int = 8
-    max_steps: int = 0
+    max_steps: int = 100
     sequence_length: int = 64
     seed: int = 0
     trained: str = "*"

@@ -90,7 +90,7 @@ def collect(
         arrived=lambda n, of: None,
         revealing=lambda: None,
     )
-    return aggregation().collect(sending).total.vector
+    return aggregation().collect(sending).total.decoded(noise.multiplier).vector
 
 
 def expected(query: Query, kinds: bool = False) -> Any:

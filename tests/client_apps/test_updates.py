@@ -344,6 +344,7 @@ CHANGES: dict[str, Change] = {
     "half a rotation": other_options(rotation="00" * 16),
     "no hex": other_options(rotation="zz" * 32),
     "no options": without("training.epochs"),
+    "steps without a bound": other_options(training__max_steps=0),
     "an unknown option": other_options(training__speed=1),
     "endless epochs": other_options(training__epochs=10**9),
     "beyond the positions": other_options(training__sequence_length=201),

@@ -50,8 +50,8 @@ def test_all_parts_are_there():
         assert words in text, words
     assert "benchmark" not in text and "NO PRIVACY" not in text
     assert (
-        "and how far Gaussian noise made in floating-point arithmetic, before it is rounded to integers, is from an exact one."
-        in text
+        "and how far Gaussian noise made in floating-point arithmetic, before it is rounded to "
+        "integers, is from an exact one." in text
     )
     assert "trusted aggregator" in PLAIN.threat_model
 
@@ -106,6 +106,8 @@ def test_samplers():
 def test_variants():
     assert "Renyi" in replace(PLAIN, accountant="rdp").sentence()
     assert "`benchmark`" in replace(PLAIN, benchmark=True).sentence()
+    for one in (PLAIN, SECURE):
+        assert "nodes take to answer, and whether they answer in time" in one.sentence()
     assert "spans the runs" in replace(PLAIN, ledger_scope="population").sentence()
     assert " spare" not in replace(PLAIN, spare_rounds=0).sentence()
     seeded = replace(PLAIN, simulation_seeded=True)

@@ -119,7 +119,7 @@ def by_hand(
     for _ in range(options.epochs):
         shuffled = order.permutation(len(rows))
         for first in range(0, len(rows), options.batch_size):
-            if options.max_steps and steps == options.max_steps:
+            if steps == options.max_steps:
                 break
             steps += 1
             batch = [rows[i] for i in shuffled[first : first + options.batch_size]]

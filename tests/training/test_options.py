@@ -49,6 +49,7 @@ def test_options_travel_and_come_back() -> None:
         ("batch-size", 0),
         ("batch-size", 1 << 17),
         ("max-steps", -1),
+        ("max-steps", 0),
         ("max-steps", True),
         ("sequence-length", 1),
         ("sequence-length", 2049),
