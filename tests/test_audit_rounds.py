@@ -21,7 +21,7 @@ from privsyn_flower.audit.trials import run_trials
 from privsyn_flower.client_apps import records
 from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.client_apps.schedule import Schedule
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.correlated.stream import Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
@@ -103,11 +103,9 @@ def test_an_evaluation_costs_one_participation() -> None:
 
 
 @pytest.mark.usefixtures("calm")
-def test_a_run_ends_when_nobody_is_left_who_may_take_part() -> None:
-    found = measured(ftrl__max_participations=1)
-    assert found.rounds == 2
-    assert not found.contradiction
-    assert found.claimed_epsilon <= EPSILON
+def test_a_schedule_that_ends_before_the_rounds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"ftrl\.max-participations = 1"):
+        measured(ftrl__max_participations=1)
 
 
 def test_many_rounds_have_fewer_trials_and_too_many_rounds_none(

@@ -250,7 +250,7 @@ def test_too_many_killed_unmasks_nothing(
     assert not (folder / "summary.json").exists()
     rows = ledger(folder)
     assert {row["kind"] for row in rows} == {"reserve", "void"}
-    assert "no node was asked to unmask" in rows[1]["reason"]
+    assert "nothing was revealed" in rows[1]["reason"]
     for node in left:
         assert (federation.node_folder(node) / "reached-1-mask").exists()
         for stage in ("confirm", "unmask"):
