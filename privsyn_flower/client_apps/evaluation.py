@@ -7,7 +7,6 @@ is in them; they are checked before a private text is opened.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, guarded, reply
-from privsyn_flower.client_apps.node import Node, UserTexts, open_node
+from privsyn_flower.client_apps.node import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.queries.metrics import shard_metrics
 from privsyn_flower.question import Query
-from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.lm_metrics import BATCH_TOKENS, load_scorer
 from privsyn_flower.text.parameters import (
     MOST_MODELS,
@@ -36,6 +34,7 @@ from privsyn_flower.wire import Refusal, WireError
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
+FAILED = "one user's evaluation failed; that user counts nothing"
 MOST_TOKENS = 1 << 20  # of one user: beyond it a question is no honest one
 
 
@@ -64,25 +63,9 @@ def check_evaluation(query: Query, node: Node) -> None:
         raise WireError(Refusal.MALFORMED, f"max-loss = {most!r} is not a positive number")
     if not isinstance(gap, int | float) or not 0 <= gap <= 1:
         raise WireError(Refusal.MALFORMED, f"gap = {gap!r} is not a number from 0 to 1")
-    folder = _base(query, node)
+    folder = base_model(query, node)
     if query.rows.size or query.extra:
         _shipped(query, folder)
-
-
-def _base(query: Query, node: Node) -> Path:
-    """The node's own base model, which must be the one that the question is about."""
-    try:
-        folder: Path | None = node.downstream()
-        if folder is None:
-            raise FileNotFoundError("this node has no downstream model (node-config downstream)")
-        found = folder_fingerprint(folder)
-    except Exception as error:  # of its own set-up, never of a user's data
-        raise WireError(Refusal.MODEL, f"the base model is not available: {error}") from error
-    if found != query.model:
-        raise WireError(
-            Refusal.MODEL, f"the query is about the base {query.model}, this node has {found}"
-        )
-    return folder
 
 
 def _shipped(query: Query, folder: Path) -> list[Parameters]:
@@ -110,7 +93,7 @@ def user_evaluations(
     One user after the other goes through the model, alone in its batches, so that no user's
     numbers depend on another's text; whatever goes wrong with one user makes that user zeros.
     """
-    folder, options = _base(query, node), query.options
+    folder, options = base_model(query, node), query.options
     models = _shipped(query, folder)
     scorer = load_scorer(folder, node.device)
     max_tokens, max_loss = int(options["max-tokens"]), float(options["max-loss"])
@@ -122,7 +105,7 @@ def user_evaluations(
     rows: list[list[list[int]]] = []
     for texts, takes in zip(users.values(), taking, strict=True):
         rows.append([])
-        with _alone(node):
+        with alone(node, FAILED):
             if takes:
                 rows[-1] = scorer.encode(texts, max_tokens=max_tokens, length=length)
     tokens = np.array([sum(len(row) - 1 for row in own) for own in rows], dtype=np.float64)
@@ -130,7 +113,7 @@ def user_evaluations(
     for number, parameters in enumerate(models):
         with scorer.wearing(parameters):
             for user in np.flatnonzero(tokens):
-                with _alone(node):
+                with alone(node, FAILED):
                     sums = scorer.sums(rows[user], max_loss)
                     correct[user, number], loss[user, number] = sums
     return shard_metrics(
@@ -143,18 +126,6 @@ def user_evaluations(
         gap=float(options["gap"]),
         plan=plan,
     )
-
-
-@contextlib.contextmanager
-def _alone(node: Node):  # type: ignore[no-untyped-def]
-    """What one user's data raises ends here: that user is zeros, the others' sums are untouched."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException:  # memory, and a panic of the tokenizer in Rust
-        with contextlib.suppress(Exception):
-            node.log().exception("one user's evaluation failed; that user counts nothing")
 
 
 EVALUATION = Kind(check_evaluation, user_evaluations)
