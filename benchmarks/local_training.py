@@ -1,6 +1,7 @@
 """Users trained on a node against the same local steps in bare PyTorch, and the memory it takes.
 
     python benchmarks/local_training.py [--users 24] [--texts 8] [--threads 1] [--model FOLDER]
+                                       [--width 192]
 
 Both sides tokenise, train one user after another on one model that is reset in place, and take
 the change of the parameters: bare PyTorch with transformers alone (for low-rank factors with
@@ -12,10 +13,12 @@ embedded language model. The deltas are compared as well.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import resource
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,32 @@ def made_up(count: int, texts: int, words: int = 35) -> Users:
         f"user-{number}": [" ".join(pool[first : first + words]) for first in row]
         for number, row in enumerate(starts)
     }
+
+
+def of_width(folder: Path, width: int, place: Path) -> Path:
+    """A causal LM like that in `folder`, untrained, with hidden vectors of `width`, in `place`."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(folder)
+    heads = config.hidden_size // config.num_attention_heads
+    if width % heads:
+        raise SystemExit(f"--width {width} must be a multiple of {heads}, the width of a head")
+    config.intermediate_size = config.intermediate_size * width // config.hidden_size
+    config.num_attention_heads = config.num_key_value_heads = width // heads
+    config.hidden_size = width
+    AutoModelForCausalLM.from_config(config).half().save_pretrained(place)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(place)
+    return place
+
+
+@contextlib.contextmanager
+def chosen(options: argparse.Namespace) -> Iterator[Path]:
+    """The folder of the model that --model and --width name."""
+    if not options.width:
+        yield options.model
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield of_width(options.model, options.width, Path(name))
 
 
 def asked(folder: Path, kind: Any, options: LocalTraining) -> tuple[Query, dict[str, Any]]:
@@ -222,14 +251,16 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0: its own choice")
     parser.add_argument("--model", type=Path, default=EMBEDDED, help="a causal LM's folder")
+    parser.add_argument("--width", type=int, default=0, help="the same with this hidden size")
     options = parser.parse_args()
     import torch
 
     if options.threads:
         torch.set_num_threads(options.threads)
     users = made_up(options.users, options.texts)
-    for kind in ("full", "lora"):
-        speed(options.model, kind, users)
+    with chosen(options) as model:
+        for kind in ("full", "lora"):
+            speed(model, kind, users)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak resident memory of the process {peak:.0f} MB, both sides and torch included")
 

@@ -1,6 +1,7 @@
 """A training round under secure aggregation: how much of its time is not local training.
 
     python benchmarks/training_round.py [--users 96] [--nodes 8] [--texts 8] [--model FOLDER]
+                                       [--width 192]
 
 The server, eight nodes and the secure sum in one process, without Flower's transport: greeting,
 five stages, the nodes' own training, clipping, rotation, rounding and noise, masks, release,
@@ -21,7 +22,7 @@ from typing import Any, cast
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
-from local_training import EMBEDDED, RANK, made_up
+from local_training import EMBEDDED, RANK, chosen, made_up
 
 from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.answers import guarded, reply
@@ -136,18 +137,20 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--model", type=Path, default=EMBEDDED, help="a causal LM's folder")
+    parser.add_argument("--width", type=int, default=0, help="the same with this hidden size")
     options = parser.parse_args()
     users = made_up(options.users, options.texts)
-    for kind, goal in (("full", 0.6), ("lora", 0.3)):
-        with tempfile.TemporaryDirectory() as name:
-            whole, training, facts = round_of(kind, users, options.nodes, options.model, Path(name))
-        per_user = whole / len(users)
-        print(
-            f"{kind}: {len(users)} users on {options.nodes} nodes: {whole:.1f} CPU s, "
-            f"{1000 * per_user:.0f} ms a user; outside local training "
-            f"{1 - training / whole:.0%} (goal: at most {goal:.0%}); bytes per node: down "
-            f"{facts['bytes_down_per_node']:,}  up {facts['bytes_up_per_node']:,}"
-        )
+    with chosen(options) as model:
+        for kind, goal in (("full", 0.6), ("lora", 0.3)):
+            with tempfile.TemporaryDirectory() as name:
+                whole, training, facts = round_of(kind, users, options.nodes, model, Path(name))
+            per_user = whole / len(users)
+            print(
+                f"{kind}: {len(users)} users on {options.nodes} nodes: {whole:.1f} CPU s, "
+                f"{1000 * per_user:.0f} ms a user; outside local training "
+                f"{1 - training / whole:.0%} (goal: at most {goal:.0%}); bytes per node: down "
+                f"{facts['bytes_down_per_node']:,}  up {facts['bytes_up_per_node']:,}"
+            )
 
 
 if __name__ == "__main__":

@@ -133,13 +133,15 @@ def _check(
     """The owner's policy, then the kind's own conditions, before a private text is opened."""
     if ticket.query != query.kind:
         raise WireError(Refusal.MALFORMED, f"a ticket for {ticket.query!r} on {query.kind!r}")
+    schedule = Schedule.of(query)
     if node.policy is not None:
         check_query(
             node.policy,
             aggregation=aggregation,
             kind=query.kind,
             noise_multiplier=noise.multiplier,
-            min_weight=noise.min_weight,
+            # Only a turn of a rota over users is in a sum, though all nodes answer it.
+            min_weight=noise.min_weight / (schedule.cycle or 1),
             colluding=colluding_share,
             length=query.length,
             neighbors=int(query.options.get("neighbors", 1)),

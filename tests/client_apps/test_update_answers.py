@@ -120,7 +120,11 @@ def who(vector: Any) -> set[str]:
 
 
 PLAIN = Policy(
-    aggregation=("plain",), queries=("update",), min_noise_multiplier=1e-7, lifetime_epsilon=1e15
+    aggregation=("plain",),
+    queries=("update",),
+    min_noise_multiplier=1e-7,
+    min_surviving_weight=1.0,  # turns are small here
+    lifetime_epsilon=1e15,
 )
 EVERYBODY = {f"{i}-{j}" for i in range(NODES) for j in range(USERS)}
 
@@ -239,6 +243,17 @@ def test_a_rota_over_users(tmp_path: Path, loopback: Any, policy: Policy | None)
     grid, query = loopback(nodes), question(cycle=3, **limits)
     assert collect(grid, query, numbers(), round=7).nodes_answered == 0  # everybody's third
     assert codes(grid.received) == ["policy"] * NODES
+
+
+@pytest.mark.parametrize(("least", "allowed"), [(5.0, True), (5.1, False)])
+def test_the_owners_least_weight_is_that_of_a_turn(
+    tmp_path: Path, loopback: Any, least: float, allowed: bool
+) -> None:
+    """All nodes answer, and W_min = 15 of their users; a third of them is in the sum."""
+    owner = PLAIN.model_copy(update={"min_surviving_weight": least})
+    grid = loopback(trainers(tmp_path, owner))
+    answered = collect(grid, question(cycle=3), numbers()).nodes_answered
+    assert answered == (NODES if allowed else 0)
 
 
 def test_a_simulated_rota_is_the_same_in_every_folder(tmp_path: Path, loopback: Any) -> None:
