@@ -41,6 +41,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
                 "benchmark and simulation-seeded-noise are for simulation only; with data.path "
                 "empty the users are real: set both to false"
             )
+        if config.trains and not config.data.public_path:
+            return PublicText([], None)  # nothing is made of it there
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
         pool = [sample.text for group in groups for sample in group.samples]
         texts = candidates(pool, config)

@@ -14,14 +14,16 @@ from flwr.app import Error, Message
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config_file import load_config
+from privsyn_flower.data import DataError
 from privsyn_flower.display import result_table
 from privsyn_flower.evaluation import benchmark, public
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
+from privsyn_flower.progress import silent
 from privsyn_flower.report import report
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps import training as stages
-from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.parts import noise_multiplier, public_text, statement
 from privsyn_flower.server_apps.training import TrainingPipeline
 from privsyn_flower.strategies.training import TrainingStrategy, noise_key_folder
 from tests.conftest import node_context, sentences
@@ -114,6 +116,13 @@ FTRL = {
     "ftrl.mechanism": "banded",
     "ftrl.min-separation": 2,
 }
+
+
+POLICY = """
+queries = ["update"]
+min-noise-multiplier = 0.01
+lifetime-epsilon = 1e9
+"""
 
 
 def grid_for(loopback: Any, config: RunConfig) -> Any:
@@ -415,6 +424,31 @@ def test_a_deployed_base_is_tuned_before(configured: Any, loopback: Any, tmp_pat
     config = configured(**{"data.path": "", "training.public-steps": 3})
     with pytest.raises(ConfigError, match=r"training\.public-steps = 3.*models\.downstream"):
         TrainingPipeline(config, loopback({}), RunFolder(tmp_path / "run")).run()
+
+
+def test_a_deployed_training_needs_no_public_text(
+    configured: Any, loopback: Any, tmp_path: Path, causal_folder: Path
+) -> None:
+    """The nodes have the users; the server has the base and nothing to read."""
+    there = {"data.path": "", "data.public-path": "", "training.public-steps": 0}
+    (tmp_path / "policy.toml").write_text(POLICY)
+    nodes = {}
+    for number in range(3):
+        users = tmp_path / f"users-{number}.jsonl"
+        write_rows(users, sentences(6 * TEXTS_PER_USER, seed=number))
+        own = {"data": str(users), "weight": 6, "downstream": str(causal_folder), "device": "cpu"}
+        own |= {"cache": str(tmp_path / f"node-{number}"), "embedder": "ngram-64"}
+        context = node_context({**own, "policy": str(tmp_path / "policy.toml")}, {}, number + 1)
+        nodes[number + 1] = lambda message, mine=context: HANDLERS[kind(message)](message, mine)
+    folder = RunFolder(tmp_path / "run")
+    with folder.lock():
+        TrainingPipeline(configured(**there), loopback(nodes), folder).run()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["rounds"] == 2 and "benchmark" not in summary
+    assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+    # What makes text of public text still asks for it.
+    with pytest.raises(DataError, match=r"data\.public-path is empty"):
+        public_text(RunConfig.from_flat({"data.source": "files", "data.users": 18}), silent)
 
 
 def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
