@@ -24,7 +24,7 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 	$(BIN)/privsyn run $(CONFIG) $(if $(SET),--set $(SET))
 
 test: install  ## the whole suite, two files at a time
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: install
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
@@ -40,6 +40,23 @@ from privsyn_flower.training.initial import initial_parameters, trained_patterns
 from privsyn_flower.training.models import LoadedLM
 
 EPSILON, DELTA, RELEASES = 7.58, 3e-6, 9
+
+
+class Seconds(NamedTuple):
+    """Wall-clock and processor seconds."""
+
+    wall: float
+    cpu: float
+
+    def __add__(self, other: Any) -> Seconds:
+        return Seconds(self.wall + other.wall, self.cpu + other.cpu)
+
+    def __sub__(self, other: Seconds) -> Seconds:
+        return Seconds(self.wall - other.wall, self.cpu - other.cpu)
+
+
+def now() -> Seconds:
+    return Seconds(time.perf_counter(), time.process_time())
 
 
 class Loopback:
@@ -90,15 +107,18 @@ def grid(users: dict[str, list[str]], nodes: int, model: Path, folder: Path) -> 
 
 def round_of(
     kind: Any, users: dict[str, list[str]], nodes: int, model: Path, folder: Path
-) -> tuple[float, float, dict[str, Any]]:
-    """CPU seconds of a round, those of local training among them, and the round's facts."""
+) -> tuple[Seconds, Seconds, dict[str, Any]]:
+    """Wall and CPU seconds of a round, those of local training among them, and its facts.
+
+    The first call loads the model, and later ones find it loaded.
+    """
     patterns = trained_patterns(model, kind, factors="up")
     options = LocalTraining(learning_rate=0.1, batch_size=4, sequence_length=64, trained=patterns)
     noise = calibrate(EPSILON, RELEASES, DELTA, mechanism="skellam")
     strategy, run = DPFedAvg(0.5), RunFolder(folder / "run")
     strategy.begin(
         initial_parameters(model, kind, rank=RANK, factors="up"), model=folder_fingerprint(model),
-        rounds=2, users=len(users), options=options.to_options(), noise_multiplier=noise,
+        rounds=1, users=len(users), options=options.to_options(), noise_multiplier=noise,
     )  # fmt: skip
     strategy.attach(run)
     plan = RoundPlan("benchmark", len(users), noise, nodes=nodes, greeting="train")
@@ -106,29 +126,25 @@ def round_of(
         folder / "ledger.jsonl", population="benchmark", total_epsilon=EPSILON, total_delta=DELTA,
         mechanism="skellam",
     )  # fmt: skip
-    spent, real = [0.0], LoadedLM.train
+    spent, real = Seconds(0.0, 0.0), LoadedLM.train
 
     def watched(self: LoadedLM, *args: Any) -> Any:
-        start = time.process_time()
+        nonlocal spent
+        start = now()
         try:
             return real(self, *args)
         finally:
-            spent[0] += time.process_time() - start
+            spent += now() - start
 
     engine = Rounds(cast(Grid, grid(users, nodes, model, folder)), strategy, plan, run, book)
     LoadedLM.train = watched  # type: ignore[method-assign]
-    times: list[tuple[float, float]] = []
-    engine.progress = lambda stage, *_: (
-        times.append((time.process_time(), spent[0])) if stage == "rounds" else None
-    )
+    start = now()
     try:
         with in_process(), book.exclusive():
             engine.run()
     finally:
         LoadedLM.train = real  # type: ignore[method-assign]
-    # Round 1 loads the model; round 2 is measured.
-    (start, before), (end, after) = times
-    return end - start, after - before, run.metrics()[-1]
+    return now() - start, spent, run.metrics()[-1]
 
 
 def main() -> None:
@@ -142,14 +158,18 @@ def main() -> None:
     users = made_up(options.users, options.texts)
     with chosen(options) as model:
         for kind, goal in (("full", 0.6), ("lora", 0.3)):
-            with tempfile.TemporaryDirectory() as name:
-                whole, training, facts = round_of(kind, users, options.nodes, model, Path(name))
-            per_user = whole / len(users)
+            warm = dict(list(users.items())[: 2 * options.nodes])
+            for group in (warm, users):
+                with tempfile.TemporaryDirectory() as name:
+                    whole, training, facts = round_of(kind, group, options.nodes, model, Path(name))
             print(
-                f"{kind}: {len(users)} users on {options.nodes} nodes: {whole:.1f} CPU s, "
-                f"{1000 * per_user:.0f} ms a user; outside local training "
-                f"{1 - training / whole:.0%} (goal: at most {goal:.0%}); bytes per node: down "
-                f"{facts['bytes_down_per_node']:,}  up {facts['bytes_up_per_node']:,}"
+                f"{kind}: {len(users)} users on {options.nodes} nodes: {whole.wall:.0f} s, CPU "
+                f"{whole.cpu:.0f} s, {1000 * whole.cpu / len(users):.0f} ms a user; outside local "
+                f"training {1 - training.wall / whole.wall:.0%} of the time, "
+                f"{1 - training.cpu / whole.cpu:.0%} of the CPU's (goal: at most {goal:.0%}); "
+                f"bytes per node: down {facts['bytes_down_per_node']:,}  up "
+                f"{facts['bytes_up_per_node']:,}",
+                flush=True,
             )
 
 

@@ -4,9 +4,9 @@
 
 Each run is a `privsyn run` of one of the demos in configs/ with another seed (choices and noise
 differ; the split, the public text and the models are the same). Finished runs in results/raw are
-kept, so the script goes on where it was stopped. The tables and the pictures of the first run go
-into README.md and docs/images, and so does the first run of every demo beside the others
-(`privsyn report`); every figure in them comes from the runs' summary.json.
+kept, so the script goes on where it was stopped. Their summaries go into docs/results, the tables
+and the pictures of the first run into README.md and docs/images, and so does the first run of every
+demo beside the others (`privsyn report`); every figure comes from those summaries.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from privsyn_flower.report import report
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "results" / "raw"
+KEPT = ROOT / "docs" / "results"  # summaries, in version control
 
 
 Runs = dict[float, list[dict[str, Any]]]
@@ -109,10 +110,23 @@ def folder_of(demo: Demo, epsilon: float, seed: int) -> Path:
     return RAW / f"{demo.prefix}eps{epsilon:g}-seed{seed}"
 
 
+def kept(demo: Demo, epsilon: float, seed: int) -> dict[str, Any] | None:
+    """The summary of a finished run, from results/raw or docs/results; None: not run yet."""
+    folder = folder_of(demo, epsilon, seed)
+    place = KEPT / f"{folder.name}.json"
+    if (folder / "summary.json").exists():
+        KEPT.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / "summary.json", place)
+    if not place.exists():
+        return None
+    summary: dict[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+    return summary
+
+
 def run(demo: Demo, epsilon: float, seed: int) -> dict[str, Any]:
     """The summary of one run; made now unless it is there."""
-    folder = folder_of(demo, epsilon, seed)
-    if not (folder / "summary.json").exists():
+    folder, found = folder_of(demo, epsilon, seed), kept(demo, epsilon, seed)
+    if found is None:
         command = [str(Path(sys.executable).parent / "privsyn"), "run"]
         if (folder / "config.toml").exists():
             command += ["--resume", str(folder)]
@@ -121,8 +135,10 @@ def run(demo: Demo, epsilon: float, seed: int) -> dict[str, Any]:
             for setting in (f"epsilon={epsilon}", f"seed={seed}", f"run-folder={folder}"):
                 command += ["--set", setting]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return summary
+        found = kept(demo, epsilon, seed)
+    if found is None:
+        raise SystemExit(f"{folder} has no summary.json: the run did not finish")
+    return found
 
 
 def spread(values: list[float], digits: int) -> str:
@@ -237,7 +253,8 @@ def publish(demo: Demo, by_epsilon: Runs) -> None:
     images.mkdir(parents=True, exist_ok=True)
     first = folder_of(demo, next(iter(by_epsilon)), 0)
     for name in demo.pictures:
-        shutil.copyfile(first / name, images / image(demo, name))
+        if (first / name).exists():  # else those of the same run are there already
+            shutil.copyfile(first / name, images / image(demo, name))
     fill(demo.marker, block(demo, by_epsilon))
 
 
@@ -252,8 +269,7 @@ def fill(marker: str, text: str) -> None:
 
 def compare(epsilon: float) -> None:
     """The first run of every demo at this epsilon, side by side."""
-    paths = [folder_of(demo, epsilon, 0) / "summary.json" for demo in DEMOS]
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    found = [summary for demo in DEMOS if (summary := kept(demo, epsilon, 0)) is not None]
     if len(found) > 1:
         fill(COMPARED, report(found))
 
@@ -272,8 +288,7 @@ def main() -> None:
         by_epsilon: Runs = {}
         for epsilon in (value for value in wanted if value in demo.epsilons):
             for seed in range(options.seeds):
-                done = (folder_of(demo, epsilon, seed) / "summary.json").exists()
-                if options.table_only and not done:
+                if options.table_only and kept(demo, epsilon, seed) is None:
                     continue
                 print(f"{demo.config}: epsilon {epsilon:g}, seed {seed}", flush=True)
                 by_epsilon.setdefault(epsilon, []).append(run(demo, epsilon, seed))

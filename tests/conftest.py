@@ -20,6 +20,13 @@ WORDS = (
 ).split()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a real Flower run come first: each takes minutes, and what takes long must not be
+    left to one worker at the end (`--no-loadscope-reorder`)."""
+    real = {item.path for item in items if item.get_closest_marker("e2e")}
+    items.sort(key=lambda item: item.path not in real)
+
+
 class LoopbackGrid:
     """A Grid whose nodes are functions message -> reply (or None for silence)."""
 
