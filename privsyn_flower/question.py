@@ -18,6 +18,7 @@ OptionValue = str | int | float
 Source = Literal["nodes", "aggregator"]
 MOST_CLASSES = 1024  # of a class-conditional question
 ROTATION_BYTES = 32
+METRICS = "metrics"  # the option of an evaluation by an app's own metrics: their names and bounds
 
 
 @dataclass(frozen=True)

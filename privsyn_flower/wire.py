@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, cast, get_args
@@ -21,6 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from privsyn_flower.exchange import outgoing, record_bytes
 from privsyn_flower.privacy.quantize import pack, unpack
 from privsyn_flower.question import (
+    METRICS,
     Noise,
     OptionValue,
     Query,
@@ -33,6 +35,7 @@ from privsyn_flower.secagg.session import Session
 
 PROTOCOL = 4
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
+EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
 
 Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -67,13 +70,17 @@ class Answer:
     bytes_up: int
 
 
-def message_type(kind: str) -> str:
-    """Flower's message type of a kind of query."""
+def message_type(kind: str, options: Mapping[str, OptionValue] = {}) -> str:
+    """Flower's message type of a query of this kind, by which its handler gets it."""
+    if kind == "evaluation" and METRICS in options:
+        return EVALUATE
     return TRAIN if kind == "update" else f"query.{kind}"
 
 
 def kind_of(type_: str) -> str:
     """The kind of query that travels under a message type. Raises WireError(KIND)."""
+    if type_ == EVALUATE:
+        return "evaluation"
     for kind in ("update", type_.removeprefix("query.")):
         if message_type(kind) == type_:
             return kind
@@ -159,7 +166,13 @@ def ask(
     """
     content = ask_records(query, ticket, noise)
     content.config_records["ask"]["weight"] = weight
-    return outgoing(content, node_id, message_type(query.kind), ttl=ttl, group_id=str(ticket.round))
+    return outgoing(
+        content,
+        node_id,
+        message_type(query.kind, query.options),
+        ttl=ttl,
+        group_id=str(ticket.round),
+    )
 
 
 def question_digest(query: Query, ticket: Ticket, noise: Noise) -> str:
@@ -215,6 +228,8 @@ def read_head(message: Message) -> tuple[Query, Ticket, Noise]:
         scale=number(config, "scale"),
         source=_source(config),
     )
+    if message_type(query.kind, query.options) != message.metadata.message_type:
+        raise WireError(Refusal.MALFORMED, f"option {METRICS!r} is what {EVALUATE!r} is about")
     positive = (noise.multiplier, noise.sensitivity, noise.min_weight, query.bound)
     if min(positive) <= 0 or not 0 < noise.sampling_rate <= 1:
         raise WireError(

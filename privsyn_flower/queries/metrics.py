@@ -44,7 +44,7 @@ class Ratio:
 
 
 class TooNoisyError(ValueError):
-    """The noisy number of tokens cannot be told from zero, so no ratio means anything."""
+    """The noisy denominator cannot be told from zero, so no ratio means anything."""
 
 
 def metrics_bound(models: int) -> float:
@@ -126,6 +126,14 @@ def shard_metrics(
     vectors = user_metrics(
         tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound, gap=gap
     )
+    return encoded_sum(vectors, plan)
+
+
+def encoded_sum(vectors: Floats, plan: GridEncoder | None) -> NDArray[Any]:
+    """Sum of users' bounded vectors (u, d), each encoded by itself: (d,) int64, PRIVATE.
+
+    To the nearest integer, as `shard_metrics` says. Without a plan: float64.
+    """
     total: NDArray[Any]
     if plan is None:
         total = vectors.sum(axis=0)
@@ -157,12 +165,12 @@ class Reading:
 
     def accuracy(self, model: int) -> Ratio:
         """Micro accuracy of model number `model` (from 0), within [0, 1]."""
-        return _within(self._ratio(self._weights(model, 0)), 0.0, 1.0)
+        return within(self._ratio(self._weights(model, 0)), 0.0, 1.0)
 
     def loss(self, model: int) -> Ratio:
         """Micro cross-entropy in nats, tokens cut at max_loss, within [0, max_loss]."""
         ratio = self._ratio(self._weights(model, 1), self.max_loss)
-        return _within(ratio, 0.0, self.max_loss)
+        return within(ratio, 0.0, self.max_loss)
 
     def accuracy_gained(self, model: int, other: int) -> Ratio:
         """Accuracy of `model` less that of `other`."""
@@ -190,7 +198,14 @@ class Reading:
 
 
 def noisy_ratio(
-    numerator: float, denominator: float, numerator_std: float, denominator_std: float, z: float
+    numerator: float,
+    denominator: float,
+    numerator_std: float,
+    denominator_std: float,
+    z: float,
+    *,
+    counted: str = "number of tokens, in users' caps,",
+    remedy: str = "more users or fewer models, lower max-tokens",
 ) -> Ratio:
     """Quotient of two sums with independent noise, and Fieller's interval for it.
 
@@ -198,21 +213,22 @@ def noisy_ratio(
     variance numerator_std^2 + r^2 denominator_std^2, is within z of its standard deviations of
     0. So its coverage is that of z, however noisy the denominator is. It covers the noise, not
     the choice of users. Raises TooNoisyError when the denominator is not above z of its standard
-    deviations: the set is then unbounded.
+    deviations: the set is then unbounded. counted, remedy: words for that, what the denominator
+    is and what makes it larger.
     Source: Fieller 1954, "Some problems in interval estimation".
     """
     square = denominator**2 - (z * denominator_std) ** 2
     if not (denominator > 0 and square > 0):
         raise TooNoisyError(
-            f"the noisy number of tokens, {denominator:.4g} of users' caps, is not above "
-            f"{z:.2f} standard deviations of its noise ({denominator_std:.4g}): evaluate on more "
-            "users or fewer models, lower max-tokens, or spend more on the evaluation"
+            f"the noisy {counted} is {denominator:.4g}, not above {z:.2f} standard deviations of "
+            f"its noise ({denominator_std:.4g}): evaluate on {remedy}, or spend more on the "
+            "evaluation"
         )
     spread = (numerator * denominator_std) ** 2 + numerator_std**2 * square
     middle, half = numerator * denominator / square, z * math.sqrt(spread) / square
     return Ratio(numerator / denominator, middle - half, middle + half)
 
 
-def _within(ratio: Ratio, low: float, high: float) -> Ratio:
+def within(ratio: Ratio, low: float, high: float) -> Ratio:
     """What is known to lie in [low, high] is reported there; no coverage is lost."""
     return Ratio(*(min(max(v, low), high) for v in (ratio.value, ratio.low, ratio.high)))

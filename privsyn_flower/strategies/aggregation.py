@@ -153,7 +153,7 @@ class SecureAggregation:
         session = session_for(query, ticket, noise)
         transport = Transport(
             exchange.grid,
-            message_type(query.kind),
+            message_type(query.kind, query.options),
             mask_timeout=exchange.timeout,
             stage_timeout=exchange.stage_timeout,
             poll=exchange.poll,
