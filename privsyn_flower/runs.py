@@ -6,7 +6,8 @@
     releases/     round-0003.npz  (the noisy sum of round 3, public once released)
     models/       NAME.safetensors (named arrays of a training, public)
 
-A question of kind "update" holds a whole model; it is kept until its round has a checkpoint.
+A question of kind "update" or "evaluation" holds whole models; it is kept until its round has a
+checkpoint.
 
 Every file is written to a temporary name, flushed to disk and renamed, so that a reader sees
 the old or the new content and never a part of it.
@@ -105,7 +106,7 @@ class RunFolder:
         value = {"round": rnd, "state": state, "metrics": metrics}
         write_json(self.path / "checkpoints" / f"round-{rnd:04d}.json", value)
         write_jsonl(self.path / "metrics.jsonl", self.metrics())
-        self._drop_update_queries(rnd)
+        self._drop_models(rnd)
 
     def last_checkpoint(self) -> Json | None:
         """The newest checkpoint: {"round", "state", "metrics"}."""
@@ -119,10 +120,10 @@ class RunFolder:
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-[0-9][0-9][0-9][0-9].json"))
 
-    def _drop_update_queries(self, rnd: int) -> None:
+    def _drop_models(self, rnd: int) -> None:
         """Whole models that nobody will ask again; a kill may have left the round before's."""
         for path in (self._query_path(rnd - 1), self._query_path(rnd)):
-            if path.exists() and _stored_kind(path) == "update":
+            if path.exists() and _stored_kind(path) in ("update", "evaluation"):
                 path.unlink()
 
     def save_value(self, name: str, value: object) -> None:

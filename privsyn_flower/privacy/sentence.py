@@ -29,7 +29,7 @@ class PrivacyStatement:
     spans runs. simulated: one machine played all parties. benchmark: held-out text was opened
     to measure the result. evaluations: releases beside the rounds that compare models on the
     nodes. private_selection: a checkpoint was chosen by private text, without noise. rival:
-    another method was simulated for the benchmark.
+    another method was simulated for the benchmark. data: what the sentence calls what users have.
 
     noise_source: "aggregator" where the nodes add none; noise_multiplier is then that of
     independent noise which costs a user as much for each participation. correlated: name of the
@@ -60,6 +60,7 @@ class PrivacyStatement:
     evaluations: int = 0
     private_selection: bool = False
     rival: bool = False
+    data: Literal["texts", "data"] = "texts"
     noise_source: Literal["nodes", "aggregator"] = "nodes"
     correlated: str = ""
     min_separation: int = 1
@@ -78,6 +79,7 @@ class PrivacyStatement:
             "keys": tuple(KEYS),
             "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
+            "data": ("texts", "data"),
             "noise_source": ("nodes", "aggregator"),
             "unit": ("user",),
             "adjacency": ("zero-out",),
@@ -201,8 +203,8 @@ class PrivacyStatement:
     def _unit(self) -> str:
         who = "who takes part" if self.sampling_rate == 1.0 else "who is enrolled"
         return (
-            "The unit is the user: the record of one node's user with all its texts, so a person "
-            "with two devices counts twice. Adjacency is zero-out: everything one user "
+            f"The unit is the user: the record of one node's user with all its {self.data}, so a "
+            "person with two devices counts twice. Adjacency is zero-out: everything one user "
             f"contributes is replaced by zero, while {who}, how many they are and the "
             "configuration are public."
         )
@@ -260,7 +262,7 @@ class PrivacyStatement:
                 "and runs on other ledgers add to it."
             )
         left_out = [
-            "settings tuned by looking at these users' texts",
+            f"settings tuned by looking at these users' {self.data}",
             "the time nodes take to answer, and whether they answer in time",
         ]
         if self.simulated:

@@ -3,6 +3,7 @@
 from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText
 """
 
+from privsyn_flower.strategies.app_evaluation import PrivateEvaluation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
@@ -31,6 +32,7 @@ __all__ = [
     "NothingSurvived",
     "POPri",
     "PrEText",
+    "PrivateEvaluation",
     "RoundPlan",
     "Rounds",
     "Strategy",

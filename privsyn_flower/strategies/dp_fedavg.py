@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 from privsyn_flower.privacy.accounting import SENSITIVITY, calibrate
-from privsyn_flower.privacy.correlated import (
-    Participation,
-    calibrate_correlated,
-    factorization,
-)
+from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.renyi import plan_order
 from privsyn_flower.strategies.adaptive_clipping import AdaptiveClipping
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise
+from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
 from privsyn_flower.strategies.server_optimizers import ServerOptimizerName
 from privsyn_flower.strategies.server_optimizers import server_optimizer as make_optimizer
 from privsyn_flower.strategies.training import Terms, TrainingStrategy
@@ -100,6 +97,7 @@ class DPFedAvg(TrainingStrategy):
         *,
         nodes: int,
         keys: Path,
+        evaluations: int = 0,
     ) -> Terms:
         """Integer noise for all releases, spare ones too; or an aggregator's Gaussian noise."""
         self.nodes = nodes
@@ -115,32 +113,23 @@ class DPFedAvg(TrainingStrategy):
             "noise_source": self.noise,
         }
         if self.noise == "aggregator":
-            return self._aggregator(epsilon, delta, rounds, keys, plan, said)
-        releases, rate = rounds + spare_rounds, self.sampling_rate
+            z, noise = _aggregator(epsilon, delta, rounds, evaluations, keys)
+            said |= {"mechanism": "gaussian", "accountant": "pld", "spare_rounds": 0}
+            return Terms(z, noise, "gaussian", plan=plan, statement=said)
+        releases, rate = rounds + spare_rounds + evaluations, self.sampling_rate
         z = calibrate(epsilon, releases, delta, mechanism="skellam", sampling_rate=rate)
         order = plan_order(z, releases, delta, rate, SENSITIVITY) if rate < 1 else None
         plan, said = plan | {"sampling_rate": rate}, said | {"sampling_rate": rate}
         return Terms(z, lambda run: NodeNoise(), "skellam", order, plan, said)
 
-    def _aggregator(
-        self,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        keys: Path,
-        plan: dict[str, Any],
-        said: dict[str, Any],
-    ) -> Terms:
-        independent, always = factorization("independent", rounds), Participation(rounds)
-        z = calibrate_correlated(epsilon, delta, independent, always)
-        said |= {"mechanism": "gaussian", "accountant": "pld", "spare_rounds": 0}
-        return Terms(
-            z,
-            lambda run: AggregatorNoise(independent, always, z, keys, run),
-            "gaussian",
-            plan=plan,
-            statement=said,
-        )
+
+def _aggregator(
+    epsilon: float, delta: float, rounds: int, evaluations: int, keys: Path
+) -> tuple[float, Callable[[str], AggregatorNoise]]:
+    """The least z of independent noise, and that noise for the run of a name."""
+    independent, always = factorization("independent", rounds), Participation(rounds)
+    z = aggregator_z(epsilon, delta, independent, always, evaluations=evaluations)
+    return z, lambda run: AggregatorNoise(independent, always, z, keys, run)
 
 
 def _check(noise: str, sampling_rate: float, cohort_nodes: int) -> None:

@@ -9,10 +9,9 @@ from typing import Any, Literal, get_args
 from privsyn_flower.privacy.correlated import (
     Factorization,
     Participation,
-    calibrate_correlated,
     factorization,
 )
-from privsyn_flower.strategies.mechanisms import AggregatorNoise
+from privsyn_flower.strategies.mechanisms import AggregatorNoise, aggregator_z
 from privsyn_flower.strategies.server_optimizers import ServerOptimizerName
 from privsyn_flower.strategies.server_optimizers import server_optimizer as make_optimizer
 from privsyn_flower.strategies.training import Terms, TrainingStrategy
@@ -125,10 +124,12 @@ class DPFTRL(TrainingStrategy):
         *,
         nodes: int,
         keys: Path,
+        evaluations: int = 0,
     ) -> Terms:
         """The smallest z; an attempt that fails gives nothing away, so none is paid for."""
         strategy_matrix, pattern = self.correlated(rounds)
-        z = calibrate_correlated(epsilon, delta, strategy_matrix, pattern)
+        # An evaluation asks everybody: it costs as much as one participation of a user.
+        z = aggregator_z(epsilon, delta, strategy_matrix, pattern, evaluations=evaluations)
         said: dict[str, Any] = {
             "mechanism": "gaussian",
             "accountant": "pld",

@@ -8,10 +8,9 @@ known noise gives.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -27,7 +26,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
-from privsyn_flower.strategies.rounds import Rounds, Strategy
+from privsyn_flower.strategies.one_question import OneQuestion, ask_once
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.parameters import (
@@ -171,41 +170,12 @@ def better(first: Estimate, second: Estimate) -> Difference:
     return Difference(reading.accuracy_gained(*pair), reading.loss_saved(*pair))
 
 
-class FederatedEvaluation(Strategy):
+class FederatedEvaluation(OneQuestion):
     """One question about some models, for the round engine."""
 
-    rounds = 1
-
     def __init__(self, models: Mapping[str, Parameters], *, fingerprint: str, caps: Caps) -> None:
-        self.names = list(models)
-        self.query = evaluation_query(models, fingerprint=fingerprint, caps=caps)
-        self.released: list[float] = []
-        self.noise_std = 0.0
-
-    def digest(self) -> str:
-        """What the question is about; another one must not be answered from a stored release."""
-        state = hashlib.sha256(repr((self.names, self.query.model, self.query.bound)).encode())
-        state.update(repr(sorted(self.query.options.items())).encode())
-        for array in self.query.arrays():
-            state.update(hashlib.sha256(array.tobytes()).digest())
-        return state.hexdigest()
-
-    def ask(self, rnd: int) -> Query:
-        """The models' parameters over the base."""
-        return self.query
-
-    def learn(self, rnd: int, released: Floats, noise_std: float) -> dict[str, Any]:
-        """Keep the noisy sums; `read_estimates` makes figures of them."""
-        self.released, self.noise_std = [float(value) for value in released], noise_std
-        return {"released": self.released}
-
-    def state(self) -> dict[str, Any]:
-        """JSON state."""
-        return {"released": self.released, "noise_std": self.noise_std}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self.released, self.noise_std = list(state["released"]), float(state["noise_std"])
+        query = evaluation_query(models, fingerprint=fingerprint, caps=caps)
+        super().__init__(query, list(models))
 
 
 def evaluate(
@@ -245,13 +215,17 @@ def evaluate(
             f"sequence_length = {caps.sequence_length} is above {base}'s {longest_sequence(base)}"
         )
     strategy = FederatedEvaluation(given, fingerprint=folder_fingerprint(base), caps=caps)
-    own = RunFolder(folder.path / "evaluations" / name)
-    asked = own.load_value("asked")
-    if asked not in (None, strategy.digest()):
-        raise ValueError(f"{own.path} holds an evaluation of other models: choose another name")
-    own.save_value("asked", strategy.digest())
-    round_plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare, cycle=0)
-    how, noise = aggregation or SecureAggregation(), mechanism or NodeNoise()
-    Rounds(grid, strategy, round_plan, own, ledger, how, progress, noise).run()
+    ask_once(
+        strategy,
+        grid=grid,
+        folder=folder,
+        name=name,
+        plan=plan,
+        ledger=ledger,
+        aggregation=aggregation or SecureAggregation(),
+        mechanism=mechanism or NodeNoise(),
+        spare=spare,
+        progress=progress,
+    )
     released = np.array(strategy.released)
     return read_estimates(released, strategy.names, strategy.noise_std, caps, confidence)

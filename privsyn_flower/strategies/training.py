@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -20,18 +18,31 @@ from privsyn_flower.privacy.accounting import Mechanism as NoiseName
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
-from privsyn_flower.question import OptionValue
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.generalised_fedavg import (
-    EVALUATE,
-    Arrays,
-    Evaluate,
-    GeneralisedFedAvg,
+from privsyn_flower.strategies.app_evaluation import (
+    AppEvaluations,
+    PrivateEvaluation,
+    evaluation_options,
 )
+from privsyn_flower.strategies.app_records import (
+    EVALUATION,
+    FIRST,
+    EvaluateFn,
+    app_options,
+    array_record,
+    check_promise,
+    log_rounds,
+    logged,
+    node_figures,
+    server_figures,
+    spent_epsilon,
+)
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.generalised_fedavg import GeneralisedFedAvg
 from privsyn_flower.strategies.mechanisms import Mechanism
 from privsyn_flower.strategies.rounds import Rounds
+from privsyn_flower.strategies.server_optimizers import Vector
 from privsyn_flower.strategies.synthesis import run_id, simulated
 from privsyn_flower.training import Layout
 
@@ -39,10 +50,7 @@ from privsyn_flower.training import Layout
 logger = logging.getLogger("flwr")
 
 PROMISED = "promised"  # what the run's noise is for, and what is said of it
-FIRST = "evaluation-0000"  # evaluate_fn's figures of the initial arrays
 ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
-
-EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,9 @@ class TrainingResult(Result):
     arrays: the final model, public. epsilon, delta: the run's guarantee, which
     `statement.sentence()` puts into words; spent: what was charged so far (no guarantee). rounds:
     releases learned from. metrics: a row for each of them. evaluate_metrics_serverapp: what
-    evaluate_fn returned; the clients' metrics of Flower's result stay empty, because none leave a
-    node.
+    evaluate_fn returned, by round. evaluate_metrics_clientapp: of each evaluation on the nodes
+    that gave something, by round, NAME, NAME-low and NAME-high for each metric: the noisy mean
+    over users and its interval. train_metrics_clientapp stays empty: none leave a node.
     """
 
     epsilon: float
@@ -84,6 +93,8 @@ class TrainingResult(Result):
 class TrainingStrategy(GeneralisedFedAvg):
     """A training method that `start` runs over a Flower grid."""
 
+    _evaluations: AppEvaluations | None = None  # of the run, when it has some
+
     def terms(
         self,
         epsilon: float,
@@ -93,12 +104,22 @@ class TrainingStrategy(GeneralisedFedAvg):
         *,
         nodes: int,
         keys: Path,
+        evaluations: int = 0,
     ) -> Terms:
         """The noise that keeps (epsilon, delta) over `rounds` releases, spare ones paid for.
 
         nodes: those the run waits for. keys: folder for the key of an aggregator's noise.
+        evaluations: releases beside the rounds, each as costly as one.
         """
         raise NotImplementedError
+
+    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+        """One server step, and the evaluation on the nodes that is due after it."""
+        metrics = super().learn(rnd, released, noise_std)
+        if self._evaluations is not None:
+            found = self._evaluations.after(rnd, self.parameters())
+            metrics |= {EVALUATION + key: value for key, value in found.items()}
+        return metrics
 
     def start(
         self,
@@ -110,6 +131,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
         *,
+        evaluation: PrivateEvaluation | None = None,
         epsilon: float,
         delta: float,
         users: int,
@@ -131,28 +153,33 @@ class TrainingStrategy(GeneralisedFedAvg):
 
         The arguments up to evaluate_fn are those of Flower's strategies. timeout: seconds that a
         round waits for the nodes. train_config: travels to the nodes as the config of their train
-        function. evaluate_config: there is no evaluation on the nodes here, so it must be None.
-        evaluate_fn: measures the model on the server, on public data, before round 1 and after
-        each round.
+        function, evaluate_config as that of their evaluate function, which is called only with
+        `evaluation`. evaluate_fn: measures the model on the server, on public data, before round 1
+        and after each round.
 
-        users: the declared population (public); the noise is the smallest that keeps (epsilon,
-        delta) for num_rounds + spare_rounds releases. nodes: to wait for; 0: as many as users.
+        evaluation: measures the model on the nodes, by metrics of their evaluate function under
+        `private_evaluation`. users: the declared population (public); the noise is the smallest
+        that keeps (epsilon, delta) for num_rounds + spare_rounds releases and those of
+        `evaluation`. nodes: to wait for; 0: as many as users.
         Without `ledger` the run has a ledger of its own in `folder`, and epsilon covers this run
         alone. node_keys: declared, what the nodes check each other's keys against. noise_keys:
         folder, outside `folder`, for the key of an aggregator's noise; "" for the user's own.
         progress: told how far the run is; None writes finished rounds to Flower's log.
-        Raises ValueError on arrays with NaN, on a train_config value that cannot travel, and on
+        Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
         arguments that promise something else than those that `folder` was begun with.
         """
-        if evaluate_config is not None:
-            raise ValueError(
-                "evaluate_config: nodes answer no evaluation here, because each costs privacy: "
-                "leave it out, use evaluate_fn on public data, or strategies.evaluate"
-            )
+        asked = evaluation_options(evaluate_config, evaluation)
         how, run = aggregation or SecureAggregation(), RunFolder(folder)
-        keys = Path(noise_keys) if noise_keys else noise_key_folder()
-        waited = nodes or users
-        terms = self.terms(epsilon, delta, num_rounds, spare_rounds, nodes=waited, keys=keys)
+        waited, extra = nodes or users, evaluation.count(num_rounds) if evaluation else 0
+        terms = self.terms(
+            epsilon,
+            delta,
+            num_rounds,
+            spare_rounds,
+            nodes=waited,
+            keys=Path(noise_keys) if noise_keys else noise_key_folder(),
+            evaluations=extra,
+        )
         shared = {
             "noise_multiplier": terms.noise_multiplier,
             "spare_rounds": spare_rounds,
@@ -160,11 +187,15 @@ class TrainingStrategy(GeneralisedFedAvg):
             "colluding_weight": colluding_weight,
         }
         promised: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "rounds": num_rounds,
+            "evaluations": extra,
             "aggregation": how.name,
             "keys": node_keys,
             "ledger_scope": "population" if population_name else "run",
+            "data": "data",
         }
-        promised |= {"epsilon": epsilon, "delta": delta, "rounds": num_rounds}
         statement = PrivacyStatement(**{**shared, **promised, **terms.statement})
         logger.info("privacy: %s", statement.sentence())
         with run.lock():
@@ -174,31 +205,40 @@ class TrainingStrategy(GeneralisedFedAvg):
             plan = RoundPlan(run=run_id(run), **{**shared, **waits, **public, **terms.plan})
             mechanism = terms.mechanism(plan.run)
             whole = self._promised(statement, plan, mechanism, population_name)
-            _check_promise(run, whole)
-            book = Ledger.open(
-                Path(ledger) if ledger else run.path / "ledger.jsonl",
-                population=population_name or f"run {run.path.name}",
-                total_epsilon=epsilon,
-                total_delta=delta,
-                mechanism=terms.ledger,
-                order=terms.order,
-            )
+            whole["evaluation"] = evaluation.promise if evaluation else None
+            check_promise(run, PROMISED, whole)
+            book = _ledger(ledger, run, population_name, statement, terms)
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
             run.save_value(PROMISED, whole)
-            engine = Rounds(grid, self, plan, run, book, how, progress or _log_rounds, mechanism)
-            with book.exclusive():
-                done, spent = engine.run(), book.spent_epsilon(run=plan.run)
-            return TrainingResult(
-                arrays=array_record(self.parameters()),
-                evaluate_metrics_serverapp=_evaluations(run),
-                epsilon=epsilon,
-                delta=delta,
-                noise_multiplier=terms.noise_multiplier,
-                rounds=done,
-                spent=spent,
-                statement=replace(statement, simulated=simulated(run, engine)),
-                metrics=run.metrics(),
-            )
+            engine = Rounds(grid, self, plan, run, book, how, progress or log_rounds, mechanism)
+            if evaluation is None:
+                return self._finished(engine, statement, None)
+            asked[ORDER] = self.options[ORDER]
+            own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
+            return self._finished(engine, statement, own)
+
+    def _finished(
+        self, engine: Rounds, statement: PrivacyStatement, evaluations: AppEvaluations | None
+    ) -> TrainingResult:
+        """All rounds and evaluations of a run that has begun, and what came of them."""
+        run, book, self._evaluations = engine.folder, engine.ledger, evaluations
+        with book.exclusive():
+            done, found = engine.run(), node_figures(run)
+            if evaluations is not None and done not in found:  # it ended early
+                figures = evaluations.after(done, self.parameters(), last=True)
+                found |= {done: MetricRecord(dict(figures))} if figures else {}
+        return TrainingResult(
+            arrays=array_record(self.parameters()),
+            evaluate_metrics_clientapp=found,
+            evaluate_metrics_serverapp=server_figures(run),
+            epsilon=statement.epsilon,
+            delta=statement.delta,
+            noise_multiplier=statement.noise_multiplier,
+            rounds=done,
+            spent=spent_epsilon(book, engine.plan.run, statement.delta),
+            statement=replace(statement, simulated=simulated(run, engine)),
+            metrics=run.metrics(),
+        )
 
     def _promised(
         self,
@@ -210,6 +250,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         """What must not change while a run lasts: the noise is for it, or the sentence says it."""
         promised = asdict(statement)
         del promised["simulated"]  # known when the nodes have answered
+        del promised["data"]  # a word of the sentence
         promised |= {"users": plan.users, "cohort_nodes": plan.cohort_nodes}
         promised |= {"population_name": population_name, "noise": mechanism.promise}
         promised["turns"] = "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
@@ -232,76 +273,30 @@ class TrainingStrategy(GeneralisedFedAvg):
             model=Layout.of(arrays).digest(),
             rounds=rounds,
             users=plan.users,
-            options={**app_options(config), ORDER: json.dumps(list(arrays))},
+            options={**app_options(config, "train_config"), ORDER: json.dumps(list(arrays))},
             noise_multiplier=plan.noise_multiplier,
         )
         self.attach(run)
         if evaluate_fn is not None:
-            self.evaluate = _logged(evaluate_fn)
+            self.evaluate = logged(evaluate_fn)
             if run.load_value(FIRST) is None:
                 run.save_value(FIRST, self.evaluated(0))
 
 
-def _check_promise(run: RunFolder, promised: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the values, unless the run was begun with the same ones."""
-    stored = run.load_value(PROMISED) or promised
-    changed = [
-        f"{key} = {promised.get(key)!r} was {stored.get(key)!r}"
-        for key in sorted({*promised, *stored})
-        if promised.get(key) != stored.get(key)
-    ]
-    if changed:
-        raise ValueError(
-            f"{run.path} was begun with other values: {', '.join(changed)}; its noise is made for "
-            "those: restore them, or choose another folder"
-        )
-
-
-def _logged(evaluate_fn: EvaluateFn) -> Evaluate:
-    def evaluate(rnd: int, model: Arrays) -> MetricRecord | None:
-        found = evaluate_fn(rnd, array_record(model))
-        logger.info("evaluation on the server after round %d: %s", rnd, found)
-        return found
-
-    return evaluate
-
-
-def _log_rounds(stage: str, done: float, total: float, note: str = "") -> None:
-    if stage == "rounds":
-        logger.info("[ROUND %d/%d] %s", done, total, note)
-
-
-def array_record(arrays: Arrays) -> ArrayRecord:
-    """Named arrays as Flower's record, copies."""
-    return ArrayRecord({name: Array(np.array(array)) for name, array in arrays.items()})
-
-
-def app_options(config: ConfigRecord | None) -> dict[str, OptionValue]:
-    """A train_config as options of the question. Raises ValueError on what cannot travel."""
-    options: dict[str, OptionValue] = {}
-    for key, value in (config or {}).items():
-        # Flower cannot count the bytes of an empty string.
-        if not isinstance(value, str | int | float) or value == "":
-            raise ValueError(
-                f"train_config[{key!r}] = {value!r} must be a number, true or false, or a string "
-                "that is not empty"
-            )
-        options[f"config.{key}"] = value
-    return options
+def _ledger(
+    path: str | Path, run: RunFolder, population: str, statement: PrivacyStatement, terms: Terms
+) -> Ledger:
+    """The run's own ledger, or the one that spans runs."""
+    return Ledger.open(
+        Path(path) if path else run.path / "ledger.jsonl",
+        population=population or f"run {run.path.name}",
+        total_epsilon=statement.epsilon,
+        total_delta=statement.delta,
+        mechanism=terms.ledger,
+        order=terms.order,
+    )
 
 
 def noise_key_folder() -> Path:
     """Where keys of an aggregator's noise lie by default: PRIVATE, outside of any run folder."""
     return ledger_folder().parent / "noise-keys"
-
-
-def _evaluations(run: RunFolder) -> dict[int, MetricRecord]:
-    """The stored figures of evaluate_fn, by round."""
-    rows = [{"round": 0, **(run.load_value(FIRST) or {})}, *run.metrics()]
-    found = {}
-    for row in rows:
-        own = {key.removeprefix(EVALUATE): row[key] for key in row if key.startswith(EVALUATE)}
-        if own:
-            figures = {key: math.nan if value is None else value for key, value in own.items()}
-            found[int(row["round"])] = MetricRecord(figures)
-    return found

@@ -164,7 +164,7 @@ def test_a_train_config_that_cannot_travel_is_refused(
 
 
 def test_an_evaluation_on_the_nodes_is_refused(tmp_path: Path, loopback: Any) -> None:
-    with pytest.raises(ValueError, match="evaluate_fn"):
+    with pytest.raises(ValueError, match="evaluation="):
         train(loopback(trainers()), tmp_path, evaluate_config=ConfigRecord())
 
 
