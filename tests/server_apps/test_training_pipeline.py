@@ -451,6 +451,24 @@ def test_a_deployed_training_needs_no_public_text(
         public_text(RunConfig.from_flat({"data.source": "files", "data.users": 18}), silent)
 
 
+def test_the_keyboards_lstm_goes_the_whole_way(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    """All of its parameters, trained by DP-FTRL and measured: a folder like any other model's."""
+    from privsyn_flower.text.lstm import make_lstm
+
+    words = sentences(30, seed=3)
+    made = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)
+    whole = {"training.parameters": "full", "training.layers": "", "training.evaluate": True}
+    named = {"models.downstream": str(made), "training.public-steps": 0, "benchmark": True}
+    summary, _ = run(configured(**{**FTRL, **whole, **named}), loopback, tmp_path / "run")
+    before, after = (Downstream(f, length=16).parameters() for f in (made, tmp_path / "run/model"))
+    assert summary["parameters"] == sum(array.size for array in before.values())
+    assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
+    assert set(summary["evaluation"]["estimates"]) == {"start", "final"}
+    assert {"pretrained", "trained"} <= set(summary["benchmark"]["accuracy"])
+
+
 def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
     """All releases of a trusted aggregator's are one Gaussian; the numbers by hand."""
     central = {"training.noise": "aggregator", "rounds": 8, "epsilon": 7.58}
