@@ -1,0 +1,403 @@
+"""The decorator under `@app.evaluate()`: one bounded vector of metrics leaves, nothing else."""
+
+from __future__ import annotations
+
+import json
+import math
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from privsyn_flower import greeting, wire
+from privsyn_flower.client_apps import private_evaluation, private_training
+from privsyn_flower.client_apps.dropin import open_dropin
+from privsyn_flower.privacy.quantize import plan_histogram
+from privsyn_flower.question import Noise, Query, Ticket, decode_sum
+from privsyn_flower.strategies import PrivateEvaluation
+from privsyn_flower.training import Layout
+from privsyn_flower.wire import Refusal, WireError
+from tests.client_apps.test_dropin import (
+    ARRAYS,
+    SECRET,
+    _raises,
+    code,
+    context,
+    home,
+    loopback_message,
+    question,
+)
+
+__all__ = ["home"]  # a fixture: where a simulated node keeps its things
+
+TICKET = Ticket("run-evaluation-0003", "evaluation", 1, 1)
+SETTINGS = PrivateEvaluation({"accuracy": (0, 1), "loss": (0.0, 4.0)})
+LOG = ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"
+
+
+def evaluation(settings: PrivateEvaluation = SETTINGS, **changes: Any) -> Query:
+    options = {"arrays": json.dumps(list(ARRAYS)), "config.batch": 8}
+    more = changes.pop("options", {})
+    query = settings.query(ARRAYS, model=Layout.of(ARRAYS).digest(), rnd=3, options=options)
+    kept = {key: value for key, value in (dict(query.options) | more).items() if value is not None}
+    return replace(query, **{"options": kept, **changes})
+
+
+def noise(query: Query, weight: int = 1) -> Noise:
+    """None on the node: what comes out is what the users said."""
+    plan = plan_histogram(
+        query.bound, query.length, noise_multiplier=0.0, weight=weight, min_weight=weight
+    )
+    return Noise(1.0, plan.sensitivity, plan.bits, weight, source="aggregator")
+
+
+def ask(query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Message:
+    return wire.ask(query, ticket, noise(query, weight), 1, weight, 60.0)
+
+
+def decoded(reply: Message, query: Query, weight: int = 1) -> Any:
+    """What the server makes of a plain reply (1 + metrics,)."""
+    used = noise(query, weight)
+    residues = wire.read_answer(reply, TICKET, query.length, used.bits).residues
+    return decode_sum(residues, query, used)
+
+
+def found(message: Message, **metrics: Any) -> Message:
+    """An ordinary evaluate function's reply."""
+    return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+
+def told(**metrics: Any) -> Callable[[Message, Any], Message]:
+    return lambda message, context: found(message, **metrics)
+
+
+GOOD = {"accuracy": 0.75, "loss": 1.0, "num-examples": 10}
+
+
+def test_the_metrics_are_the_answer() -> None:
+    query = evaluation()
+    handler = private_evaluation(told(**GOOD, other=7.0))
+    asked = ask(query)
+    assert asked.metadata.message_type == "evaluate"
+    reply = handler(asked, context())
+    assert decoded(reply, query) == pytest.approx([1.0, 0.5, -0.5], abs=1e-3)
+    assert set(reply.content) == {"answer"}
+    head = reply.content.config_records["answer"]
+    assert set(head) == {"protocol", "run", "query", "round", "attempt", "code", "vector"}
+
+
+def test_without_weights_the_examples_need_not_be_told() -> None:
+    query = evaluation()
+    handler = private_evaluation(told(accuracy=1.0, loss=4))
+    assert decoded(handler(ask(query), context()), query) == pytest.approx([1, 1, 1], abs=1e-3)
+
+
+@pytest.mark.parametrize(("examples", "weight"), [(5, 0.25), (20, 1.0), (10_000, 1.0)])
+def test_a_user_weighs_no_more_than_the_cap(examples: int, weight: float) -> None:
+    query = evaluation(replace(SETTINGS, max_examples=20))
+    handler = private_evaluation(told(**{**GOOD, "num-examples": examples}))
+    got = decoded(handler(ask(query), context()), query)
+    assert got == pytest.approx([weight, 0.5 * weight, -0.5 * weight], abs=1e-3)
+
+
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(st.floats(), min_size=3, max_size=3), st.sampled_from([0, 20]))
+def test_no_reply_moves_the_sum_by_more_than_the_bound(
+    values: list[float], max_examples: int
+) -> None:
+    query = evaluation(replace(SETTINGS, max_examples=max_examples))
+    metrics = dict(zip(GOOD, values, strict=True))
+    ticket = replace(TICKET, run=uuid.uuid4().hex)
+    used = noise(query)
+    reply = private_evaluation(told(**metrics))(ask(query, ticket=ticket), context())
+    residues = wire.read_answer(reply, ticket, query.length, used.bits).residues
+    assert np.linalg.norm(decode_sum(residues, query, used)) <= query.bound
+
+
+def test_the_function_gets_what_flower_would_give_it() -> None:
+    seen: list[Message] = []
+
+    def evaluate(message: Message, context: Any) -> Message:
+        seen.append(message)
+        assert message.metadata.message_type == "evaluate"
+        return found(message, **GOOD)
+
+    asked = ask(evaluation())
+    assert code(private_evaluation(evaluate)(asked, context())) == "ok"
+    content = seen[0].content
+    assert set(content) == {"arrays", "config"}
+    assert dict(content.config_records["config"]) == {"batch": 8, "server-round": 3}
+    arrays = content.array_records["arrays"]
+    assert list(arrays) == list(ARRAYS)
+    for name, array in ARRAYS.items():
+        assert np.array_equal(arrays[name].numpy(), array)
+    assert set(asked.content) == {"ask", "question"}  # the message itself is left as it was
+
+
+def test_nothing_but_the_vector_leaves() -> None:
+    def evaluate(message: Message, context: Any) -> Message:
+        context.state["mine"] = ConfigRecord({"text": SECRET})
+        message.metadata.__dict__["_group_id"] = SECRET
+        reply = found(message, **GOOD, **{SECRET: 3.0})
+        reply.content["note"] = ConfigRecord({"text": SECRET})
+        reply.content["arrays"] = ArrayRecord({SECRET: Array(np.ones(2))})
+        return reply
+
+    reply = private_evaluation(evaluate)(ask(evaluation()), context())
+    assert decoded(reply, evaluation()).any()
+    assert SECRET not in repr(reply) and SECRET not in repr(reply.metadata.__dict__)
+
+
+def _two_records(message: Message, context: Any) -> Message:
+    reply = found(message, **GOOD)
+    reply.content["more"] = MetricRecord(GOOD)
+    return reply
+
+
+FAILURES: dict[str, Callable[[Message, Any], Any]] = {
+    "raises": _raises(ValueError(SECRET)),
+    "exits": _raises(SystemExit(SECRET)),
+    "memory": _raises(MemoryError(SECRET)),
+    "refusal": _raises(WireError(Refusal.POLICY, SECRET)),
+    "nothing": lambda m, c: None,
+    "no content": lambda m, c: RecordDict(),
+    "no metrics": lambda m, c: Message(RecordDict({}), reply_to=m),
+    "two records": _two_records,
+    "a metric less": told(accuracy=0.5, **{"num-examples": 3}),
+    "other metrics": told(f1=0.5, **{"num-examples": 3}),
+    "nan": told(**{**GOOD, "loss": math.nan}),
+    "infinite": told(**{**GOOD, "accuracy": math.inf}),
+    "list": told(**{**GOOD, "accuracy": [0.5]}),
+    "list of examples": told(**{**GOOD, "num-examples": [3]}),
+    "no float": told(**{**GOOD, "accuracy": 10**400}),
+    "examples that are none": told(**{**GOOD, "num-examples": math.nan}),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_function_that_fails_is_zeros_and_tells_the_local_log_only(
+    name: str, home: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    query = evaluation()
+    reply = private_evaluation(FAILURES[name])(ask(query), context())
+    assert not decoded(reply, query).any()
+    assert SECRET not in repr(reply)
+    out, err = capfd.readouterr()
+    assert SECRET not in out + err
+    assert "the evaluate function failed for one user" in (home / LOG).read_text()
+
+
+@pytest.mark.parametrize("examples", [0, -3, 0.0])
+@pytest.mark.parametrize("max_examples", [0, 20])
+def test_a_user_without_examples_counts_nothing(examples: float, max_examples: int) -> None:
+    query = evaluation(replace(SETTINGS, max_examples=max_examples))
+    handler = private_evaluation(told(**{**GOOD, "num-examples": examples}))
+    assert not decoded(handler(ask(query), context()), query).any()
+
+
+def test_without_examples_a_weighted_user_counts_nothing() -> None:
+    query = evaluation(replace(SETTINGS, max_examples=20))
+    handler = private_evaluation(told(accuracy=0.5, loss=1.0))
+    assert not decoded(handler(ask(query), context()), query).any()
+
+
+def test_an_interrupt_is_no_failure_of_the_data() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        private_evaluation(_raises(KeyboardInterrupt()))(ask(evaluation()), context())
+
+
+def test_each_declared_user_is_measured_bounded_and_forgiven_alone() -> None:
+    called: list[str] = []
+
+    @private_evaluation(users=lambda context: ["a", "b", "c"])
+    def evaluate(message: Message, context: Any) -> Message:
+        user = str(message.content.config_records["config"]["user"])
+        called.append(user)
+        if user == "b":
+            raise ValueError(SECRET)
+        arrays = message.content.array_records["arrays"]
+        assert np.array_equal(arrays["second"].numpy(), ARRAYS["second"])
+        arrays["second"] = Array(ARRAYS["second"] + 5)  # nobody else's problem
+        return found(message, accuracy=1e9 if user == "a" else 0.5, loss=0.0)
+
+    query = evaluation()
+    got = decoded(evaluate(ask(query, 3), context()), query, 3)
+    assert called == ["a", "b", "c"]
+    assert got == pytest.approx([2, 1, -2], abs=1e-3)
+
+
+def test_a_user_who_is_not_sampled_is_not_measured() -> None:
+    called: list[str] = []
+
+    @private_evaluation(users=lambda context: [f"u{number}" for number in range(40)])
+    def evaluate(message: Message, context: Any) -> Message:
+        called.append(str(message.content.config_records["config"]["user"]))
+        return found(message, **GOOD)
+
+    query = evaluation()
+    asked = wire.ask(query, TICKET, replace(noise(query, 40), sampling_rate=0.5), 1, 40, 60.0)
+    got = decoded(evaluate(asked, context()), query, 40)
+    assert 0 < len(called) < 40 and got[0] == pytest.approx(len(called), abs=0.01)
+
+
+def test_flowers_own_evaluation_is_refused() -> None:
+    arrays = ArrayRecord({name: Array(array) for name, array in ARRAYS.items()})
+    content = RecordDict({"arrays": arrays, "config": ConfigRecord({"server-round": 1})})
+    reply = private_evaluation(_raises(AssertionError("called")))(
+        loopback_message(content, 1, "evaluate"), context()
+    )
+    assert set(reply.content) == {"answer"}
+    assert code(reply) == Refusal.MALFORMED
+
+
+def test_a_greeting_is_for_the_train_function(loopback: Any) -> None:
+    evaluate = private_evaluation(_raises(AssertionError("called")))
+    assert code(evaluate(greeting.hello(1, 60.0, "evaluate"), context())) == Refusal.MALFORMED
+
+
+def listed(*metrics: Any) -> dict[str, str]:
+    return {"metrics": json.dumps(list(metrics))}
+
+
+ONE = ["accuracy", 0, 1]
+MALFORMED: dict[str, Query] = {
+    "no list": evaluation(options={"metrics": "accuracy"}),
+    "an object": evaluation(options={"metrics": '{"accuracy": [0, 1]}'}),
+    "empty": evaluation(options=listed(), length=1, bound=1.0),
+    "no bounds": evaluation(options=listed(ONE, ["loss"])),
+    "bounds of text": evaluation(options=listed(ONE, ["loss", "0", "4"])),
+    "bounds of truth": evaluation(options=listed(ONE, ["loss", False, True])),
+    "bounds in disorder": evaluation(options=listed(ONE, ["loss", 4, 0])),
+    "one point": evaluation(options=listed(ONE, ["loss", 4, 4])),
+    "one point as floats": evaluation(options=listed(ONE, ["loss", 2**60, 2**60 + 1])),
+    "infinite": evaluation(options={"metrics": '[["accuracy", 0, 1], ["loss", 0, Infinity]]'}),
+    "no number": evaluation(options={"metrics": '[["accuracy", 0, 1], ["loss", 0, NaN]]'}),
+    "too wide": evaluation(options=listed(ONE, ["loss", -1e308, 1e308])),
+    "too large": evaluation(options=listed(ONE, ["loss", 0, 10**400])),
+    "twice": evaluation(options=listed(ONE, ONE)),
+    "no name": evaluation(options=listed(ONE, ["", 0, 1])),
+    "a number for a name": evaluation(options=listed(ONE, [1, 0, 1])),
+    "17": evaluation(
+        options=listed(*([f"m{n}", 0, 1] for n in range(17))), length=18, bound=math.sqrt(18)
+    ),
+    "deep": evaluation(options={"metrics": "[" * 100_000}),
+    "longer": evaluation(length=4),
+    "looser": evaluation(bound=2.0),
+    "no cap": evaluation(options={"max-examples": None}),
+    "a negative cap": evaluation(options={"max-examples": -1}),
+    "half a cap": evaluation(options={"max-examples": 0.5}),
+    "a true cap": evaluation(options={"max-examples": True}),
+    "no round": evaluation(options={"server-round": "three"}),
+    "order missing": evaluation(options={"arrays": None}),
+    "order of others": evaluation(options={"arrays": '["first"]'}),
+    "an array more": evaluation(
+        extra={**evaluation().extra, "more": np.zeros(1, dtype=np.uint8)},
+    ),
+    "no safetensors": evaluation(extra={"parameters": np.zeros(64, dtype=np.uint8)}),
+    "no bytes": evaluation(extra={"parameters": np.zeros((1, 8))}),
+    "rows": evaluation(rows=np.ones((1, 1), dtype=np.int8), scales=np.ones(1, dtype=np.float32)),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_odd_questions_are_refused_before_the_function_sees_them(name: str, home: Path) -> None:
+    evaluate = private_evaluation(_raises(AssertionError("called")))
+    assert code(evaluate(ask(MALFORMED[name]), context())) == Refusal.MALFORMED
+    assert not (home / LOG).exists()
+
+
+def test_another_model_is_refused(home: Path) -> None:
+    evaluate = private_evaluation(_raises(AssertionError("called")))
+    assert code(evaluate(ask(evaluation(model="0" * 64)), context())) == Refusal.MODEL
+    arrays = {**ARRAYS, "first": np.array([math.nan, 1.0], dtype=np.float32)}
+    query = SETTINGS.query(
+        arrays,
+        model=Layout.of(arrays).digest(),
+        rnd=1,
+        options={"arrays": json.dumps(list(arrays))},
+    )
+    assert code(evaluate(ask(query), context())) == Refusal.MALFORMED
+    assert not (home / LOG).exists()
+
+
+def test_each_decorator_refuses_the_others_question() -> None:
+    evaluate = private_evaluation(_raises(AssertionError("called")))
+    train = private_training(_raises(AssertionError("called")))
+    assert code(train(ask(evaluation()), context())) == Refusal.MALFORMED
+    update = question(options=dict(evaluation().options))
+    asked = wire.ask(update, Ticket("r", "update", 1, 1), _dense_noise(update), 1, 1, 60.0)
+    assert code(evaluate(asked, context())) == Refusal.MALFORMED
+
+
+def _dense_noise(query: Query) -> Noise:
+    from tests.client_apps.test_dropin import noise
+
+    return noise(query)
+
+
+def test_an_evaluation_travels_as_what_it_is_about() -> None:
+    """The two handlers of evaluations, of texts and of apps, cannot get each other's question."""
+    query, ticket = evaluation(), TICKET
+    assert wire.message_type("evaluation") == "query.evaluation"
+    for type_, asked in (
+        ("query.evaluation", query),
+        ("evaluate", replace(query, options={"models": 1})),
+    ):
+        content = wire.ask_records(asked, ticket, noise(query))
+        with pytest.raises(WireError, match="metrics"):
+            wire.read_head(loopback_message(content, 1, type_))
+
+
+def test_a_question_is_answered_once() -> None:
+    evaluate = private_evaluation(told(**GOOD))
+    assert code(evaluate(ask(evaluation()), context())) == "ok"
+    assert code(evaluate(ask(evaluation()), context())) == Refusal.POLICY
+
+
+def test_a_device_answers_what_its_owner_allows(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    evaluate = private_evaluation(told(**GOOD))
+    own = {"cache": str(home / "cache")}
+    assert code(evaluate(ask(evaluation()), context(**own))) == Refusal.POLICY
+    for kind, expected in (("update", Refusal.POLICY), ("evaluation", "ok")):
+        policy = home / f"{kind}.toml"
+        policy.write_text(
+            f'queries = ["{kind}"]\naggregation = ["plain"]\ntrusted-aggregator = true\n'
+            "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.5\n"
+        )
+        allowed = context(**own, policy=str(policy))
+        assert open_dropin(allowed).policy is not None
+        assert code(evaluate(ask(evaluation()), allowed)) == expected
+
+
+def test_the_decorator_goes_under_flowers() -> None:
+    app = ClientApp()
+
+    @app.evaluate()
+    @private_evaluation
+    def evaluate(msg: Message, context: Any) -> Message:
+        """Evaluates."""
+        return found(msg, **GOOD)
+
+    assert (evaluate.__name__, evaluate.__doc__) == ("evaluate", "Evaluates.")
+    query = evaluation()
+    got = decoded(app(ask(query), context()), query)
+    assert got == pytest.approx([1.0, 0.5, -0.5], abs=1e-3)
+
+
+@pytest.fixture(autouse=True)
+def node_messages(loopback: Any) -> Iterator[None]:
+    """Messages can be made outside of a Flower process."""
+    yield

@@ -1,0 +1,536 @@
+"""Evaluations of a drop-in app: figures, charges, resume, failures, and what a run keeps to."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from privsyn_flower import greeting, wire
+from privsyn_flower.client_apps import private_evaluation, private_training
+from privsyn_flower.privacy.accounting import calibrate, compose_gaussians, epsilon
+from privsyn_flower.privacy.correlated import keys
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.queries.app_metrics import shard_app_metrics
+from privsyn_flower.question import integer_plan
+from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation, TrainingResult
+from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.strategies.app_evaluation import AppEvaluations
+from privsyn_flower.strategies.training import TrainingStrategy
+from tests.conftest import node_context
+from tests.strategies.test_dp_fedavg import Writes, bits, killed_everywhere, quick
+from tests.strategies.training_rig import WEIGHTS, Trainer, record
+
+DELTA = 1e-5
+ACCURACY = PrivateEvaluation({"accuracy": (0, 1)})
+
+
+class Measured(Trainer):
+    """A node whose users also have an accuracy each: a function of the model, without noise."""
+
+    def __init__(self, partition: int, users: int) -> None:
+        targets = [0.5 + (partition * users + user) / 10 for user in range(users)]
+        super().__init__(partition, targets)
+        self.measured: list[wire.Ticket] = []
+        self.failing = 0  # evaluations that it keeps silent about, from now on
+
+    def __call__(self, message: Message) -> Message | None:
+        if greeting.is_hello(message) or message.metadata.message_type != "evaluate":
+            return super().__call__(message)
+        query, ticket, noise = wire.read_ask(message, self.facts.weight)
+        self.measured.append(ticket)
+        if self.failing:
+            self.failing -= 1
+            return None
+        values = [[accuracy(int(query.options["server-round"]))]] * len(self.targets)
+        total = shard_app_metrics(
+            [1] * len(values),
+            values,
+            bounds=[(0.0, 1.0)],
+            max_examples=0,
+            plan=integer_plan(query, noise),
+        )
+        return wire.answer(message, ticket, to_modulus(total, noise.bits), noise.bits)
+
+
+def accuracy(rnd: int) -> float:
+    return 1 - 0.5**rnd
+
+
+def nodes_of(count: int = 2, users: int = 50) -> dict[int, Measured]:
+    return {100 + number: Measured(number, users) for number in range(count)}
+
+
+def train(
+    grid: Any, folder: Path, strategy: TrainingStrategy | None = None, **options: Any
+) -> TrainingResult:
+    settings = {
+        "num_rounds": 3,
+        "epsilon": 8.0,
+        "delta": DELTA,
+        "users": 100,
+        "nodes": 2,
+        "folder": folder / "run",
+        "noise_keys": folder / "keys",
+        "aggregation": PlainSum(),
+        "timeout": 0.2,
+        "node_timeout": 0.3,
+        "evaluation": ACCURACY,
+        **options,
+    }
+    return (strategy or DPFedAvg(1.0)).start(grid, record(), **settings)
+
+
+def ledger_of(folder: Path) -> Ledger:
+    return Ledger.open(folder / "run" / "ledger.jsonl", population="run run", mechanism="skellam")
+
+
+def figures(result: TrainingResult) -> dict[int, float]:
+    return {rnd: float(r["accuracy"]) for rnd, r in result.evaluate_metrics_clientapp.items()}  # type: ignore[arg-type]
+
+
+# Settings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("every", "rounds", "expected"),
+    [(0, 5, [5]), (1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (5, 5, [5]), (9, 5, [5]), (2, 4, [2, 4])],
+)
+def test_the_final_model_is_always_measured(every: int, rounds: int, expected: list[int]) -> None:
+    settings = PrivateEvaluation({"accuracy": (0, 1)}, every=every)
+    assert settings.rounds(rounds) == expected and settings.count(rounds) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"metrics": {}}, "0 metrics"),
+        ({"metrics": {f"m{n}": (0, 1) for n in range(17)}}, "17 metrics"),
+        ({"metrics": {"": (0, 1)}}, "called ''"),
+        ({"metrics": {"num-examples": (0, 1)}}, "max_examples"),
+        ({"metrics": {"a": (1, 0)}}, r"metrics\['a'\] = \(1, 0\)"),
+        ({"metrics": {"a": (0, math.inf)}}, r"metrics\['a'\]"),
+        ({"metrics": {"a": (math.nan, 1)}}, r"metrics\['a'\]"),
+        ({"metrics": {"a": (0, 1, 2)}}, r"metrics\['a'\]"),
+        ({"metrics": {"a": None}}, r"metrics\['a'\]"),
+        ({"metrics": {"a": (0, 10**400)}}, r"metrics\['a'\]"),
+        ({"metrics": {"a": (0, 1), "a-low": (0, 1)}}, "same names"),
+        ({"every": -1}, "every = -1"),
+        ({"every": 1.5}, "every = 1.5"),
+        ({"max_examples": -1}, "max_examples = -1"),
+        ({"max_examples": True}, "max_examples = True"),
+        ({"confidence": 1.0}, "confidence = 1.0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        PrivateEvaluation(**{"metrics": {"accuracy": (0, 1)}, **options})
+
+
+def test_a_config_that_nobody_reads_or_that_cannot_travel_is_refused(
+    tmp_path: Path, loopback: Any
+) -> None:
+    grid = loopback(nodes_of())
+    with pytest.raises(ValueError, match="evaluation=PrivateEvaluation"):
+        train(grid, tmp_path, evaluation=None, evaluate_config=ConfigRecord({"batch": 8}))
+    with pytest.raises(ValueError, match=r"evaluate_config\['odd'\]"):
+        train(grid, tmp_path, evaluate_config=ConfigRecord({"odd": ""}))
+    assert grid.sent == []
+
+
+# Whole runs -------------------------------------------------------------------------------
+
+
+def test_figures_are_where_flower_has_them(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    nodes = nodes_of()
+    grid = loopback(nodes)
+    settings = PrivateEvaluation({"accuracy": (0, 1)}, every=2)
+    for _ in range(2):  # the second call finds a finished run, and asks nobody
+        result = train(grid, tmp_path, evaluation=settings, num_rounds=5)
+        found = result.evaluate_metrics_clientapp
+        assert list(found) == [2, 4, 5] and result.rounds == 5
+        for rnd, row in found.items():
+            assert row["accuracy"] == pytest.approx(accuracy(rnd), abs=1e-3)
+            assert list(row) == ["accuracy", "accuracy-low", "accuracy-high"]
+            assert row["accuracy-low"] < row["accuracy"] < row["accuracy-high"]  # type: ignore[operator]
+        assert [len(node.measured) for node in nodes.values()] == [3, 3]
+    assert [row.get("evaluation.accuracy") for row in result.metrics] == [
+        None, *(pytest.approx(value, abs=1e-3) for value in (0.75,)), None,
+        *(pytest.approx(value, abs=1e-3) for value in (accuracy(4), accuracy(5))),
+    ]  # fmt: skip
+    assert "evaluation on the nodes after round 4" in caplog.text
+    # One greeting, and a model a round: evaluations know the nodes, and keep no copy of a model.
+    assert all(node.greeted == ["train"] for node in nodes.values())
+    assert not list((tmp_path / "run").rglob("queries/*.npz"))
+    runs = {ticket.run for ticket in nodes[100].measured}
+    assert {run.rpartition("-evaluation-")[2] for run in runs} == {"0002", "0004", "0005"}
+
+
+def test_a_run_without_one_is_as_before(tmp_path: Path, loopback: Any) -> None:
+    nodes = nodes_of()
+    result = train(loopback(nodes), tmp_path, evaluation=None)
+    assert result.evaluate_metrics_clientapp == {} and result.statement.evaluations == 0
+    assert not any(node.measured for node in nodes.values())
+    assert result.noise_multiplier == calibrate(8.0, 4, DELTA, mechanism="skellam")
+
+
+STRATEGIES: dict[str, TrainingStrategy] = {
+    "nodes": DPFedAvg(1.0),
+    "poisson": DPFedAvg(1.0, sampling_rate=0.5),
+    "drawn": DPFedAvg(1.0, cohort_nodes=2),
+    "aggregator": DPFedAvg(1.0, noise="aggregator"),
+    "turns of nodes": DPFTRL(1.0, mechanism="banded", min_separation=2),
+    "turns of users": DPFTRL(1.0, mechanism="tree", min_separation=2, schedule="users"),
+    "at most twice": DPFTRL(1.0, mechanism="blt", max_participations=2, min_separation=2),
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("every", [0, 2])
+def test_all_releases_together_cost_no_more_than_epsilon(
+    tmp_path: Path, loopback: Any, name: str, every: int
+) -> None:
+    rounds, strategy = 4, STRATEGIES[name]
+    settings = PrivateEvaluation({"accuracy": (0, 1)}, every=every, confidence=0.1)
+    extra = settings.count(rounds)
+    nodes = nodes_of(4, users=400)
+    options: dict[str, Any] = {"num_rounds": rounds, "users": 1600, "nodes": 4}
+    result = train(loopback(nodes), tmp_path, strategy, evaluation=settings, **options)
+    assert list(result.evaluate_metrics_clientapp) == settings.rounds(rounds)
+    assert result.statement.evaluations == extra
+    assert f"and {extra} evaluation" in result.statement.sentence()
+    charges = Ledger.open(
+        tmp_path / "run" / "ledger.jsonl",
+        population="run run",
+        mechanism="skellam" if result.statement.noise_source == "nodes" else "gaussian",
+    ).charges()
+    assert len(charges) == rounds + extra
+    assert {charge.state for charge in charges} == {"committed"}
+    assert result.spent <= 8.0
+    beside = [charge for charge in charges if charge.query == "evaluation"]
+    z = [charge.noise_multiplier for charge in beside]
+    assert z == [pytest.approx(result.noise_multiplier)] * extra
+    if result.statement.noise_source == "nodes":
+        rate = result.statement.sampling_rate
+        spent = epsilon(
+            result.noise_multiplier, rounds + extra + 1, DELTA, mechanism="skellam",
+            sampling_rate=rate,
+        )  # fmt: skip
+        assert 7.9 < spent <= 8.0
+        assert {c.sampling_rate for c in charges} == {rate}
+    else:  # all of it is spent: an evaluation costs what one participation does
+        assert result.spent == pytest.approx(8.0, rel=1e-5)
+        participations = result.statement.most_participations + extra
+        together = compose_gaussians([result.noise_multiplier] * participations)
+        assert compose_gaussians(c.noise_multiplier for c in charges) == pytest.approx(together)
+        assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
+    asked = [len(node.measured) for node in nodes.values()]
+    assert sum(asked) == (2 if name == "drawn" else 4) * extra
+
+
+def test_more_evaluations_need_more_noise(tmp_path: Path) -> None:
+    for strategy in STRATEGIES.values():
+        z = [
+            strategy.terms(
+                8.0, DELTA, 6, 1, nodes=4, keys=tmp_path, evaluations=extra
+            ).noise_multiplier
+            for extra in (0, 1, 4)
+        ]
+        assert z[0] < z[1] < z[2]
+
+
+# Resume -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every run has the same key, so that runs can be compared."""
+    monkeypatch.setattr(keys.secrets, "token_bytes", lambda size: b"k" * size)
+
+
+@pytest.mark.parametrize("name", ["nodes", "turns of nodes"])
+def test_killed_at_any_write_it_measures_once_and_the_same(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, one_key: None, name: str
+) -> None:
+    quick(monkeypatch)
+    writes = Writes(monkeypatch)
+    answers: dict[Path, list[str]] = {}
+
+    def once(folder: Path) -> TrainingResult:
+        nodes = nodes_of()
+        settings = PrivateEvaluation({"accuracy": (0, 1)}, every=1)
+        try:
+            return train(
+                loopback(nodes), folder, STRATEGIES[name], evaluation=settings, num_rounds=2,
+                epsilon=20.0,
+            )  # fmt: skip
+        finally:
+            answers.setdefault(folder, []).extend(t.run for t in nodes[100].measured)
+
+    whole, resumed = killed_everywhere(writes, once, tmp_path)
+    assert len(resumed) > 40 and list(figures(whole)) == [1, 2]
+    lost = 0
+    for folder, result in zip(sorted(tmp_path.iterdir()), [*resumed, whole], strict=True):
+        found = figures(result)
+        assert bits(result) == bits(whole) and result.spent <= 20.0
+        assert found == {rnd: figures(whole)[rnd] for rnd in found}
+        lost += len(found) < 2
+        for rnd in (1, 2):
+            row = result.metrics[rnd - 1].get("evaluation.accuracy")
+            assert row == found.get(rnd)
+        committed = [
+            c.run[-4:]
+            for c in _charges(folder / "run")
+            if c.query == "evaluation" and c.state == "committed"
+        ]
+        assert committed == [f"{rnd:04d}" for rnd in found]
+        assert not [path for path in (folder / "keys").rglob("*") if path.is_file()]
+        # Only the last one has an attempt to spare, after a kill while the answers travel.
+        assert [t[-4:] for t in answers[folder]].count("0001") <= (1 if name == "nodes" else 2)
+        assert len(answers[folder]) <= 3
+    # Node's noise: an evaluation in between that was sent and never stored is paid for, and lost.
+    assert lost <= (3 if name == "nodes" else 0)
+
+
+def _charges(run: Path) -> list[Any]:
+    kind = "skellam" if '"skellam"' in (run / "ledger.jsonl").read_text() else "gaussian"
+    return Ledger.open(run / "ledger.jsonl", population="run run", mechanism=kind).charges()  # type: ignore[arg-type]
+
+
+CHANGES: list[PrivateEvaluation | None] = [
+    None,
+    PrivateEvaluation({"accuracy": (0, 1)}, every=1),
+    PrivateEvaluation({"accuracy": (0, 2)}),
+    PrivateEvaluation({"f1": (0, 1)}),
+    PrivateEvaluation({"accuracy": (0, 1)}, max_examples=5),
+]
+
+
+@pytest.mark.parametrize("other", CHANGES)
+def test_a_begun_run_keeps_to_its_evaluation(
+    tmp_path: Path, loopback: Any, other: PrivateEvaluation | None
+) -> None:
+    nodes = nodes_of()
+    train(loopback(nodes), tmp_path, num_rounds=1)
+    asked = len(nodes[100].asked)
+    with pytest.raises(ValueError, match=r"was begun with other values: .*evaluation"):
+        train(loopback(nodes), tmp_path, num_rounds=1, evaluation=other)
+    assert (len(nodes[100].asked), len(nodes[100].measured)) == (asked, 1)
+
+
+def test_another_model_under_the_same_name_is_refused(tmp_path: Path, loopback: Any) -> None:
+    strategy, nodes = DPFedAvg(1.0), nodes_of()
+    train(loopback(nodes), tmp_path, strategy, num_rounds=1)
+    measured = strategy._evaluations
+    assert isinstance(measured, AppEvaluations)
+    assert measured.after(1, strategy.parameters())["accuracy"] == pytest.approx(0.5, abs=1e-3)
+    other = {name: array + 1 for name, array in strategy.parameters().items()}
+    with pytest.raises(ValueError, match="choose another name"):
+        measured.after(1, other)
+    assert len(nodes[100].measured) == 1
+
+
+# Failures ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["nodes", "turns of nodes"])
+def test_an_evaluation_that_fails_loses_no_training(
+    tmp_path: Path,
+    loopback: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    nodes = nodes_of()
+    nodes[100].failing = 10 if name != "nodes" else 1
+    settings = PrivateEvaluation({"accuracy": (0, 1)}, every=2)
+    options: dict[str, Any] = {"evaluation": settings, "num_rounds": 4, "timeout": 0.1}
+    for _ in range(2):
+        result = train(loopback(nodes), tmp_path, STRATEGIES[name], **options)
+        assert result.rounds == 4 and result.spent <= 8.0
+        assert 2 not in result.evaluate_metrics_clientapp
+    assert "the evaluation after round 2 gave nothing" in caplog.text
+    assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
+    second = [t for t in nodes[100].measured if t.run.endswith("0002")]
+    if name == "nodes":  # charged, so it is not repeated: the spare one is the rounds'
+        assert len(second) == 1 and list(figures(result)) == [4]
+    else:  # it has cost nothing, and is given up after a few
+        assert 1 < len(second) < 6
+
+
+def test_the_last_evaluation_may_use_what_the_rounds_have_left(
+    tmp_path: Path, loopback: Any
+) -> None:
+    for spare, used in ((1, 0), (1, 1), (2, 1)):
+        folder = tmp_path / f"{spare}-{used}"
+        nodes = nodes_of()
+        nodes[100].failing = 1
+        _silent_once(nodes[101], used)
+        result = train(loopback(nodes), folder, spare_rounds=spare, timeout=0.1)
+        tickets = [(t.round, t.attempt) for t in nodes[100].measured]
+        paid = spare > used
+        assert tickets == [(1, 1), (1, 2)][: 1 + paid]
+        assert list(figures(result)) == [3] * paid
+        assert len(_charges(folder / "run")) == 3 + used + len(tickets) <= 3 + spare + 1
+        assert result.spent <= 8.0
+
+
+def _silent_once(node: Measured, times: int) -> None:
+    """Keep quiet about the first so many training questions."""
+    rates = iter([True] * times)
+    asked = Trainer.__call__
+
+    class Quiet(Measured):
+        def __call__(self, message: Message) -> Message | None:
+            if not greeting.is_hello(message) and message.metadata.message_type == "train":
+                self.silent = next(rates, False)
+                return asked(self, message)
+            return super().__call__(message)
+
+    node.__class__ = Quiet
+
+
+def test_noise_above_the_users_gives_no_figure(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    result = train(loopback(nodes_of()), tmp_path, epsilon=0.05)
+    assert result.rounds == 3 and result.evaluate_metrics_clientapp == {}
+    assert "sum of the users' weights is" in caplog.text
+    assert len(_charges(tmp_path / "run")) == 4
+
+
+def test_a_run_that_ends_early_measures_what_it_has(tmp_path: Path, loopback: Any) -> None:
+    nodes = nodes_of()
+    original = Trainer.__call__
+
+    class Tired(Measured):
+        def __call__(self, message: Message) -> Message | None:
+            self.silent = len(self.asked) >= 2
+            return super().__call__(message)
+
+    nodes[101].__class__ = Tired
+    for _ in range(2):
+        result = train(loopback(nodes), tmp_path, spare_rounds=0, num_rounds=5)
+        assert result.rounds == 2 and list(figures(result)) == [2]
+        assert figures(result)[2] == pytest.approx(accuracy(2), abs=1e-3)
+        assert [len(node.measured) for node in nodes.values()] == [1, 1]
+    assert original is Trainer.__call__ and result.spent <= 8.0
+
+
+def test_no_more_evaluations_than_are_paid_for(tmp_path: Path, loopback: Any) -> None:
+    strategy, nodes = DPFedAvg(1.0), nodes_of()
+    train(loopback(nodes), tmp_path, strategy)
+    measured = strategy._evaluations
+    assert measured is not None
+    assert measured.after(2, strategy.parameters(), last=True) == {}
+    assert len(nodes[100].measured) == 1
+
+
+def test_evaluations_draw_other_nodes_than_the_rounds_do(tmp_path: Path, loopback: Any) -> None:
+    nodes = nodes_of(12, users=10)
+    settings = PrivateEvaluation({"accuracy": (0, 1)}, every=1, confidence=0.01)
+    train(
+        loopback(nodes), tmp_path, DPFedAvg(1.0, cohort_nodes=4), users=120, nodes=12,
+        evaluation=settings, epsilon=50.0,
+    )  # fmt: skip
+    drawn = [
+        frozenset(
+            n
+            for n, node in nodes.items()
+            if any(t.run.endswith(f"{rnd:04d}") for t in node.measured)
+        )
+        for rnd in (1, 2, 3)
+    ]
+    assert all(len(one) == 4 for one in drawn) and len(set(drawn)) > 1
+
+
+# A whole app ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def app() -> Iterator[ClientApp]:
+    """Three users a node; user 2 has no rows, and the functions tell all they know."""
+    found = ClientApp()
+    names = {"users": lambda context: [f"{context.node_id}-{n}" for n in range(3)]}
+
+    @found.train()
+    @private_training(**names)
+    def train(message: Message, context: Any) -> Message:
+        arrays = {n: Array(a.numpy() + 1) for n, a in message.content["arrays"].items()}
+        return Message(RecordDict({"arrays": ArrayRecord(arrays)}), reply_to=message)
+
+    @found.evaluate()
+    @private_evaluation(**names)
+    def evaluate(message: Message, context: Any) -> Message:
+        config = message.content["config"]
+        user = int(str(config["user"])[-1])
+        first = float(message.content["arrays"]["b"].numpy()[0])
+        metrics = {
+            "loss": first + config["shift"],
+            "rows": 10.0 * user,
+            "num-examples": 0 if user == 2 else 5 + 100 * user,
+        }
+        return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+
+    yield found
+
+
+@pytest.mark.parametrize(
+    "strategy", [DPFedAvg(10.0), DPFTRL(10.0, min_separation=2, server_optimizer="fedavg")]
+)
+def test_an_app_is_measured_under_secure_aggregation(
+    tmp_path: Path,
+    loopback: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    app: ClientApp,
+    strategy: TrainingStrategy,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+
+    def node(number: int) -> Any:
+        place = {"partition-id": number, "num-partitions": 6}
+        own = node_context(place, node_id=number + 1)
+        return lambda message: app(message, own)
+
+    grid = loopback({number + 1: node(number) for number in range(6)})
+    result = train(
+        grid,
+        tmp_path,
+        strategy,
+        num_rounds=2,
+        users=18,
+        nodes=6,
+        epsilon=5e3,  # hardly any noise
+        aggregation=None,
+        timeout=5.0,
+        evaluate_config=ConfigRecord({"shift": 0.25}),
+        evaluation=PrivateEvaluation(
+            {"loss": (0, 8), "rows": (0, 10)}, every=1, max_examples=20, confidence=0.999
+        ),
+    )
+    first = float(WEIGHTS["b"][0])
+    for rnd, row in result.evaluate_metrics_clientapp.items():
+        assert row["loss"] == pytest.approx(first + rnd + 0.25, abs=0.3)
+        # users 0 weigh 5 of 20, users 1 weigh 20 of 20
+        assert row["rows"] == pytest.approx(10 * 20 / 25, abs=0.3)
+        assert row["rows-low"] <= 8.0 <= row["rows-high"]  # type: ignore[operator]
+    assert list(result.evaluate_metrics_clientapp) == [1, 2]
+    types = [m.metadata.message_type for m in grid.sent if "secagg" in m.content]
+    assert types.count("evaluate") == 2 * 5 * 6  # five stages, all nodes
+    records = {(name, type(r).__name__) for m in grid.received for name, r in m.content.items()}
+    assert records == {("answer", "ConfigRecord"), ("secagg", "ConfigRecord")}
+    assert "with all its data" in result.statement.sentence()
+    assert np.isfinite(result.spent)
