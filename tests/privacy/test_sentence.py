@@ -56,6 +56,14 @@ def test_all_parts_are_there():
     assert "trusted aggregator" in PLAIN.threat_model
 
 
+def test_what_users_have_need_not_be_text():
+    assert "all its texts" in PLAIN.sentence() and "these users' texts" in PLAIN.sentence()
+    text = replace(SECURE, data="data").sentence()
+    assert "one node's user with all its data, so" in text and "text" not in text
+    with pytest.raises(ValueError, match="data = 'pictures'"):
+        replace(PLAIN, data="pictures")
+
+
 def test_secure_aggregation_says_what_it_assumes():
     text = SECURE.sentence()
     for words in (

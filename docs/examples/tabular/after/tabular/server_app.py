@@ -5,7 +5,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.strategies import DPFedAvg
+from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation
 from tabular.task import Model, accuracy, public_rows
 
 app = ServerApp()
@@ -27,10 +27,12 @@ def main(grid: Grid, context: Context) -> None:
         num_rounds=rounds,
         train_config=ConfigRecord({"lr": float(context.run_config["learning-rate"])}),
         evaluate_fn=evaluate,
+        evaluation=PrivateEvaluation(metrics={"accuracy": (0, 1)}),
         epsilon=4.0,
         delta=1e-5,
         users=clinics,
         folder=Path.home() / "tabular-runs" / str(context.run_id),
     )
+    print("on the clinics' patients:", result.evaluate_metrics_clientapp.get(rounds))
     print(f"accuracy on public patients: {evaluate(rounds, result.arrays)['accuracy']:.3f}")
     print(result.statement.sentence())

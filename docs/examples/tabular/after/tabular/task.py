@@ -32,10 +32,11 @@ def _rows() -> tuple[Tensor, Tensor]:
     return torch.tensor(scaled, dtype=torch.float32), torch.tensor(benign, dtype=torch.float32)
 
 
-def clinic_rows(clinic: int, clinics: int) -> tuple[Tensor, Tensor]:
-    """The patients of one clinic."""
-    rows, benign = _rows()
-    return rows[PUBLIC + clinic :: clinics], benign[PUBLIC + clinic :: clinics]
+def clinic_rows(clinic: int, clinics: int, *, held_out: bool = False) -> tuple[Tensor, Tensor]:
+    """The patients of one clinic that it trains on, or every fifth one, which it tests on."""
+    rows, benign = (part[PUBLIC + clinic :: clinics] for part in _rows())
+    chosen = (torch.arange(len(rows)) % 5 == 4) == held_out
+    return rows[chosen], benign[chosen]
 
 
 def public_rows() -> tuple[Tensor, Tensor]:

@@ -18,7 +18,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     clinics, rounds = int(context.run_config["clinics"]), int(context.run_config["rounds"])
-    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=clinics, min_available_nodes=clinics)
+    strategy = FedAvg(min_train_nodes=clinics, min_available_nodes=clinics)
     result = strategy.start(
         grid,
         initial_arrays=ArrayRecord(Model().state_dict()),
@@ -26,4 +26,5 @@ def main(grid: Grid, context: Context) -> None:
         train_config=ConfigRecord({"lr": float(context.run_config["learning-rate"])}),
         evaluate_fn=evaluate,
     )
+    print("on the clinics' patients:", result.evaluate_metrics_clientapp.get(rounds))
     print(f"accuracy on public patients: {evaluate(rounds, result.arrays)['accuracy']:.3f}")
