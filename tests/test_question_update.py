@@ -104,7 +104,9 @@ def test_message_types_are_told_apart(kind: str) -> None:
     assert (wire.message_type(kind) == "train") == (kind == "update")
 
 
-@pytest.mark.parametrize("type_", ["query", "query.update", "evaluate.mine", "train.mine", "system"])
+@pytest.mark.parametrize(
+    "type_", ["query", "query.update", "evaluate.mine", "train.mine", "system"]
+)
 def test_other_message_types_are_no_question(type_: str) -> None:
     with pytest.raises(WireError) as caught:
         wire.kind_of(type_)
