@@ -134,6 +134,6 @@ COLUMNS: dict[str, Any] = {
     "down, user and round": lambda s: _megabytes(s, "bytes_down_per_user_round"),
     "up, user and round": lambda s: _megabytes(s, "bytes_up_per_user_round"),
     "client CPU, user and round": lambda s: _seconds(s, "client_cpu_seconds_per_user_round", 3),
-    "client CPU, user and run": lambda s: _seconds(s, "client_cpu_seconds_per_user", 2),
+    "client CPU, user and run": lambda s: _seconds(s, "client_cpu_seconds_per_user", 3),
     "server, run": lambda s: _seconds(s, "server_wall_seconds", 0),
 }
