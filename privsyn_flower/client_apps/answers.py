@@ -149,7 +149,6 @@ def _check(
             round=ticket.round,
             source=noise.source,
         )
-    Schedule.of(query)
     kind.check(query, node)
 
 

@@ -208,7 +208,7 @@ class Ledger:
         return find(self._read(), charge_id, self.path)
 
     def spent_epsilon(self, run: str | None = None, delta: float | None = None) -> float:
-        """Epsilon of everything charged (reserved or committed), or of one run's charges.
+        """Epsilon of everything charged (reserved or committed), or of a run with its evaluations.
 
         delta: None for the ledger's total delta. In a ledger for skellam this is the best order
         for what was charged, which holds for plans fixed in advance: what is guaranteed is the
@@ -217,7 +217,8 @@ class Ledger:
         used = delta if delta is not None else self.header.total_delta
         if used is None:
             raise ValueError(f"delta = None: {self.path} has no total delta, so name one")
-        return composed_epsilon(self.header, self.charges(run), used)
+        charges = [c for c in self._read() if run is None or _belongs(c.run, run)]
+        return composed_epsilon(self.header, charges, used)
 
     def remaining_rounds(
         self,
@@ -238,9 +239,7 @@ class Ledger:
         with locked(self.path) as handle:
             self._replay(handle)
             rows = read_rows(handle, self.path)
-        names = (row.get("run", "") for row in rows[1:])
-        own = {name for name in names if name == run or str(name).startswith(f"{run}-")}
-        ids = {row["id"] for row in rows[1:] if row.get("run") in own}
+        ids = {row["id"] for row in rows[1:] if _belongs(str(row.get("run", "")), run)}
         write_rows_atomically(Path(path), rows[:1] + [r for r in rows[1:] if r["id"] in ids])
 
     @contextmanager
@@ -303,6 +302,11 @@ class Ledger:
             )
         noise = (mechanism, sensitivity, total_variation, sampling_rate)
         return Charge("", "", "", 0, 0, noise_multiplier, "reserved", False, *noise)
+
+
+def _belongs(name: str, run: str) -> bool:
+    """Whether a charge's run is this one, or an evaluation beside its rounds (RUN-NAME)."""
+    return name == run or name.startswith(f"{run}-")
 
 
 def _same(path: Path, what: str, found: object, wanted: object, key: str) -> None:

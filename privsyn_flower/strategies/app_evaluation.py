@@ -207,12 +207,12 @@ class AppEvaluations:
                 "no evaluation after round %d: the %d paid for are used", rnd, len(begun)
             )
             return {}
-        own = RunFolder(folders / name)
-        if own.load_value(FAILED) is not None:
-            return {}
-        noise = engine.mechanism
+        own, noise = RunFolder(folders / name), engine.mechanism
         if isinstance(noise, AggregatorNoise):
             noise = noise.beside(name)
+        if own.load_value(FAILED) is not None:
+            noise.close(complete=True)  # a kill may have come before the key went
+            return {}
         try:
             question = self._asked(name, rnd, arrays, noise, last or rnd == self.rounds)
             figures = self.settings.read(question)

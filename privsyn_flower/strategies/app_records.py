@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 
-from privsyn_flower.privacy.filters import composed_epsilon
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.question import OptionValue
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.generalised_fedavg import EVALUATE, Arrays, Evaluate
@@ -101,9 +99,3 @@ def _figures(rows: list[dict[str, Any]], prefix: str) -> dict[int, MetricRecord]
             figures = {key: math.nan if value is None else value for key, value in own.items()}
             found[int(row["round"])] = MetricRecord(figures)
     return found
-
-
-def spent_epsilon(ledger: Ledger, run: str, delta: float) -> float:
-    """Epsilon of what a run and its evaluations (RUN-NAME) were charged so far; no guarantee."""
-    charges = [c for c in ledger.charges() if c.run == run or c.run.startswith(f"{run}-")]
-    return composed_epsilon(ledger.header, charges, delta)

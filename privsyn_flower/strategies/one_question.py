@@ -86,7 +86,10 @@ def ask_once(
     own = RunFolder(folder.path / "evaluations" / name)
     asked = own.load_value("asked")
     if asked not in (None, question.digest()):
-        raise ValueError(f"{own.path} holds an evaluation of other models: choose another name")
+        raise ValueError(
+            f"{own.path} holds an evaluation of other models, or with another config: give it "
+            "those, or choose another name"
+        )
     own.save_value("asked", question.digest())
     plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare, cycle=0)
     engine = Rounds(grid, question, plan, own, ledger, aggregation, progress, mechanism)

@@ -36,7 +36,6 @@ from privsyn_flower.strategies.app_records import (
     logged,
     node_figures,
     server_figures,
-    spent_epsilon,
 )
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.generalised_fedavg import GeneralisedFedAvg
@@ -235,7 +234,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             delta=statement.delta,
             noise_multiplier=statement.noise_multiplier,
             rounds=done,
-            spent=spent_epsilon(book, engine.plan.run, statement.delta),
+            spent=book.spent_epsilon(engine.plan.run, statement.delta),
             statement=replace(statement, simulated=simulated(run, engine)),
             metrics=run.metrics(),
         )

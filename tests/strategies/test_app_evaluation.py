@@ -169,6 +169,8 @@ def test_figures_are_where_flower_has_them(
         None, *(pytest.approx(value, abs=1e-3) for value in (0.75,)), None,
         *(pytest.approx(value, abs=1e-3) for value in (accuracy(4), accuracy(5))),
     ]  # fmt: skip
+    # What is told after a round counts the evaluations, too.
+    assert result.metrics[-1]["epsilon_so_far"] == pytest.approx(result.spent)
     assert "evaluation on the nodes after round 4" in caplog.text
     # One greeting, and a model a round: evaluations know the nodes, and keep no copy of a model.
     assert all(node.greeted == ["train"] for node in nodes.values())
@@ -368,6 +370,21 @@ def test_an_evaluation_that_fails_loses_no_training(
         assert len(second) == 1 and list(figures(result)) == [4]
     else:  # it has cost nothing, and is given up after a few
         assert 1 < len(second) < 6
+
+
+def test_a_kill_while_a_failed_evaluation_is_given_up_leaves_no_key(
+    tmp_path: Path, loopback: Any
+) -> None:
+    strategy, nodes = DPFedAvg(1.0, noise="aggregator"), nodes_of()
+    nodes[100].failing = 10
+    train(loopback(nodes), tmp_path, strategy, timeout=0.1)
+    measured = strategy._evaluations
+    assert measured is not None
+    keys.NoiseKey.create(tmp_path / "keys", f"{measured.engine.plan.run}-evaluation-0003")
+    asked = len(nodes[100].measured)
+    assert measured.after(3, strategy.parameters()) == {}
+    assert len(nodes[100].measured) == asked
+    assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
 
 
 def test_the_last_evaluation_may_use_what_the_rounds_have_left(
