@@ -68,7 +68,9 @@ def private_training(
     users: context -> ids of the users this node hosts; the function is then called for each, with
     the id as config["user"]. Without it the ClientApp is one user. weight: context -> the public
     number of users it stands for in a simulation, by default how many `users` names; on a device
-    it is `weight` of the node config. A user whose function fails counts as zeros.
+    it is `weight` of the node config. A user whose function fails counts as zeros. Nothing that one
+    user's call leaves behind, as in a global or in context.state, may reach another user's: the
+    noise is made for a user who moves one vector.
     """
 
     def decorated(function: Handler) -> Handler:
