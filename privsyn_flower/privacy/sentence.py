@@ -175,6 +175,7 @@ class PrivacyStatement:
             each = (
                 f"with noise that is correlated across rounds ({self.correlated}) and costs a user "
                 f"as much as independent {noise} in each of {self.most_participations} rounds"
+                f"{' and in each evaluation' if self.evaluations else ''}"
             )
         return (
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
@@ -223,7 +224,8 @@ class PrivacyStatement:
                 "Aggregation is secure: the server learns the sum of the answers and no single "
                 f"one. The claim holds against the server and {readers}, {terms}"
             )
-        seen = "each round's sum without noise" if secure else "each node's own answer"
+        sums = "each round's and evaluation's" if self.evaluations else "each round's"
+        seen = f"{sums} sum without noise" if secure else "each node's own answer"
         text = (
             f"The aggregator is TRUSTED: the nodes add no noise, so the server learns {seen}; it "
             "adds the noise before anything else is done with the sum. The claim holds against "

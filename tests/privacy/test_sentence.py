@@ -201,6 +201,13 @@ def test_noise_of_a_trusted_aggregator():
     assert "trusted aggregator" in plain.threat_model
 
 
+def test_an_aggregator_sees_evaluations_too():
+    text = replace(AGGREGATOR, aggregation="secure", evaluations=2).sentence()
+    assert "each round's and evaluation's sum without noise" in text
+    assert "rounds and in each evaluation" in text
+    assert "evaluation" not in AGGREGATOR.sentence()
+
+
 def test_independent_noise_of_a_trusted_aggregator():
     each_round = replace(AGGREGATOR, correlated="", min_separation=1)
     text = each_round.sentence()
