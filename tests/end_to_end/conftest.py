@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,3 +114,19 @@ def processes_mentioning(text: str) -> list[int]:
         if state != "Z" and text.encode() in seen:
             found.append(int(entry.name))
     return found
+
+
+def left_running(text: str, seconds: float = 90) -> list[str]:
+    """Command lines of the processes that still name `text` when the time is over; mostly none.
+
+    Ray ends its processes one after the other, on a busy machine slowly.
+    """
+    deadline = time.monotonic() + seconds
+    while (found := processes_mentioning(text)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    lines = []
+    for process in found:
+        with contextlib.suppress(OSError):  # gone since
+            line = (Path("/proc") / str(process) / "cmdline").read_bytes()
+            lines.append(line.replace(b"\0", b" ").decode("utf-8", "replace"))
+    return lines

@@ -61,7 +61,11 @@ environment = test_secure_sum.environment  # a Flower of its own, ended with the
 
 
 def run(
-    version: str, folder: Path, environment: dict[str, str], **changes: str
+    version: str,
+    folder: Path,
+    environment: dict[str, str],
+    clinics: int = CLINICS,
+    **changes: str,
 ) -> tuple[str, list[Any]]:
     """The log of a version of the example, and the records of every reply its server got.
 
@@ -73,7 +77,7 @@ def run(
     project, server = app / "pyproject.toml", app / "tabular" / "server_app.py"
     text = project.read_text().replace("tabular.server_app:app", "tabular.recorder:app")
     source = server.read_text()
-    for name, value in changes.items():
+    for name, value in {"clinics": str(clinics), **changes}.items():
         text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
         source = re.sub(
             rf"^( +){name}=[^(),]*,$", rf"\1{name}={value},", source, flags=re.MULTILINE
@@ -81,7 +85,7 @@ def run(
     project.write_text(text)
     server.write_text(source)
     command = ["flwr", "run", str(app), "--stream"]
-    command += ["--federation-config", f"num-supernodes={CLINICS} client-resources-num-cpus=1"]
+    command += ["--federation-config", f"num-supernodes={clinics} client-resources-num-cpus=1"]
     environment = {**environment, "RAY_worker_niceness": "0"}
     result = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240
@@ -108,7 +112,7 @@ def clinics_accuracy(log: str) -> dict[str, float] | None:
     return figures
 
 
-def true_accuracy(folder: RunFolder, rounds: int) -> float:
+def true_accuracy(folder: RunFolder, rounds: int, clinics: int) -> float:
     """Mean over the clinics of the released model's accuracy, without Flower or noise."""
     from safetensors.numpy import load
 
@@ -120,8 +124,8 @@ def true_accuracy(folder: RunFolder, rounds: int) -> float:
     assert packed
     bias, *weight = load(packed)["parameters"]
     rights = []
-    for clinic in range(CLINICS):
-        rows, benign = task.clinic_rows(clinic, CLINICS, held_out=True)
+    for clinic in range(clinics):
+        rows, benign = task.clinic_rows(clinic, clinics, held_out=True)
         rights.append(
             np.mean((rows.numpy() @ np.array(weight) + bias > 0) == (benign.numpy() > 0.5))
         )
@@ -161,15 +165,16 @@ def test_the_example_runs_before_and_after(tmp_path: Path, environment: dict[str
 def test_the_private_accuracy_is_that_of_the_clinics(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """One round with little noise: the mean of 20 clinics is off by some thousandths."""
-    log, _ = run("after", tmp_path, environment, epsilon="1000.0", rounds="1")
+    """One round with little noise: the mean of eight clinics is off by about a hundredth."""
+    log, _ = run("after", tmp_path, environment, clinics=8, epsilon="1000.0", rounds="1")
     assert "Epsilon = 1000 " in log and "1 rounds" in log
     figures = clinics_accuracy(log)
     assert figures is not None
     (path,) = (tmp_path / "tabular-runs").iterdir()
     std = (figures["accuracy-high"] - figures["accuracy-low"]) / (2 * 1.96)
-    assert 0 < std < 0.01
-    assert figures["accuracy"] == pytest.approx(true_accuracy(RunFolder(path), 1), abs=6 * std)
+    assert 0 < std < 0.03
+    true = true_accuracy(RunFolder(path), 1, clinics=8)
+    assert figures["accuracy"] == pytest.approx(true, abs=6 * std)
 
 
 def test_the_page_shows_the_whole_difference() -> None:

@@ -18,7 +18,7 @@ from privsyn_flower.config_file import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
 from tests.conftest import node_context
-from tests.end_to_end.conftest import privsyn, processes_mentioning
+from tests.end_to_end.conftest import left_running, privsyn
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -141,10 +141,7 @@ def test_killed_while_training_then_failing_then_resumed(
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == 0, "\n".join(err)
     assert out[-1] == str(folder)
-    deadline = time.monotonic() + 20
-    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert processes_mentioning(str(folder)) == []
+    assert left_running(str(folder)) == []
 
     # Nothing was generated or asked again.
     again = (folder / "popri" / "round-0001.json").stat()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.end_to_end.conftest import privsyn, processes_mentioning
+from tests.end_to_end.conftest import left_running, privsyn
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -101,10 +101,7 @@ def test_no_private_text_reaches_the_run_folder(
 
 def test_nothing_is_left_running(whole_run: tuple[Path, list[str]]) -> None:
     folder, _ = whole_run
-    deadline = time.monotonic() + 20
-    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert processes_mentioning(str(folder)) == []
+    assert left_running(str(folder)) == []
 
 
 def test_kill_and_resume_is_bit_for_bit(mini: Path, whole_run: tuple[Path, list[str]]) -> None:
@@ -140,10 +137,7 @@ def test_interrupt_stops_flower_and_says_how_to_go_on(mini: Path) -> None:
     code, _, err = finish(process)
     assert code == 130
     assert any(f"--resume {folder}" in line for line in err)
-    deadline = time.monotonic() + 20
-    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert processes_mentioning(str(folder)) == []
+    assert left_running(str(folder)) == []
 
 
 def test_failure_of_the_server_app_is_the_exit_status_and_the_last_line(mini: Path) -> None:
@@ -189,7 +183,4 @@ def test_a_run_that_outlived_its_command_is_attached_to(mini: Path) -> None:
     assert out[-1] == str(folder)
     rows = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
     assert sum(row["kind"] == "reserve" for row in rows) == 40  # nothing was asked twice
-    deadline = time.monotonic() + 20
-    while processes_mentioning(str(folder)) and time.monotonic() < deadline:
-        time.sleep(0.5)
-    assert processes_mentioning(str(folder)) == []
+    assert left_running(str(folder)) == []
