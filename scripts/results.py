@@ -6,7 +6,8 @@ Each run is a `privsyn run` of one of the demos in configs/ with another seed (c
 differ; the split, the public text and the models are the same). Finished runs in results/raw are
 kept, so the script goes on where it was stopped. Their summaries go into docs/results, the tables
 and the pictures of the first run into README.md and docs/images, and so does the first run of every
-demo beside the others (`privsyn report`); every figure comes from those summaries.
+demo beside the others (`privsyn report`); every figure comes from those summaries. A run whose
+summary is there is not repeated: remove the summary to measure anew.
 """
 
 from __future__ import annotations
