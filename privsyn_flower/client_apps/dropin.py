@@ -2,10 +2,10 @@
 
 The function stays what it is under Flower's FedAvg: parameters in, parameters out. It no longer
 meets the server: the wrapper answers the greeting, every stage of the secure sum and the plain
-question, and calls the function only where a user's vector is made. `dropin_evaluation.py` does
-the same for an evaluate function. What the train function returns
+question, and calls the function only where a user's vector is made. What the function returns
 becomes the change of the parameters, clipped (McMahan et al. 2018, Algorithm 1) and encoded;
 its metrics and its number of examples are dropped, and so is whatever it raises.
+`dropin_evaluation.py` does the same for an evaluate function.
 """
 
 from __future__ import annotations
