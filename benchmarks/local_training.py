@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.client_apps import updates
+from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.dense import dense_numbers
@@ -211,7 +212,8 @@ def speed(folder: Path, kind: Any, users: Users) -> None:
 
     def ours(group: Users) -> Any:
         total[:] = 0
-        updates.user_updates(query, group, np.ones(len(group), dtype=bool), plan, node)
+        everybody = np.ones(len(group), dtype=bool)
+        updates.user_updates(query, group, Taking(everybody, everybody), plan, node)
         return total
 
     copies: list[float] = []

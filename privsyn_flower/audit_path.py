@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
-from privsyn_flower.client_apps.answers import Kind, contribution, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Taking, contribution, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.question import Noise, Query, Ticket, encoded_length
@@ -91,17 +91,18 @@ def repeated(case: Case, view: View) -> Kind:
     def check(query: Query, node: Node) -> None:
         case.kind.check(replace(query, length=length), node)
 
-    def answer(query: Query, users: UserTexts, taking: Bools, plan: Any, node: Node) -> Integers:
+    def answer(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Integers:
         """Made once: the question is the same in every round."""
-        key = (node.facts.partition, taking.tobytes())
+        key = (node.facts.partition, taking.asked.tobytes())
         if key not in view.answers:
             short = replace(plan, length=length)
             view.answers[key] = case.kind.vectors(query, users, taking, short, node)
         return view.answers[key]
 
-    def vectors(query: Query, users: UserTexts, taking: Bools, plan: Any, node: Node) -> Integers:
+    def vectors(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Integers:
         one = replace(query, length=length)
-        others = taking & np.array([user != CANARY for user in users], dtype=bool)
+        rest = np.array([user != CANARY for user in users], dtype=bool)
+        others = Taking(taking.asked & rest, taking.counted & rest)
         try:
             pair = tuple(answer(one, users, who, plan, node) for who in (taking, others))
         except Exception as error:

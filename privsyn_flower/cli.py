@@ -29,7 +29,8 @@ app.add_typer(federation_app, name="federation")
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
     "see only the released sums, and against the server only when each node draws its own "
-    "coin under secure aggregation; never against a user's own node."
+    "coin under secure aggregation and does the same work however it falls; never against a "
+    "user's own node."
 )
 
 

@@ -64,7 +64,10 @@ class RunConfig(Section):
         "full", description="who takes part in a round: all, by nodes' own coins, or a draw"
     )
     sampling_rate: float = Field(
-        1.0, gt=0, le=1, description="poisson: probability that a user takes part in a round"
+        1.0,
+        gt=0,
+        le=1,
+        description="poisson: probability that a user counts in a round; its node works either way",
     )
     cohort_nodes: int = Field(0, ge=0, description="fixed: nodes the server draws for a round")
     min_surviving_weight: float = Field(

@@ -160,7 +160,8 @@ def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        return real(rows, np.zeros_like(users), candidates, **{**options, "samples_cap": 10**6})
+        changed = {**options, "samples_cap": 10**6, "counted": None}
+        return real(rows, np.zeros_like(users), candidates, **changed)
 
     votes_with(monkeypatch, clip_of_sums)
     found = measured()
@@ -174,7 +175,8 @@ def test_a_clip_of_the_nodes_scores_is_caught(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, Any]
 ) -> None:
     def clip_of_sums(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        return real(rows, np.zeros_like(users), candidates, **{**options, "samples_cap": 10**6})
+        changed = {**options, "samples_cap": 10**6, "counted": None}
+        return real(rows, np.zeros_like(users), candidates, **changed)
 
     scores_with(monkeypatch, clip_of_sums)
     found = measured(5000, **config)

@@ -110,7 +110,7 @@ def test_a_clip_of_each_layer_by_itself_is_caught(monkeypatch: pytest.MonkeyPatc
                     alone[part] = delta[part]
                     yield alone
 
-        return real(layers(), **options)
+        return real(layers(), **{**options, "counted": None})
 
     updates_with(monkeypatch, by_layer)
     found = measured(trials=20_000)
@@ -120,7 +120,9 @@ def test_a_clip_of_each_layer_by_itself_is_caught(monkeypatch: pytest.MonkeyPatc
 def test_a_user_counted_twice_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     updates_with(
         monkeypatch,
-        lambda real, deltas, options: real((d for d in deltas for _ in range(2)), **options),
+        lambda real, deltas, options: real(
+            (d for d in deltas for _ in range(2)), **{**options, "counted": None}
+        ),
     )
     metrics = evaluation_app.shard_metrics
     monkeypatch.setattr(evaluation_app, "shard_metrics", lambda *a, **o: 2 * metrics(*a, **o))

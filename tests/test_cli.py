@@ -92,6 +92,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.greeting import Hello
@@ -103,7 +104,7 @@ query = Query.votes(np.eye(4, 384, dtype=np.float32), bound=1.0, model="fp")
 cache = EmbeddingCache(node.cache / "embeddings", "fp")
 cache.get(users, lambda texts: np.eye(len(texts), 384, dtype=np.float32))
 plan = integer_plan(query, Noise(1.0, 4096.0, 24, 2.0))
-assert user_votes(query, users, np.ones(2, bool), plan, node).sum() > 0
+assert user_votes(query, users, Taking(np.ones(2, bool), np.ones(2, bool)), plan, node).sum() > 0
 sys.exit("torch" in sys.modules)
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -52,14 +52,27 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 @dataclass(frozen=True)
+class Taking:
+    """Who takes part in an answer, PRIVATE; both are (users,).
+
+    asked: who is due and within all limits. counted: of these, whose coin came up. The node does
+    the same work for everyone asked and sums who is counted: work that was saved for the others
+    would show the server, in the time of the answer, how a coin fell.
+    """
+
+    asked: Bools
+    counted: Bools
+
+
+@dataclass(frozen=True)
 class Kind:
     """One kind of query. check(query, node): refuses, by public causes only, what this node
-    cannot answer. vectors(query, users, taking, plan, node): the sum of the encoded vectors
-    (encoded_length,) int64 of those users (PRIVATE) whose entry in `taking` is true; plan: an
-    IntegerPlan, of updates a DensePlan."""
+    cannot answer. vectors(query, users, taking, plan, node): makes the encoded vectors of all
+    users (PRIVATE) in `taking.asked`, and returns the sum (encoded_length,) int64 of those in
+    `taking.counted`; plan: an IntegerPlan, of updates a DensePlan."""
 
     check: Callable[[Query, Node], None]
-    vectors: Callable[[Query, UserTexts, Bools, Any, Node], Integers]
+    vectors: Callable[[Query, UserTexts, Taking, Any, Node], Integers]
 
 
 def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message:
@@ -242,28 +255,28 @@ def _due(users: UserTexts, schedule: Schedule, round: int, node: Node) -> Bools:
     return schedule.due(places(node.records.ids(names)), round)
 
 
-def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node) -> Bools:
-    """Who takes part (users,): due, sampled by the node's own coins, within all limits.
+def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: Node) -> Taking:
+    """Who takes part: due, within all limits, and counted by the node's own coins.
 
     Writes down that this ticket is answered; raises WireError when it was answered before, or
     when the node is asked sooner or more often than the question's own schedule says. Coins are
     not looked at by any limit: that a user was not drawn must not show later.
     """
     schedule = Schedule.of(query)
-    taking = _due(users, schedule, ticket.round, node)
-    due = [name for name, is_due in zip(users, taking, strict=True) if is_due]
-    asked = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
+    asked = _due(users, schedule, ticket.round, node)
+    due = [name for name, is_due in zip(users, asked, strict=True) if is_due]
+    asking = (ticket.run, ticket.query, ticket.round, ticket.attempt, due)
     if node.policy is None:
-        taking[taking] = node.records.schedule(*asked, schedule)
+        asked[asked] = node.records.schedule(*asking, schedule)
     else:
-        taking[taking] = node.records.take(
-            *asked, noise.multiplier, noise.sensitivity, node.policy, schedule
+        asked[asked] = node.records.take(
+            *asking, noise.multiplier, noise.sensitivity, node.policy, schedule
         )
-    return taking & coins(len(users), noise.sampling_rate)
+    return Taking(asked, asked & coins(len(users), noise.sampling_rate))
 
 
 def _vectors_or_zero(
-    query: Query, noise: Noise, users: UserTexts, taking: Bools, node: Node, kind: Kind
+    query: Query, noise: Noise, users: UserTexts, taking: Taking, node: Node, kind: Kind
 ) -> Integers:
     vector = np.zeros(encoded_length(query), dtype=np.int64)
     with _data_failures(node, "the users' answers failed; a zero vector is sent instead"):

@@ -20,7 +20,7 @@ import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.dropin_question import (
     Arrays,
     Ask,
@@ -68,7 +68,8 @@ def private_training(
     users: context -> ids of the users this node hosts; the function is then called for each, with
     the id as config["user"]. Without it the ClientApp is one user. weight: context -> the public
     number of users it stands for in a simulation, by default how many `users` names; on a device
-    it is `weight` of the node config. A user whose function fails counts as zeros. Nothing that one
+    it is `weight` of the node config. A user whose function fails counts as zeros, and so does one
+    whom the node's coin leaves out: the function is called for all alike. Nothing that one
     user's call leaves behind, as in a global or in context.state, may reach another user's: the
     noise is made for a user who moves one vector.
     """
@@ -194,13 +195,13 @@ def _parameters(query: Query) -> tuple[dict[str, NDArray[Any]], Layout]:
 
 
 def _vectors(train: Ask) -> Callable[..., NDArray[np.int64]]:
-    """What makes the sum of the encoded updates (padded_length,), PRIVATE, of who takes part.
+    """What makes the sum of the encoded updates (padded_length,), PRIVATE, of who is counted.
 
     train(query, arrays, user): the function's reply for one user.
     """
 
     def vectors(
-        query: Query, users: UserTexts, taking: NDArray[np.bool_], plan: DensePlan, node: Node
+        query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node
     ) -> NDArray[np.int64]:
         arrays, layout = _parameters(query)
         before = layout.flatten(arrays)
@@ -215,7 +216,8 @@ def _vectors(train: Ask) -> Callable[..., NDArray[np.int64]]:
             return change
 
         return shard_updates(
-            (delta(user) for user, takes in zip(users, taking, strict=True) if takes),
+            (delta(user) for user, asked in zip(users, taking.asked, strict=True) if asked),
+            counted=taking.counted[taking.asked],
             length=query.length,
             clip_norm=clip_norm,
             indicator=indicator,

@@ -15,7 +15,7 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from privsyn_flower.client_apps.answers import Kind
+from privsyn_flower.client_apps.answers import Kind, Taking
 from privsyn_flower.client_apps.dropin import Handler, Users, Weight, answering
 from privsyn_flower.client_apps.dropin_question import (
     Ask,
@@ -116,23 +116,28 @@ def _max_examples(query: Query) -> int:
 
 
 def _vectors(evaluate: Ask) -> Callable[..., NDArray[np.int64]]:
-    """What makes the sum of the encoded vectors (1 + metrics,), PRIVATE, of who takes part.
+    """What makes the sum of the encoded vectors (1 + metrics,), PRIVATE, of who is counted.
 
     evaluate(query, arrays, user): the function's reply for one user.
     """
 
     def vectors(
-        query: Query, users: UserTexts, taking: NDArray[np.bool_], plan: IntegerPlan, node: Node
+        query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
     ) -> NDArray[np.int64]:
         arrays, most = read_parameters(query), _max_examples(query)
         names, bounds = _metrics(query)
-        rows = np.full((int(np.count_nonzero(taking)), 1 + len(names)), np.nan)
-        takers = [user for user, takes in zip(users, taking, strict=True) if takes]
-        for row, user in zip(rows, takers, strict=True):
+        asked = [user for user, is_asked in zip(users, taking.asked, strict=True) if is_asked]
+        rows = np.full((len(asked), 1 + len(names)), np.nan)
+        for row, user in zip(rows, asked, strict=True):
             with alone(node, "evaluate"):  # who fails stays NaN, which counts nothing
                 row[:] = _numbers(evaluate(query, arrays, user), names, weighted=most > 0)
         return shard_app_metrics(
-            rows[:, 0], rows[:, 1:], bounds=bounds, max_examples=most, plan=plan
+            rows[:, 0],
+            rows[:, 1:],
+            bounds=bounds,
+            max_examples=most,
+            plan=plan,
+            counted=taking.counted[taking.asked],
         )
 
     return vectors

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.queries.metrics import shard_metrics
@@ -32,7 +32,6 @@ from privsyn_flower.text.parameters import (
 from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 FAILED = "one user's evaluation failed; that user counts nothing"
 MOST_TOKENS = 1 << 20  # of one user: beyond it a question is no honest one
@@ -86,9 +85,9 @@ def _shipped(query: Query, folder: Path) -> list[Parameters]:
 
 
 def user_evaluations(
-    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
+    query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> Integers:
-    """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those who take part.
+    """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those counted.
 
     One user after the other goes through the model, alone in its batches, so that no user's
     numbers depend on another's text; whatever goes wrong with one user makes that user zeros.
@@ -103,10 +102,10 @@ def user_evaluations(
     except Exception as error:  # nobody's text was opened: the cause is the question's size
         raise WireError(Refusal.MEMORY, f"a batch of {BATCH_TOKENS} tokens failed") from error
     rows: list[list[list[int]]] = []
-    for texts, takes in zip(users.values(), taking, strict=True):
+    for texts, asked in zip(users.values(), taking.asked, strict=True):
         rows.append([])
         with alone(node, FAILED):
-            if takes:
+            if asked:
                 rows[-1] = scorer.encode(texts, max_tokens=max_tokens, length=length)
     tokens = np.array([sum(len(row) - 1 for row in own) for own in rows], dtype=np.float64)
     correct, loss = np.full((2, len(rows), len(models)), np.nan)
@@ -125,6 +124,7 @@ def user_evaluations(
         bound=query.bound,
         gap=float(options["gap"]),
         plan=plan,
+        counted=taking.counted,
     )
 
 

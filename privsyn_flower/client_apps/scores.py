@@ -8,7 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts, open_node
 from privsyn_flower.client_apps.votes import check_embedder, user_rows
 from privsyn_flower.data import label_of
@@ -18,7 +18,6 @@ from privsyn_flower.question import MOST_CLASSES, Query
 from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 
 MOST_DIMENSIONS = 8192  # of an embedding; a projection of more would be a bomb
 
@@ -90,11 +89,11 @@ def _labels(query: Query) -> list[str]:
 
 
 def user_scores(
-    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
+    query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> Integers:
-    """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who take part."""
+    """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are counted."""
     rows, owner = user_rows(query, users, node)
-    kept = taking[owner]
+    kept = taking.asked[owner]
     groups, labels = query.extra["groups"], _labels(query)
     classes = samples = None
     if labels:
@@ -112,6 +111,7 @@ def user_scores(
         sample_classes=samples,
         cosines="projection" not in query.extra,
         plan=plan,
+        counted=taking.counted,
     )
 
 

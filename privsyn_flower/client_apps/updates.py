@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.greeting import answer_hello, is_hello
 from privsyn_flower.privacy.dense import DensePlan, encode_dense
@@ -37,7 +37,6 @@ from privsyn_flower.training.options import LocalTraining
 from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
@@ -110,9 +109,9 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
 
 
 def user_updates(
-    query: Query, users: UserTexts, taking: Bools, plan: DensePlan, node: Node
+    query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node
 ) -> Integers:
-    """users' texts (PRIVATE) -> sum of the encoded updates (padded_length,) of who takes part.
+    """users' texts (PRIVATE) -> sum of the encoded updates (padded_length,) of who is counted.
 
     No user's update depends on another's texts, nor on who was trained before; whatever goes
     wrong with one user makes that user zeros.
@@ -128,6 +127,7 @@ def user_updates(
             raise WireError(Refusal.MEMORY, f"a step on made-up tokens failed: {error}") from error
         return shard_updates(
             _deltas(query, users, taking, model, options, node),
+            counted=taking.counted[taking.asked],
             length=query.length,
             clip_norm=clip_norm,
             indicator=indicator,
@@ -138,17 +138,17 @@ def user_updates(
 def _deltas(
     query: Query,
     users: UserTexts,
-    taking: Bools,
+    taking: Taking,
     model: LocalModel,
     options: LocalTraining,
     node: Node,
 ) -> Iterator[Floats | None]:
-    """Each user's delta (d,), PRIVATE, one after another; None where there is none.
+    """The delta (d,) of each user asked, PRIVATE, one after another; None where there is none.
 
     The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.
     """
-    for (user, texts), takes in zip(users.items(), taking, strict=True):
-        if not takes:
+    for (user, texts), asked in zip(users.items(), taking.asked, strict=True):
+        if not asked:
             continue
         delta = None
         with alone(node, "one user's training failed; that user counts nothing"):

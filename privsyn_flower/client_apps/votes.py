@@ -8,7 +8,7 @@ from typing import Any, cast, get_args
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.answers import Kind, guarded, reply
+from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node import Node, UserTexts, open_node
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.privacy.quantize import IntegerPlan
@@ -19,7 +19,6 @@ from privsyn_flower.text import embedder_fingerprint, load_embedder
 from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]
 Owners = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -76,11 +75,11 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[Rows, Owners]
 
 
 def user_votes(
-    query: Query, users: UserTexts, taking: Bools, plan: IntegerPlan, node: Node
+    query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> Integers:
-    """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who take part."""
+    """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
     rows, owner = user_rows(query, users, node)
-    kept = taking[owner]
+    kept = taking.asked[owner]
     options = query.options
     return shard_votes(
         rows[kept],
@@ -92,6 +91,7 @@ def user_votes(
         neighbors=int(options["neighbors"]),
         metric=cast(Metric, options["metric"]),
         plan=plan,
+        counted=taking.counted,
     )
 
 

@@ -50,8 +50,9 @@ class Full:
 class NodePoisson:
     """Each user's node tosses a coin of this rate, secretly; all nodes answer, with their noise.
 
-    Users whose coin fails contribute zeros. The sum's denominator is rate * declared users, both
-    public. Raises ValueError unless 0 < rate <= 1.
+    Users whose coin fails contribute zeros, and cost their node the same work as the others: else
+    the time of an answer would tell the server how the coin fell. The sum's denominator is
+    rate * declared users, both public. Raises ValueError unless 0 < rate <= 1.
     """
 
     rate: float
@@ -170,11 +171,14 @@ def sampling_sentence(
         )
     if name == "full" or rate == 1.0:
         return "no amplification by sampling is claimed"
-    server = " and against the server, which sees only sums" if aggregation == "secure" else ""
+    server = (
+        " and against the server, which sees only sums, and answers whose work is the same however "
+        "the coins fell"
+    )
     return (
         f"each user takes part in a round with probability {rate:g}, by a secret coin of its own "
         "node, and the amplification by this is claimed against those who see only the released "
-        f"sums{server}, never against a user's own node"
+        f"sums{server if aggregation == 'secure' else ''}, never against a user's own node"
     )
 
 

@@ -84,13 +84,15 @@ def shard_app_metrics(
     bounds: Bounds,
     max_examples: int,
     plan: GridEncoder | None = None,
+    counted: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_app_metrics`): (1 + k,), PRIVATE.
 
     plan: each user's vector is encoded as integers by itself (`encoded_sum`); without: float64.
+    counted: (u,) whether each user is summed, as there.
     """
     vectors = user_app_metrics(examples, values, bounds=bounds, max_examples=max_examples)
-    return encoded_sum(vectors, plan)
+    return encoded_sum(vectors, plan, counted)
 
 
 # --- the server's side: from the released sum to means --------------------------------------

@@ -115,34 +115,41 @@ def shard_metrics(
     bound: float,
     gap: float = 0.0,
     plan: GridEncoder | None = None,
+    counted: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_metrics`): (1 + 2 R,), PRIVATE.
 
     plan: each user's vector is encoded as integers by itself, of L2 norm at most
     `plan.sensitivity`, and only then summed: int64. Entries go to the nearest integer, because
     truncation would take half an integer off every sum of every user, and the noise is no
-    smaller for it. Without a plan: float64.
+    smaller for it. Without a plan: float64. counted: as in `encoded_sum`.
     """
     vectors = user_metrics(
         tokens, correct, loss, max_tokens=max_tokens, max_loss=max_loss, bound=bound, gap=gap
     )
-    return encoded_sum(vectors, plan)
+    return encoded_sum(vectors, plan, counted)
 
 
-def encoded_sum(vectors: Floats, plan: GridEncoder | None) -> NDArray[Any]:
+def encoded_sum(
+    vectors: Floats, plan: GridEncoder | None, counted: ArrayLike | None = None
+) -> NDArray[Any]:
     """Sum of users' bounded vectors (u, d), each encoded by itself: (d,) int64, PRIVATE.
 
-    To the nearest integer, as `shard_metrics` says. Without a plan: float64.
+    To the nearest integer, as `shard_metrics` says. Without a plan: float64. counted: (u,)
+    booleans, PRIVATE: whether each user is summed; None: everybody. The work is the same for
+    those who are not.
     """
+    summed = np.ones(len(vectors), bool) if counted is None else np.asarray(counted)
     total: NDArray[Any]
     if plan is None:
-        total = vectors.sum(axis=0)
+        total = (vectors * summed[:, None]).sum(axis=0)
         return total
     whole = np.rint(vectors * plan.scale)
     # A quarter beyond the integer: an encoder that truncates and one that rounds agree on it.
     values = (whole + 0.25 * np.sign(whole)) / plan.scale
     users = np.repeat(np.arange(len(vectors)), vectors.shape[1])
-    total = plan.encode_users(values.ravel(), users).reshape(vectors.shape).sum(axis=0)
+    integers = plan.encode_users(values.ravel(), users).reshape(vectors.shape)
+    total = (integers * summed[:, None]).sum(axis=0)
     return total
 
 

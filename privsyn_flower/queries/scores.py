@@ -85,6 +85,7 @@ def shard_scores(
     sample_classes: ArrayLike | None = None,
     cosines: bool = True,
     plan: ScoreEncoding | None = None,
+    counted: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped scores: (m,) float64, PRIVATE.
 
@@ -106,6 +107,8 @@ def shard_scores(
     plan: each user's vector becomes integers of L2 norm at most `plan.sensitivity` by itself,
     and only then they are summed: (m,) int64. One user changes that sum by at most
     `plan.sensitivity`, exactly, and the sum of floats by `bound`, but for rounding.
+    counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
+    is the same for those who are not.
     Memory beyond the arguments: the candidates once more and about 60 MB; never (users, m).
     Raises ValueError on shapes and parameters, which are all public.
     """
@@ -128,8 +131,12 @@ def shard_scores(
     scoring = _Scoring(blocks, score, bound, plan)
     total = np.zeros(len(question), dtype=np.float64 if plan is None else np.int64)
     columns = np.concatenate([block.columns for block in blocks])
+    who = np.unique(owners)
+    summed = np.ones(len(who), bool) if counted is None else np.asarray(counted)[who]
+    done = 0
     for sums, numbers in user_sums(rows, owners, labels, samples_cap, scoring.step, len(blocks)):
-        total[columns] += scoring.sum(sums, numbers)
+        total[columns] += scoring.sum(sums, numbers, summed[done : done + len(sums)])
+        done += len(sums)
     return total
 
 
@@ -155,9 +162,12 @@ class _Scoring:
         self.step = max(1, BLOCK_BYTES // (4 * size + 8 * dimension * len(blocks)))
         self._arrays = np.empty((2, self.step, size), dtype=np.float32)
 
-    def sum(self, sums: Floats, counts: Floats) -> NDArray[Any]:
+    def sum(self, sums: Floats, counts: Floats, summed: NDArray[np.bool_]) -> NDArray[Any]:
         """Sum of the vectors of u users: their sums (u, B, d) of unit rows by class, and the
-        numbers of rows (u, B) -> (m,), candidates in the order of the blocks."""
+        numbers of rows (u, B) -> (m,), candidates in the order of the blocks.
+
+        summed: (u,) whether each user is; a product at the end, so that both cost the same.
+        """
         scores, scratch = self._arrays[:, : len(sums)]
         whole, scales = whole_sums(sums)
         for b, columns in self._columns():
@@ -168,8 +178,11 @@ class _Scoring:
         lengths = np.sqrt(np.stack(parts, axis=1).astype(np.float64))
         factors = self._factors(lengths, scales, counts)
         if self.plan is None:
-            return self._floats(scores, factors)
-        return self._integers(scores, scratch, factors, lengths, self.plan)
+            return self._floats(scores, factors * summed[:, None])
+        integers = self._integers(scores, scratch, factors, lengths, self.plan)
+        integers *= summed[:, None]
+        total: NDArray[np.int64] = integers.sum(axis=0, dtype=np.float64).astype(np.int64)
+        return total
 
     def _columns(self) -> Iterator[tuple[int, slice]]:
         for b, (end, size) in enumerate(zip(self.ends, self.sizes, strict=True)):
@@ -202,7 +215,8 @@ class _Scoring:
 
     def _integers(
         self, scores: Rows, scratch: Rows, factors: Floats, lengths: Floats, plan: ScoreEncoding
-    ) -> NDArray[np.int64]:
+    ) -> NDArray[Any]:
+        """Each user's vector as whole numbers (u, m)."""
         factors = factors * plan.scale
         found = np.sqrt(np.square(factors * lengths).sum(axis=1))
         longest = rounding_room(plan.sensitivity, int(self.ends[-1]))
@@ -214,8 +228,7 @@ class _Scoring:
         for b, columns in self._columns():
             scaled[:, columns] *= factors[:, b, None].astype(scaled.dtype)
         round_within(scaled, plan.sensitivity, integers)
-        total: NDArray[np.int64] = integers.sum(axis=0, dtype=np.float64).astype(np.int64)
-        return total
+        return integers
 
 
 def _blocks(

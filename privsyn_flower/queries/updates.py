@@ -7,6 +7,7 @@ clip norm (Andrew et al. 2021, "Differentially private learning with adaptive cl
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -67,23 +68,29 @@ def shard_updates(
     clip_norm: float,
     indicator: float,
     encode: Callable[[Floats], NDArray[np.int64]] | None = None,
+    counted: Iterable[bool] | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_update`), PRIVATE.
 
     deltas: one at a time, so that no more than one user's is in memory; None counts nothing.
     encode: one user's vector -> its integers, such as (padded_length,) int64 of the dense
     encoding; each user is encoded alone and only then summed. Without it the sum is (length,)
-    float64, with length = d, or d + 1 where indicator > 0. Raises ValueError on another shape.
+    float64, with length = d, or d + 1 where indicator > 0. counted: whether each user is summed,
+    PRIVATE; None: everybody. Those who are not are clipped and encoded all the same. Raises
+    ValueError on another shape.
     """
     empty = np.zeros(length)
     total: NDArray[Any] = empty if encode is None else np.zeros_like(encode(empty))
-    for delta in deltas:
+    summed: Iterable[bool] = itertools.repeat(True) if counted is None else counted
+    for delta, counts in zip(deltas, summed, strict=counted is not None):
         vector = user_update(delta, clip_norm=clip_norm, indicator=indicator)
         if vector is None:
             continue
         if vector.shape != (length,):
             raise ValueError(f"a user's vector has shape {vector.shape}, expected ({length},)")
-        total += vector if encode is None else encode(vector)
+        part: NDArray[Any] = vector if encode is None else encode(vector)
+        part *= int(counts)  # a product, so that both cost the same
+        total += part
     return total
 
 

@@ -55,6 +55,7 @@ def shard_votes(
     neighbors: int = 1,
     metric: str = "l2",
     plan: UserEncoder | None = None,
+    counted: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped vote vector: (m,) float64, PRIVATE.
 
@@ -69,6 +70,8 @@ def shard_votes(
     rows computed beside it. Memory beyond the arguments: about 64 MB, never (users, m).
     plan: each user's clipped vector is encoded as integers by itself, of L2 norm at most
     `plan.sensitivity`, and only then summed: (m,) int64.
+    counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
+    is the same for those who are not.
     Raises ValueError on shapes and parameters, which are all public.
     """
     vote_sensitivity(clip, bound)
@@ -85,7 +88,9 @@ def shard_votes(
     kept, user_of_row = _first_rows(owners, samples_cap)
     chosen, voted = nearest_candidates(rows, kept, question)
     voters = np.repeat(user_of_row[voted], neighbors)
-    return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound, plan)
+    names = np.unique(owners)
+    summed = np.ones(len(names), bool) if counted is None else np.asarray(counted)[names]
+    return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound, plan, summed)
 
 
 def vote_sensitivity(clip: str, bound: float) -> float:
@@ -133,8 +138,12 @@ def _clipped_sum(
     clip: str,
     bound: float,
     plan: UserEncoder | None,
+    summed: NDArray[np.bool_],
 ) -> NDArray[Any]:
-    """Sparse counts per (user, candidate), each user scaled by its own norm, then summed."""
+    """Sparse counts per (user, candidate), each user scaled by its own norm, then summed.
+
+    summed: whether each user is; a product, so that both cost the same.
+    """
     if not len(voters):
         return np.zeros(size, dtype=np.float64 if plan is None else np.int64)
     cells, counts = np.unique(voters * size + chosen, return_counts=True)
@@ -146,7 +155,8 @@ def _clipped_sum(
     limit = np.full_like(norms, bound) if clip == "normalised" else np.minimum(norms, bound)
     scaled = values * limit[users] / norms[users]
     if plan is None:
-        return np.bincount(columns, weights=scaled, minlength=size).astype(np.float64)
+        weights = scaled * summed[users]
+        return np.bincount(columns, weights=weights, minlength=size).astype(np.float64)
     total = np.zeros(size, dtype=np.int64)
-    np.add.at(total, columns, plan.encode_users(scaled, users))
+    np.add.at(total, columns, plan.encode_users(scaled, users) * summed[users])
     return total

@@ -17,7 +17,7 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
     """One run's costs, in the same words for every method; for a simulation only.
 
     Clients' CPU seconds were measured there (a device tells nobody), None where nothing was: of a
-    user in a round in which the user takes part, and of a user in the whole run with its
+    user in a round in which the user is asked, and of a user in the whole run with its
     evaluations. seconds: of the stages. Server seconds are wall time without the exchange with
     the nodes. Bytes are those of one user on a node of its own.
     """
@@ -29,12 +29,12 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
         for path in folder.path.glob("evaluations/*")
         for row in read_timings(nodes, f"{run}-{path.name}")
     ]
-    taking = sum(row["users"] for row in rounds) * share_taking(config)
+    asked = sum(row["users"] for row in rounds) * share_asked(config)
     users = config.data.users
     outside = sum(max(0.0, row["seconds"] - row.get("exchange_seconds", 0.0)) for row in metrics)
     return {
-        "client_cpu_seconds_per_user_round": round(spent(rounds) / taking, 6) if taking else None,
-        "client_cpu_seconds_per_user": round(spent(rounds + beside) / users, 6) if taking else None,
+        "client_cpu_seconds_per_user_round": round(spent(rounds) / asked, 6) if asked else None,
+        "client_cpu_seconds_per_user": round(spent(rounds + beside) / users, 6) if asked else None,
         "server_wall_seconds": round(outside + sum(seconds.get(s, 0.0) for s in SERVER_STAGES), 1),
         "bytes_up_per_user_round": max((r["bytes_up_per_node"] for r in metrics), default=0),
         "bytes_down_per_user_round": max((r["bytes_down_per_node"] for r in metrics), default=0),
@@ -47,7 +47,9 @@ def spent(rows: Iterable[Mapping[str, Any]]) -> float:
     return float(sum(row["cpu_seconds"] for row in rows))
 
 
-def share_taking(config: RunConfig) -> float:
-    """The share of the users on the nodes asked who take part in a round: coins, or turns."""
-    turns = config.ftrl.min_separation if config.ftrl.schedule == "users" else 1
-    return config.sampling_rate / turns
+def share_asked(config: RunConfig) -> float:
+    """The share of the users on the nodes asked whose turn it is in a round.
+
+    Coins do not matter: a user whose coin failed costs its node as much.
+    """
+    return 1.0 / (config.ftrl.min_separation if config.ftrl.schedule == "users" else 1)

@@ -42,9 +42,10 @@ class DPFedAvg(TrainingStrategy):
         steps of `clip_learning_rate` (default: 0.2). `indicator` (default: 0, derived) is the
         share of the bound that says whether a user's update was within.
     sampling_rate : float (default: 1.0)
-        Probability with which each user takes part in a round, by a coin of its own node.
+        Probability with which each user takes part in a round, by a coin of its own node, which
+        trains and discards where it fails: amplifies privacy, saves devices nothing.
     cohort_nodes : int (default: 0)
-        Nodes that the server draws for a round; 0: all of them.
+        Nodes that the server draws for a round; 0: all of them. The others do nothing.
     seed : int (default: 0)
         Of the server's choices; never of noise.
     """

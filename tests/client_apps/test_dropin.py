@@ -300,18 +300,19 @@ def test_each_declared_user_is_trained_clipped_and_forgiven_alone() -> None:
     assert got[-1] == pytest.approx(0.0, abs=1e-2)  # one too long, one within, one nothing
 
 
-def test_a_user_who_is_not_sampled_is_not_trained() -> None:
+def test_a_user_whose_coin_fails_is_trained_and_counts_nothing() -> None:
     called: list[str] = []
 
     @private_training(users=lambda context: [f"u{number}" for number in range(40)])
     def train(message: Message, context: Any) -> Message:
         called.append(str(message.content.config_records["config"]["user"]))
-        return answered(message)
+        return answered(message, plus(0.1))
 
     query = question()
     asked = wire.ask(query, TICKET, replace(noise(query, 40), sampling_rate=0.5), 1, 40, 60.0)
-    assert code(train(asked, context())) == "ok"
-    assert 0 < len(called) < 40
+    counted = decoded(train(asked, context()), query, 40) / 0.1
+    assert called == [f"u{number}" for number in range(40)]
+    assert 0 < np.median(counted) < 39.5 and np.allclose(counted, np.median(counted), atol=0.2)
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_each_declared_user_is_measured_bounded_and_forgiven_alone() -> None:
     assert got == pytest.approx([2, 1, -2], abs=1e-3)
 
 
-def test_a_user_who_is_not_sampled_is_not_measured() -> None:
+def test_a_user_whose_coin_fails_is_measured_and_counts_nothing() -> None:
     called: list[str] = []
 
     @private_evaluation(users=lambda context: [f"u{number}" for number in range(40)])
@@ -247,7 +247,8 @@ def test_a_user_who_is_not_sampled_is_not_measured() -> None:
     query = evaluation()
     asked = wire.ask(query, TICKET, replace(noise(query, 40), sampling_rate=0.5), 1, 40, 60.0)
     got = decoded(evaluate(asked, context()), query, 40)
-    assert 0 < len(called) < 40 and got[0] == pytest.approx(len(called), abs=0.01)
+    assert called == [f"u{number}" for number in range(40)]
+    assert 0 < got[0] < 39.5 and got[0] == pytest.approx(round(got[0]), abs=0.01)
 
 
 def test_flowers_own_evaluation_is_refused() -> None:

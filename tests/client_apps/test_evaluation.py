@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower import wire
-from privsyn_flower.client_apps.answers import guarded
+from privsyn_flower.client_apps.answers import Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.evaluation import EVALUATION, user_evaluations
 from privsyn_flower.client_apps.main import evaluation
@@ -93,7 +93,8 @@ def reply(query: Query, device: Node) -> Any:
 
 def answer(query: Query, device: Node, users: Any, taking: Any = None) -> Any:
     """The node's integers for these users, without noise."""
-    takes = np.ones(len(users), dtype=bool) if taking is None else np.array(taking)
+    everybody = np.ones(len(users), dtype=bool)
+    takes = Taking(everybody, everybody if taking is None else np.array(taking))
     return user_evaluations(query, users, takes, integer_plan(query, NOISE), device)
 
 

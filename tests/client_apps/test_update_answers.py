@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Message
 
 from privsyn_flower.client_apps import answers
-from privsyn_flower.client_apps.answers import Kind, guarded
+from privsyn_flower.client_apps.answers import Kind, Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.client_apps.policy import Policy
@@ -39,9 +39,9 @@ def vector_of(user: str) -> Any:
     return vector
 
 
-def user_updates(query: Query, users: Any, taking: Any, plan: Any, node: Node) -> Any:
+def user_updates(query: Query, users: Any, taking: Taking, plan: Any, node: Node) -> Any:
     total = np.zeros(plan.padded_length, dtype=np.int64)
-    for name, takes in zip(users, taking, strict=True):
+    for name, takes in zip(users, taking.counted, strict=True):
         if takes:
             total += encode_dense(vector_of(name), plan, query.rotation)
     return total
@@ -278,9 +278,12 @@ def test_nobody_moves_another_users_turn(
     before = turns_of(nodes, loopback, 5, 5)
     nodes[100].users = {f"0-{number}": ["text"] for number in (4, 3, 2, 1)}  # 0-0 is gone
     nodes[101].users = {"0": ["text"], **nodes[101].users}  # sorts before everybody
-    nodes[101].kind = Kind(UPDATE.check, lambda q, users, taking, plan, node: user_updates(
-        q, {name: t for name, t in users.items() if name != "0"}, taking[1:], plan, node
-    ))  # fmt: skip
+
+    def unreadable(query: Query, users: Any, taking: Taking, plan: Any, node: Node) -> Any:
+        rest = {name: texts for name, texts in users.items() if name != "0"}
+        return user_updates(query, rest, Taking(taking.asked[1:], taking.counted[1:]), plan, node)
+
+    nodes[101].kind = Kind(UPDATE.check, unreadable)
     query = question(cycle=5)
     for rnd, turn in enumerate(before):
         got = collect(loopback(nodes), query, numbers(), round=6 + rnd)

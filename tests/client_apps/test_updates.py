@@ -15,7 +15,7 @@ from flwr.app import RecordDict
 
 from privsyn_flower import greeting, wire
 from privsyn_flower.client_apps import updates
-from privsyn_flower.client_apps.answers import guarded
+from privsyn_flower.client_apps.answers import Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import update
 from privsyn_flower.client_apps.node import Node, open_node
@@ -129,7 +129,8 @@ def reply(query: Query, device: Node) -> Any:
 
 def answer(query: Query, device: Node, users: Any, taking: Any = None) -> Any:
     """The node's integers for these users."""
-    takes = np.ones(len(users), dtype=bool) if taking is None else np.array(taking)
+    everybody = np.ones(len(users), dtype=bool)
+    takes = Taking(everybody, everybody if taking is None else np.array(taking))
     plan: Any = integer_plan(query, noise(query))
     return user_updates(query, users, takes, plan, device)
 

@@ -22,6 +22,7 @@ import pytest
 
 from privsyn_flower import launch
 from privsyn_flower.cli_run import RunFailed, run_command
+from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import load_users
 from privsyn_flower.launch import FlowerError
@@ -201,7 +202,8 @@ def survivors_sum(
         assert len(users) == USERS // NODES
         cache = folder / "expected" / str(number)
         node: Any = SimpleNamespace(cache=cache, embedder="ngram-64", device="cpu")
-        total += user_votes(query, users, np.ones(len(users), dtype=bool), plan, node)
+        everybody = np.ones(len(users), dtype=bool)
+        total += user_votes(query, users, Taking(everybody, everybody), plan, node)
     assert total.any()
     return decode(to_modulus(total, plan.bits), plan)
 

@@ -83,7 +83,8 @@ def test_parsing():
 def test_sentences_say_against_whom():
     plain, secure = (NodePoisson(0.1).sentence(kind) for kind in ("plain", "secure"))
     assert "probability 0.1" in plain and "own node" in plain
-    assert "server" not in plain and "against the server" in secure
+    assert "server" not in plain and "work is the same" not in plain
+    assert "against the server, which sees only sums, and answers whose work is the same" in secure
     for sampler in (Full(), FixedSize(3), NodePoisson(1.0)):
         assert "no amplification" in sampler.sentence("secure")
     assert "knows which" in FixedSize(3).sentence()

@@ -60,12 +60,12 @@ def test_costs_of_rounds_and_evaluations(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "share"),
     [
-        ({"sampler": "poisson", "sampling-rate": 0.5}, 0.5),
+        ({"sampler": "poisson", "sampling-rate": 0.5}, 1.0),
         ({"ftrl.min-separation": 2}, 0.5),
         ({"ftrl.min-separation": 2, "ftrl.schedule": "nodes"}, 1.0),
     ],
 )
-def test_a_users_round_is_one_in_which_it_takes_part(
+def test_a_users_round_is_one_in_which_it_is_asked(
     tmp_path: Path, values: dict[str, object], share: float
 ) -> None:
     ftrl = {"method": "dp-ftrl", "training.noise": "aggregator"} if "sampler" not in values else {}
