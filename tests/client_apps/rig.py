@@ -1,0 +1,151 @@
+"""A question of each kind and the node that answers it, with users of one's own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, Message
+
+from privsyn_flower import wire
+from privsyn_flower.client_apps import answers, private_evaluation, private_training
+from privsyn_flower.client_apps.answers import Kind
+from privsyn_flower.client_apps.evaluation import EVALUATION
+from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.scores import SCORES
+from privsyn_flower.client_apps.updates import UPDATE
+from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.greeting import Hello
+from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.privacy.quantize import from_modulus
+from privsyn_flower.question import Noise, Query, Ticket
+from tests.client_apps import (
+    test_answers,
+    test_dropin,
+    test_dropin_evaluation,
+    test_evaluation,
+    test_scores,
+    test_updates,
+)
+from tests.conftest import node_context, sentences
+
+KINDS = ["votes", "scores", "evaluation", "update", "drop-in", "drop-in evaluation"]
+NAMES = [f"u{number}" for number in range(6)]
+USERS: dict[str, Sequence[str]] = {name: sentences(3, n) for n, name in enumerate(NAMES)}
+Users = Mapping[str, Sequence[str]]
+
+
+@dataclass
+class Asked:
+    """One question to one node, which stands for six users, in plain aggregation."""
+
+    query: Query
+    answering: Callable[[Message, Users], Message]
+    rate: float = 1.0
+
+    @property
+    def noise(self) -> Noise:
+        """What the nodes are asked to add: hardly any, for there is little room in 32 bits."""
+        if self.query.dense:
+            given = {"multiplier": 1e-6, "source": "nodes", "sampling_rate": self.rate}
+            return replace(test_updates.noise(self.query), **given)
+        return Noise(1e-6, SENSITIVITY, 32, 6.0, sampling_rate=self.rate)
+
+    def message(self, rnd: int) -> Message:
+        ticket = Ticket("run", self.query.kind, rnd, 1)
+        return wire.ask(self.query, ticket, self.noise, 1, 6, 60.0)
+
+    def answer(self, message: Message, users: Users = USERS) -> Message:
+        return self.answering(message, users)
+
+    def integers(self, reply: Message, rnd: int) -> Any:
+        """What the reply's residues stand for: (length,) int64."""
+        ticket = Ticket("run", self.query.kind, rnd, 1)
+        length, bits = answers.encoded_length(self.query), self.noise.bits
+        return from_modulus(wire.read_answer(reply, ticket, length, bits).residues, bits)
+
+
+def asked(kind: str, folder: Path, base: Path) -> Asked:
+    """base: of the language model that evaluations and updates are about."""
+    if kind == "votes":
+        return Asked(test_answers.question(), _handler(VOTES, folder))
+    if kind == "scores":
+        return Asked(test_scores.question(), _handler(SCORES, folder))
+    if kind == "evaluation":
+        return Asked(test_evaluation.question(base), _handler(EVALUATION, folder, base))
+    if kind == "update":
+        return Asked(test_updates.question(base), _handler(UPDATE, folder, base))
+    if kind == "drop-in":
+        return Asked(test_dropin.question(), _train)
+    return Asked(test_dropin_evaluation.evaluation(), _evaluate)
+
+
+def bare(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """From here on nodes draw no noise; what they ask of it is in the list. No rounding coins."""
+    drawn: list[tuple[Any, ...]] = []
+
+    def nothing(length: int, *numbers: Any) -> Any:
+        drawn.append((length, *numbers))
+        return np.zeros(length, dtype=np.int64)
+
+    monkeypatch.setattr(answers, "node_noise_integers", nothing)
+    monkeypatch.setattr("privsyn_flower.privacy.dense._uniform", lambda size: np.float32(0.5))
+    return drawn
+
+
+def _handler(
+    kind: Kind, folder: Path, base: Path | None = None
+) -> Callable[[Message, Users], Message]:
+    def answering(message: Message, users: Users) -> Message:
+        node = Node(
+            facts=Hello(6, 0, deployed=False),
+            cache=folder / "node",
+            embedder="ngram-64",
+            device="cpu",
+            policy=None,
+            noise_seed=None,
+            load=lambda: users,
+            downstream=lambda: base,
+        )
+        return answers.reply(message, node_context({}), node, kind)
+
+    return answering
+
+
+def _named(message: Message) -> str:
+    return str(message.content.config_records["config"]["user"])
+
+
+def _train(message: Message, users: Users) -> Message:
+    """A user's texts say how far its change goes."""
+
+    @private_training(users=lambda context: list(users), weight=lambda context: 6)
+    def function(message: Message, context: Any) -> Message:
+        texts = users[_named(message)]
+        if any("raise" in text for text in texts):
+            raise ValueError(texts)
+        far = test_dropin.plus(math.nan if "nan" in texts else sum(map(len, texts)) / 100)
+        reply = test_dropin.answered(message, far)
+        if "empty" in texts:
+            reply.content.array_records["arrays"]["first"] = Array(np.zeros(0, np.float32))
+        return reply
+
+    return function(message, test_dropin.context())
+
+
+def _evaluate(message: Message, users: Users) -> Message:
+    @private_evaluation(users=lambda context: list(users), weight=lambda context: 6)
+    def function(message: Message, context: Any) -> Message:
+        texts = users[_named(message)]
+        if any("raise" in text for text in texts):
+            raise ValueError(texts)
+        loss = math.nan if "nan" in texts else float(sum(map(len, texts)))
+        given = {"num-examples": len(texts), "loss": loss}
+        return test_dropin_evaluation.found(message, **{**test_dropin_evaluation.GOOD, **given})
+
+    return function(message, test_dropin.context())

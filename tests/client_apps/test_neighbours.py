@@ -1,0 +1,73 @@
+"""Every kind of question to neighbouring nodes: what the noise is added to, and what it is told.
+
+As in grey-box audits of such libraries (arXiv 2602.17454): the node runs on neighbours with its
+randomness held fixed, and what enters the noise is compared with the sensitivity it is made for,
+in exact integers; whatever else the noise depends on must be the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.client_apps.rig import KINDS, NAMES, USERS, Asked, asked, bare
+from tests.conftest import sentences
+from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
+
+HOSTILE = {
+    "nothing": [],
+    "blank": ["", " "],
+    "another": sentences(4, 77),
+    "everybody's": [text for texts in USERS.values() for text in texts],
+    "huge": ["theorem lemma proof " * 5000, *sentences(200, 8)],
+    "odd": ["\x00", "\ud800", "\u202e" * 50, "a" * 10_000],
+    "nan": ["nan"],
+    "raise": ["raise"],
+    "empty": ["empty"],
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_neighbours_differ_by_the_sensitivity_before_noise_and_in_nothing_else(
+    kind: str,
+    tmp_path: Path,
+    causal_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = bare(monkeypatch)
+    one: Asked = asked(kind, tmp_path, causal_folder)
+    square = one.noise.sensitivity**2
+    rounds = iter(range(1, 100))
+
+    def integers(users: Any) -> Any:
+        rnd = next(rounds)
+        return one.integers(one.answer(one.message(rnd), users), rnd)
+
+    everybody, moved = integers(USERS), 0
+    for name in ("u0", "u3"):
+        without = integers({user: USERS[user] for user in NAMES if user != name})
+        change = everybody - without
+        assert 0 < change @ change <= square
+        for texts in HOSTILE.values():
+            change = integers({**USERS, name: texts}) - without
+            assert change @ change <= square
+            moved += bool(change.any())
+    assert moved >= 6, "texts that move nothing test nothing"
+    assert len(drawn) > 10 and set(drawn) == {drawn[0]}
