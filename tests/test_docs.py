@@ -97,6 +97,28 @@ def test_relative_links_resolve(page: Path) -> None:
             assert anchor in anchors(linked), f"{page.name} links to {target}"
 
 
+def test_every_test_that_a_page_names_exists() -> None:
+    named = {
+        found for page in PAGES for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text_of(page))
+    }
+    assert len(named) > 40
+    for path in {path for path, _ in named}:
+        functions = {
+            node.name
+            for node in ast.walk(ast.parse(text_of(ROOT / path)))
+            if isinstance(node, ast.FunctionDef)
+        }
+        missing = {test for file, test in named if file == path} - functions
+        assert not missing, f"{path} has no {missing}"
+
+
+def test_every_pitfall_has_its_test() -> None:
+    page = text_of(ROOT / "docs" / "pitfalls.md")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "shown by" not in line]
+    assert len(rows) > 30
+    assert [row for row in rows if "::test_" not in row.rpartition("| `")[2]] == []
+
+
 @pytest.mark.parametrize(("name", "code"), blocks("python"), ids=lambda value: str(value)[:20])
 def test_python_blocks_compile_and_import_what_exists(name: str, code: str) -> None:
     compile(code, name, "exec")

@@ -16,8 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower import wire
 from privsyn_flower.client_apps import answers
-from tests.client_apps.rig import KINDS, Asked, asked, bare
+from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.greeting import Hello
+from privsyn_flower.privacy import epsilon
+from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.question import Noise, Ticket
+from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
+from tests.client_apps.test_answers import question
+from tests.conftest import node_context
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 PACKAGE = str(Path(answers.__file__).parent.parent)
@@ -92,3 +102,25 @@ def test_a_failed_coin_costs_the_node_the_same_work(
     assert everybody.total() > 100
     assert (everybody - fewer, fewer - everybody) == (Counter(), Counter())
     assert (some_of_them != all_of_them).any() and some_of_them.any() == (fallen == "some")
+
+
+def test_a_node_counts_a_round_whatever_the_coin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's account may be amplified; the owner's is not."""
+    policy = Policy(aggregation=("plain",), min_noise_multiplier=0.5, min_surviving_weight=0.5)
+    spent = []
+    for coin in (True, False):
+        cache = tmp_path / str(coin)
+        node = Node(
+            Hello(6, 0, deployed=True), cache, "ngram-64", "cpu", policy, None, lambda: USERS
+        )
+        monkeypatch.setattr(answers, "coins", lambda count, rate, coin=coin: np.full(count, coin))
+        for rnd in (1, 2, 3):
+            noise = Noise(4.0, SENSITIVITY, 32, 6.0, sampling_rate=0.1)
+            message = wire.ask(question(), Ticket("run", "votes", rnd, 1), noise, 1, 6, 60.0)
+            answers.reply(message, node_context({}), node, VOTES)
+        status = node.records.status(1e-6)
+        assert status["max_participations"] == 3
+        spent.append(status["max_spent_epsilon"])
+    assert spent[0] == spent[1] >= epsilon(4.0, 3, 1e-6, mechanism="skellam")
