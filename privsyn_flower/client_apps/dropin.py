@@ -110,7 +110,7 @@ def answering(
 def open_dropin(context: Context, users: Users | None = None, weight: Weight | None = None) -> Node:
     """The node of a drop-in app; its `load` gives users without texts. Raises WireError(SETUP)."""
     config = context.node_config
-    deployed = bool(DROPIN_KEYS & set(config)) or not in_simulation()
+    deployed = bool(DROPIN_KEYS & set(config)) or not in_simulation(context)
     partition = int(config.get("partition-id", 0))
 
     def named() -> list[str]:

@@ -37,6 +37,7 @@ NODE_KEYS = {
     "device",
     "policy",
 }
+SIMULATED_KEYS = {"partition-id", "num-partitions"}  # all that Flower's simulation gives a node
 
 
 @dataclass(frozen=True)
@@ -131,24 +132,36 @@ def alone(node: Node, text: str) -> Iterator[None]:
 
 def open_node(context: Context) -> Node:
     """The node described by Flower's context. Raises WireError(SETUP) for a wrong set-up."""
-    if "data" in context.node_config or not in_simulation():
+    if "data" in context.node_config or not in_simulation(context):
         return _deployed(context)
     return _simulated(context)
 
 
-def in_simulation() -> bool:
-    """Only on positive evidence: in a simulation the run config says what a node opens.
+def in_simulation(context: Context) -> bool:
+    """Only on positive evidence, else it is a device: a simulated node has no policy.
 
-    Flower's simulation runs ClientApps in Ray's workers, a device never does. Another backend
-    says so with PRIVSYN_SIMULATION=1 in the node's environment, which no server can set.
+    Flower's simulation calls ClientApps inside Ray's actors, with a node config of these two keys
+    and no other. A SuperNode's process is no actor, whatever its app does with Ray: it may be the
+    driver of a cluster, its own or another's, and call tasks there. Another backend says so with
+    PRIVSYN_SIMULATION=1 in the node's environment, which no server can set.
     """
-    ray = sys.modules.get("ray")
-    return os.environ.get("PRIVSYN_SIMULATION") == "1" or bool(ray and ray.is_initialized())
+    if os.environ.get("PRIVSYN_SIMULATION") == "1":
+        return True
+    return set(context.node_config) == SIMULATED_KEYS and _in_ray_actor()
+
+
+def _in_ray_actor() -> bool:
+    """Whether this process was started by Ray to be an actor; false for every driver."""
+    ray = sys.modules.get("ray")  # imported by whoever runs an actor
+    try:
+        return bool(ray and ray.is_initialized() and ray.get_runtime_context().get_actor_id())
+    except Exception:
+        return False
 
 
 def _deployed(context: Context) -> Node:
     config = context.node_config
-    unknown = sorted(set(config) - NODE_KEYS - {"partition-id", "num-partitions"})
+    unknown = sorted(set(config) - NODE_KEYS - SIMULATED_KEYS)
     if unknown:
         raise WireError(
             Refusal.SETUP, f"unknown node-config keys {unknown}; known: {sorted(NODE_KEYS)}"

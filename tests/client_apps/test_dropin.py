@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -416,6 +417,16 @@ def test_a_device_answers_what_its_owner_allows(
     assert not (home / ".cache").exists()
     for odd in ({"weight": "3"}, {"weight": 0}, {"policy": str(home / "none.toml")}):
         assert code(train(ask(question()), context(**own | odd))) == Refusal.SETUP
+
+
+def test_a_device_whose_app_uses_ray_keeps_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy's defaults refuse a sum over one user without the nodes' noise."""
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    driver = SimpleNamespace(get_actor_id=lambda: None)
+    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: driver)
+
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    assert code(private_training(lambda m, c: answered(m))(ask(question()), context())) == Refusal.POLICY
 
 
 def test_keys_of_a_device_count_in_a_simulation_too(home: Path) -> None:
