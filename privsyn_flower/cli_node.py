@@ -131,7 +131,6 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
         f"run {mark['run']!r}, {mark['query']!r}: last round {mark['round']}, attempt "
         f"{mark['attempt']}; {mark['answers']} answers"
         for mark in records["runs"]
-        if not mark["run"].endswith(("/share", "/confirm", "/unmask"))  # stages of a secure sum
     ]
     return [
         *lines,

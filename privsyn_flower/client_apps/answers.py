@@ -17,7 +17,14 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.node import Node, UserTexts
-from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
+from privsyn_flower.client_apps.policy import (
+    check_cohort,
+    check_member,
+    check_query,
+    check_work,
+    load_roster,
+)
+from privsyn_flower.client_apps.records import Peer
 from privsyn_flower.client_apps.records_file import RecordsError
 from privsyn_flower.client_apps.schedule import Schedule, places, public_ids
 from privsyn_flower.client_apps.timing import timed
@@ -56,10 +63,12 @@ class Kind:
     """One kind of query. check(query, node): refuses, by public causes only, what this node
     cannot answer. vectors(query, users, taking, plan, node): the sum of the encoded vectors
     (encoded_length,) int64 of those users (PRIVATE) whose entry in `taking` is true; plan: an
-    IntegerPlan, of updates a DensePlan."""
+    IntegerPlan, of updates a DensePlan. tokens(query): most of one user that go through models,
+    by a question that passed `check`."""
 
     check: Callable[[Query, Node], None]
     vectors: Callable[[Query, UserTexts, Bools, Any, Node], Integers]
+    tokens: Callable[[Query], int] = lambda query: 0
 
 
 def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message:
@@ -100,7 +109,7 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         trust=lambda cohort: trust(cohort, node),
         accept=lambda cohort, listed: enough(cohort, listed, node),
         vector=vector,
-        once=lambda stage, s: node.records.mark(f"{s.run}/{stage}", s.query, s.round, s.attempt),
+        once=lambda stage, s: node.records.mark_stage(stage, s.run, s.query, s.round, s.attempt),
     )
     return respond(message, context.state, party)
 
@@ -140,23 +149,26 @@ def _check(
             aggregation=aggregation,
             kind=query.kind,
             noise_multiplier=noise.multiplier,
-            # Only a turn of a rota over users is in a sum, though all nodes answer it.
-            min_weight=noise.min_weight / (schedule.cycle or 1),
+            min_weight=noise.min_weight,
             colluding=colluding_share,
             length=query.length,
             neighbors=int(query.options.get("neighbors", 1)),
             model=query.model,
             round=ticket.round,
             source=noise.source,
+            # Only a turn of a rota over users is in a sum, though all nodes answer it.
+            cycle=schedule.cycle or 1,
         )
     kind.check(query, node)
+    if node.policy is not None:
+        check_work(node.policy, kind.tokens(query))
 
 
 def trust(cohort: Cohort, node: Node) -> None:
     """Whether this node joins such a sum: its policy, and whose keys these are.
 
-    With a roster every member must be on it, with that key and weight. Without one, keys are
-    trusted on first use: a node id that shows another key than before is refused.
+    With a roster every member must be on it, with that key and weight. Without one, both are
+    trusted on first use: a node id that shows another key or weight than before is refused.
     """
     if node.policy is None:
         return
@@ -166,9 +178,10 @@ def trust(cohort: Cohort, node: Node) -> None:
         for member in cohort.members:
             check_member(roster, member.identity, member.weight)
     else:
-        new = node.records.pin_all({str(m.id): m.identity for m in cohort.members})
+        peers = {str(m.id): Peer(m.identity, m.weight) for m in cohort.members}
+        new = node.records.pin_all(peers)
         if new:
-            logger.info("trusted on first use: the keys of %d nodes", new)
+            logger.info("trusted on first use: the keys and weights of %d nodes", new)
 
 
 def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
@@ -177,8 +190,7 @@ def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
         return
     check_cohort(
         node.policy,
-        nodes=sum(listed),
-        weight=cohort.weight(listed),
+        weights=[m.weight for m, here in zip(cohort.members, listed, strict=True) if here],
         min_weight=cohort.session.min_weight,
         colluding=cohort.session.colluding,
     )

@@ -426,7 +426,10 @@ def test_a_device_whose_app_uses_ray_keeps_its_policy(monkeypatch: pytest.Monkey
     ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: driver)
 
     monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
-    assert code(private_training(lambda m, c: answered(m))(ask(question()), context())) == Refusal.POLICY
+    assert (
+        code(private_training(lambda m, c: answered(m))(ask(question()), context()))
+        == Refusal.POLICY
+    )
 
 
 def test_keys_of_a_device_count_in_a_simulation_too(home: Path) -> None:

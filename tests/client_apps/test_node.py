@@ -20,16 +20,12 @@ SIMULATED = {"partition-id": 0, "num-partitions": 4}
 def ray(monkeypatch: pytest.MonkeyPatch, actor: str | None, initialized: bool = True) -> None:
     """Ray as this process sees it: connected or not, and which actor it is, None of a driver."""
     here = SimpleNamespace(get_actor_id=lambda: actor)
-    module = SimpleNamespace(
-        is_initialized=lambda: initialized, get_runtime_context=lambda: here
-    )
+    module = SimpleNamespace(is_initialized=lambda: initialized, get_runtime_context=lambda: here)
     monkeypatch.setitem(sys.modules, "ray", module)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
-def nobody_says_so(
-    simulation: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def nobody_says_so(simulation: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("PRIVSYN_SIMULATION")
     monkeypatch.setenv("HOME", str(tmp_path))
 
