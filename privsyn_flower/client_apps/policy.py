@@ -100,7 +100,7 @@ class Policy(Section):
         if self.max_surviving_weight < self.min_surviving_weight:
             raise ValueError(
                 f"max-surviving-weight = {self.max_surviving_weight:g} is below "
-                f"min-surviving-weight = {self.min_surviving_weight:g}: no question has such a W_min"
+                f"min-surviving-weight = {self.min_surviving_weight:g}: no W_min fits"
             )
         try:
             filter_budget(self.lifetime_epsilon, self.lifetime_delta)
