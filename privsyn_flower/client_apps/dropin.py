@@ -33,6 +33,8 @@ from privsyn_flower.client_apps.dropin_question import (
 from privsyn_flower.client_apps.node import Node, UserTexts, in_simulation
 from privsyn_flower.client_apps.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.data.logs import NODE_LOG
+from privsyn_flower.data.users import to_name
 from privsyn_flower.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.privacy.dense import DensePlan, encode_dense
 from privsyn_flower.queries.updates import shard_updates, update_bound
@@ -134,7 +136,15 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
                 Refusal.SETUP,
                 f"users must be at most weight = {stands_for} strings, {len(found)} are named",
             )
-        return {user: [] for user in found}
+        users: dict[str, list[str]] = {}
+        known = {""}
+        for user in found:  # the function gets its own spelling of an id
+            if to_name(user) in known:
+                NODE_LOG.warning("an id that is empty, or another's but for blanks, is left out")
+                continue
+            known.add(to_name(user))
+            users[user] = []
+        return users
 
     return Node(
         facts=Hello(stands_for, partition, deployed=deployed),

@@ -25,6 +25,7 @@ from privsyn_flower.client_apps.lifetime import cost, rdp, spent_epsilon
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records_file import RecordsFile
 from privsyn_flower.client_apps.schedule import LARGEST_NUMBER, Schedule, admitted, attend
+from privsyn_flower.data.users import to_name
 from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
@@ -126,7 +127,7 @@ class NodeRecords:
         Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
         of this node; ValueError on a repeated user or noise that is not finite and positive.
         """
-        repeated = len(users) - len(set(users))
+        repeated = len(users) - len(set(map(to_name, users)))
         if repeated:
             raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
         spent = cost(noise_multiplier, sensitivity)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.data.storage import PRIVATE_FILE, make_private
+from privsyn_flower.data.users import to_name
 from privsyn_flower.privacy.journal import locked
 from privsyn_flower.secagg.identity import create_secret, read_secret, sync_folder
 
@@ -81,10 +82,12 @@ class RecordsFile:
             yield database
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
-        """Users as the file knows them: HMAC-SHA256 of each id under the file's key."""
+        """Users as the file knows them: HMAC-SHA256 of each id under the file's key.
+
+        Of the id as data files have it (`data.users.to_name`), whoever spelt it with blanks.
+        """
         key = read_secret(self.key_path)
-        encoded = (user.encode("utf-8", "surrogatepass") for user in users)
-        return [hmac.digest(key, user, "sha256") for user in encoded]
+        return [hmac.digest(key, to_name(user).encode(), "sha256") for user in users]
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:

@@ -19,8 +19,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from privsyn_flower import greeting, wire
+from privsyn_flower.cli_node import node_app
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin import open_dropin
 from privsyn_flower.privacy.dense import dense_numbers
@@ -438,6 +440,39 @@ def test_keys_of_a_device_count_in_a_simulation_too(home: Path) -> None:
     simulated = open_dropin(context(2))
     assert not simulated.facts.deployed and simulated.policy is None
     assert simulated.cache == home / ".cache/privsyn-flower/nodes/drop-in/2-of-4"
+
+
+@pytest.mark.parametrize("said", ["ann", " ann\t"])
+@pytest.mark.parametrize("listed", ["ann", " ann", "ann\n"])
+def test_who_withdrew_is_out_however_the_app_spells_the_id(
+    home: Path, monkeypatch: pytest.MonkeyPatch, said: str, listed: str
+) -> None:
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    policy = home / "policy.toml"
+    policy.write_text(
+        'queries = ["update"]\naggregation = ["plain"]\ntrusted-aggregator = true\n'
+        "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.5\n"
+    )
+    trained: list[str] = []
+
+    def train(message: Message, context: Any) -> Message:
+        trained.append(str(message.content.config_records["config"]["user"]))
+        return answered(message)
+
+    handler = private_training(users=lambda context: [listed, " bob"])(train)
+    own = context(cache=str(home / "cache"), policy=str(policy), weight=2)
+    query = question()
+    assert code(handler(ask(query, 2), own)) == "ok"
+    assert trained == [listed, " bob"]  # the app's own spelling
+    forgotten = CliRunner().invoke(node_app, ["forget", said, "--folder", str(home / "cache")])
+    assert forgotten.exit_code == 0 and "spelling" not in forgotten.stdout
+    assert code(handler(ask(query, 2, replace(TICKET, round=4)), own)) == "ok"
+    assert trained == [listed, " bob", " bob"]
+
+
+def test_one_user_of_two_spellings_has_one_vector(home: Path) -> None:
+    node = open_dropin(context(), users=lambda context: ["ann", " ann", "bob", " "])
+    assert list(node.load()) == ["ann", "bob"]
 
 
 def test_users_that_cannot_be_read_on_a_device_take_no_part(

@@ -177,6 +177,16 @@ def test_forgotten_users_stay_out_and_what_they_spent_stays(path: Path) -> None:
     assert status["max_spent_epsilon"] == spent > 0
 
 
+def test_ids_have_one_spelling(path: Path) -> None:
+    records = NodeRecords(path)
+    assert take(path, 1, [" ann ", "bob"]) == [True, True]
+    assert records.forget("ann")
+    assert records.withdrawn(["ann\n", " ann", "an n"]).tolist() == [True, True, False]
+    assert records.ids([" ann"]) == records.ids(["ann"])
+    with pytest.raises(ValueError, match="1 of 2 users are repeated"):
+        take(path, 2, ["bob", " bob"])
+
+
 def test_keys_and_weights_are_trusted_on_first_use(path: Path) -> None:
     records, one = NodeRecords(path), Peer(b"k" * 32, 5)
     assert records.pin_all({"node-1": one}) == 1
