@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.client_apps.failures import What
 from privsyn_flower.client_apps.node import Node, UserTexts
 from privsyn_flower.client_apps.policy import (
     check_cohort,
@@ -201,11 +202,16 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
 
     The node's records say first that this ticket is answered, and by which users.
     """
-    with timed(node, ticket, node.facts.weight):
-        users = _users_or_none(node)
-        taking = _taking(users, query, ticket, noise, node)
-        share = _noise_share(query, ticket, noise, node)
-        return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+    taken = node.facts.weight
+    try:
+        with timed(node, ticket, node.facts.weight):
+            users = _users_or_none(node)
+            taking = _taking(users, query, ticket, noise, node)
+            taken = int(np.count_nonzero(taking)) if users else taken
+            share = _noise_share(query, ticket, noise, node)
+            return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+    finally:
+        node.failures.write(node.cache, ticket, taken)
 
 
 def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Integers:
@@ -231,7 +237,8 @@ def _users_or_none(node: Node) -> UserTexts:
     with contextlib.suppress(Exception):  # a full disk must not change the answer
         node.log()
     users: UserTexts = {}
-    with _data_failures(node, "the users cannot be read; nobody takes part"):
+    everybody = node.facts.weight
+    with _data_failures(node, "users", everybody, "the users cannot be read; nobody takes part"):
         users = node.load()
     if node.policy is not None and users:
         gone = node.records.withdrawn(list(users))
@@ -278,22 +285,24 @@ def _vectors_or_zero(
     query: Query, noise: Noise, users: UserTexts, taking: Bools, node: Node, kind: Kind
 ) -> Integers:
     vector = np.zeros(encoded_length(query), dtype=np.int64)
-    with _data_failures(node, "the users' answers failed; a zero vector is sent instead"):
+    text = "the users' answers failed; a zero vector is sent instead"
+    with _data_failures(node, "answer", int(np.count_nonzero(taking)), text):
         vector = kind.vectors(query, users, taking, integer_plan(query, noise), node)
     return vector  # noqa: RET504 - zeros when the line above was cut short
 
 
 @contextlib.contextmanager
-def _data_failures(node: Node, text: str):  # type: ignore[no-untyped-def]
+def _data_failures(  # type: ignore[no-untyped-def]
+    node: Node, kind: What, users: int, text: str
+):
     """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
     silence, would tell the server something about the data."""
     try:
         yield
     except (WireError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException:
-        with contextlib.suppress(Exception):
-            node.log().exception(text)
+    except BaseException as error:
+        node.failed(kind, error, users, text)
 
 
 def guarded(message: Message, handler: Callable[[], Message]) -> Message:

@@ -12,11 +12,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import Context
 
+from privsyn_flower.client_apps.failures import Failures, What
 from privsyn_flower.client_apps.policy import Policy, load_policy
 from privsyn_flower.client_apps.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, flat_defaults
@@ -46,7 +47,8 @@ class Node:
 
     Texts with a label are `data.LabelledText`s. policy: what its owner allows; None in
     simulation, where one machine plays all parties. downstream: finds the folder of the language
-    model whose changes may be evaluated; None: this node has none.
+    model whose changes may be evaluated; None: this node has none. failures: of the users' data, in
+    the answer that is being made.
     """
 
     facts: Hello
@@ -57,6 +59,7 @@ class Node:
     noise_seed: int | None
     load: Callable[[], UserTexts]
     downstream: Callable[[], Path | None] = lambda: None
+    failures: Failures = field(default_factory=Failures)
 
     @property
     def records(self) -> NodeRecords:
@@ -81,6 +84,12 @@ class Node:
             logger.propagate = False  # nothing reaches Flower's log, which the server may read
             logger.setLevel(logging.INFO)
         return logger
+
+    def failed(self, kind: What, error: BaseException, users: int, text: str) -> None:
+        """What the data of `users` users raised, for the local log and file. Raises nothing."""
+        with contextlib.suppress(Exception):
+            self.failures.add(kind, error, users)
+            self.log().error(text, exc_info=error)
 
 
 class _QuietFileHandler(logging.FileHandler):
@@ -125,9 +134,8 @@ def alone(node: Node, text: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException:  # memory, and a panic of a tokenizer in Rust
-        with contextlib.suppress(Exception):
-            node.log().exception(text)
+    except BaseException as error:  # memory, and a panic of a tokenizer in Rust
+        node.failed("answer", error, 1, text)
 
 
 def open_node(context: Context) -> Node:

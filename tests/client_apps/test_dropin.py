@@ -25,6 +25,7 @@ from privsyn_flower import greeting, wire
 from privsyn_flower.cli_node import node_app
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin import open_dropin
+from privsyn_flower.client_apps.failures import read_failures
 from privsyn_flower.privacy.dense import dense_numbers
 from privsyn_flower.question import Noise, Query, Ticket, decode_sum, encoded_length
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
@@ -440,6 +441,68 @@ def test_keys_of_a_device_count_in_a_simulation_too(home: Path) -> None:
     simulated = open_dropin(context(2))
     assert not simulated.facts.deployed and simulated.policy is None
     assert simulated.cache == home / ".cache/privsyn-flower/nodes/drop-in/2-of-4"
+
+
+def failures(cache: str = ".cache/privsyn-flower/nodes/drop-in/0-of-4") -> list[dict[str, Any]]:
+    return read_failures(Path.home() / cache)
+
+
+def test_what_the_function_raises_is_counted_for_the_owner() -> None:
+    handler = private_training(users=lambda context: ["a", "b"])(_raises(NameError(SECRET)))
+    query = question()
+    assert not decoded(handler(ask(query, 2), context()), query, 2).any()
+    (row,) = failures()
+    at = str(row.pop("at")).rpartition(":")[0]
+    assert at == __file__
+    ticket = {"run": TICKET.run, "round": TICKET.round, "attempt": TICKET.attempt}
+    assert row == ticket | {"kind": "answer", "users": 2, "of": 2, "error": "NameError"}
+
+
+@pytest.mark.parametrize("bad", ["raises", "exits", "other arrays", "no arrays"])
+def test_a_check_on_made_up_data_fails_before_anything_is_spent(
+    bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mended: list[str] = []
+    checked: list[dict[str, Any]] = []
+
+    def check(message: Message, context: Any) -> Message:
+        checked.append(dict(message.content.config_records["config"]))
+        if mended:
+            return answered(message)
+        if bad == "other arrays":
+            return answered(message, lambda name, array: array[:1])
+        if bad == "no arrays":
+            return Message(RecordDict(), reply_to=message)
+        raise NameError(SECRET) if bad == "raises" else SystemExit(3)
+
+    trained: list[str] = []
+
+    def train(message: Message, context: Any) -> Message:
+        trained.append(str(message.content.config_records["config"]["user"]))
+        return answered(message, plus(0.1))
+
+    users: list[str] = []
+
+    def named(context: Any) -> list[str]:
+        users.append("asked")
+        return ["a"]
+
+    handler = private_training(
+        users=named, weight=lambda context: 1, check=check
+    )(train)  # fmt: skip
+    query = question()
+    reply = handler(ask(query), context())
+    assert code(reply) == Refusal.SETUP and SECRET not in repr(reply) + caplog.text
+    assert trained == users == failures() == []
+    log = Path.home() / ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"
+    assert "check on made-up data failed" in log.read_text()
+    mended.append("yes")
+    for rnd in (3, 4):  # the same ticket: nothing was answered
+        ticket = replace(TICKET, round=rnd)
+        got = decoded(handler(ask(query, ticket=ticket), context()), query, ticket=ticket)
+        assert np.allclose(got, 0.1, atol=1e-2)
+    assert trained == ["a", "a"]
+    assert checked == [{"lr": 0.5, "server-round": 3}] * 2  # once more when it had gone well
 
 
 @pytest.mark.parametrize("said", ["ann", " ann\t"])
