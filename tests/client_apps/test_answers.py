@@ -227,7 +227,7 @@ def test_min_cohort_counts_those_who_are_left(tmp_path: Path, loopback: Any) -> 
     [
         (985, 700.0, "share"),  # of 1,000 declared users: the others' noise would be 2 % of it
         (10**9, 7e8, "advertise"),
-        (10**9, 15.0, "share"),  # alone it is the guaranteed weight, whoever else is left
+        (10**8, 15.0, "share"),  # alone it is the guaranteed weight, whoever else is left
     ],
 )
 def test_a_colluder_of_a_huge_weight_takes_nobodys_noise_off(
