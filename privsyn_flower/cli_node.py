@@ -17,35 +17,45 @@ Folder = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 DEFAULT_FOLDER = Path("~/.cache/privsyn-flower-node")
+SHOWN_FAILURES = 10  # the latest
 
 
 @node_app.command()
 def show(
-    folder: Folder = DEFAULT_FOLDER,
-    policy: Annotated[Path | None, typer.Option(help="Policy file; default: the defaults.")] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help=f"The node's folder; default: the node config's, else {DEFAULT_FOLDER}."),
+    ] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="Policy file; default: the node config's.")
+    ] = None,
+    node_config: Annotated[
+        Path | None, typer.Option(help="The file of the SuperNode's --node-config.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """This node's limits and what it has spent; changes nothing."""
-    from privsyn_flower.client_apps.policy import load_policy
+    """This node's limits, what it has spent, and whose data failed; changes nothing.
 
-    folder = folder.expanduser()
+    Without a node config or a policy file the limits shown are the defaults, whatever the node has.
+    """
     try:
-        rules = load_policy(policy)
-        facts: dict[str, Any] = {
-            "folder": str(folder),
-            "key": _existing_key(folder),
-            "policy": rules.model_dump(mode="json", by_alias=True),
-            "records": _status(folder, rules.lifetime_delta),
-        }
+        own = _read_node_config(node_config)
+        named = policy or Path(str(own.get("policy", "")))
+        facts = _facts(
+            Path(folder or str(own.get("cache", "")) or DEFAULT_FOLDER).expanduser(),
+            named.expanduser() if named != Path() else None,
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise _fail(error) from None
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    typer.echo(f"folder = {folder}\nkey = {facts['key'] or 'none yet: privsyn node key'}")
+    typer.echo(f"folder = {facts['folder']}\nkey = {facts['key'] or 'none yet: privsyn node key'}")
+    typer.echo(f"policy: {_source(facts['policy_file'], node_config)}")
     for key, value in facts["policy"].items():
         typer.echo(f"{key} = {json.dumps(value)}")
-    typer.echo("\n".join(_described(facts["records"], rules.lifetime_epsilon)))
+    typer.echo("\n".join(_described(facts["records"], facts["policy"]["lifetime-epsilon"])))
+    typer.echo("\n".join(_failed(facts["failures"])))
 
 
 @node_app.command()
@@ -91,6 +101,46 @@ def forget(
     typer.echo("the text itself is in the node's data file: delete it there")
 
 
+def _facts(folder: Path, policy: Path | None) -> dict[str, Any]:
+    """What a node's folder and policy file say. Raises ValueError, RuntimeError or OSError."""
+    from privsyn_flower.client_apps.failures import read_failures
+    from privsyn_flower.client_apps.policy import load_policy
+
+    rules = load_policy(policy)
+    return {
+        "folder": str(folder),
+        "key": _existing_key(folder),
+        "policy_file": None if policy is None else str(policy),
+        "policy": rules.model_dump(mode="json", by_alias=True),
+        "records": _status(folder, rules.lifetime_delta),
+        "failures": read_failures(folder),
+    }
+
+
+def _read_node_config(path: Path | None) -> dict[str, Any]:
+    """The node config in a file; empty without one. Raises ValueError or OSError."""
+    import tomllib
+
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.expanduser().read_text(encoding="utf-8"))
+    except ValueError as error:  # not TOML, or not UTF-8
+        raise ValueError(f"{path} is no node config in TOML: {error}") from None
+
+
+def _source(file: str | None, node_config: Path | None) -> str:
+    """Where the limits come from that are shown."""
+    if file is not None:
+        return file
+    if node_config is not None:
+        return f"the defaults: {node_config} names no policy file"
+    return (
+        "the defaults: no policy file was named, so these need not be this node's; name "
+        "--node-config FILE or --policy FILE"
+    )
+
+
 @roster_app.command()
 def check(file: Annotated[Path, typer.Argument(help="TOML or JSON")]) -> None:
     """Check a roster file and print who may take part."""
@@ -131,7 +181,6 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
         f"run {mark['run']!r}, {mark['query']!r}: last round {mark['round']}, attempt "
         f"{mark['attempt']}; {mark['answers']} answers"
         for mark in records["runs"]
-        if not mark["run"].endswith(("/share", "/confirm", "/unmask"))  # stages of a secure sum
     ]
     return [
         *lines,
@@ -141,6 +190,21 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
         f"{lifetime_epsilon:g} at delta = {records['delta']:g}, over all runs of this node",
         f"peers' keys kept = {records['pins']}",
     ]
+
+
+def _failed(rows: list[dict[str, Any]]) -> list[str]:
+    """The latest answers that users' data were missing from."""
+    if not rows:
+        return ["users' data raised nothing in the answers so far"]
+    lines = [f"users' data failed {len(rows)} times; more in node.log of that folder; the latest:"]
+    for row in rows[-SHOWN_FAILURES:]:
+        what = "could not be read" if row.get("kind") == "users" else "gave no vector"
+        lines.append(
+            f"  run {row.get('run')!r}, round {row.get('round')}, attempt {row.get('attempt')}: "
+            f"{row.get('users')} of {row.get('of')} users {what}: {row.get('error')} at "
+            f"{row.get('at')!r}"
+        )
+    return lines
 
 
 def _fail(error: Exception) -> typer.Exit:

@@ -13,9 +13,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from privsyn_flower.cli_node import node_app
+from privsyn_flower.client_apps.failures import Failures
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.data import EmbeddingCache
+from privsyn_flower.question import Ticket
 
 SECRET = "the user's own words"
 
@@ -44,6 +46,49 @@ def test_show_after_a_round(tmp_path: Path) -> None:
     text = privsyn("show", "--folder", tmp_path).stdout
     assert "last round 3, attempt 2; 1 answers" in text
     assert "\x1b" not in text  # the server chose the run's name
+
+
+def test_show_names_where_the_limits_come_from(tmp_path: Path) -> None:
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "policy: the defaults: no policy file was named" in text
+    policy, config, bare = (tmp_path / name for name in ("policy.toml", "node.toml", "bare.toml"))
+    policy.write_text("min-cohort = 7\n")
+    config.write_text(f'data = "x"\ncache = "{tmp_path}/node"\npolicy = "{policy}"\n')
+    text = privsyn("show", "--node-config", config).stdout
+    for line in (f"folder = {tmp_path}/node\n", f"policy: {policy}\n", "min-cohort = 7\n"):
+        assert line in text
+    bare.write_text('data = "x"\n')
+    text = privsyn("show", "--node-config", bare, "--folder", tmp_path).stdout
+    assert f"policy: the defaults: {bare} names no policy file" in text
+    facts = json.loads(privsyn("show", "--node-config", config, "--json").stdout)
+    assert (facts["policy_file"], facts["policy"]["min-cohort"]) == (str(policy), 7)
+    shown = privsyn("show", "--folder", tmp_path, "--json")
+    assert json.loads(shown.stdout)["policy_file"] is None
+    config.write_text("data =")
+    result = privsyn("show", "--node-config", config)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "node.toml is no node config" in result.stderr
+
+
+def test_show_has_runs_that_are_named_like_a_stage(tmp_path: Path) -> None:
+    records = NodeRecords(tmp_path / RECORDS_FILE)
+    records.mark("study/share", "votes", 2, 1)
+    records.mark_stage("share", "another", "votes", 1, 1)
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "run 'study/share', 'votes': last round 2, attempt 1; 1 answers" in text
+    assert "another" not in text
+
+
+def test_show_says_whose_data_failed(tmp_path: Path) -> None:
+    assert "raised nothing" in privsyn("show", "--folder", tmp_path).stdout
+    failures = Failures()
+    failures.add("answer", NameError(SECRET), 3)
+    failures.write(tmp_path, Ticket("r\x1b[2J", "update", 4, 2), 5)
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "round 4, attempt 2: 3 of 5 users gave no vector: NameError" in text
+    assert SECRET not in text and "\x1b" not in text
+    facts = json.loads(privsyn("show", "--folder", tmp_path, "--json").stdout)
+    assert facts["failures"][0]["error"] == "NameError"
 
 
 def test_show_takes_a_policy_file(tmp_path: Path) -> None:

@@ -16,8 +16,16 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.client_apps.failures import What
 from privsyn_flower.client_apps.node import Node, UserTexts
-from privsyn_flower.client_apps.policy import check_cohort, check_member, check_query, load_roster
+from privsyn_flower.client_apps.policy import (
+    check_cohort,
+    check_member,
+    check_query,
+    check_work,
+    load_roster,
+)
+from privsyn_flower.client_apps.records import Peer
 from privsyn_flower.client_apps.records_file import RecordsError
 from privsyn_flower.client_apps.schedule import Schedule, places, public_ids
 from privsyn_flower.client_apps.timing import timed
@@ -69,10 +77,12 @@ class Kind:
     """One kind of query. check(query, node): refuses, by public causes only, what this node
     cannot answer. vectors(query, users, taking, plan, node): makes the encoded vectors of all
     users (PRIVATE) in `taking.asked`, and returns the sum (encoded_length,) int64 of those in
-    `taking.counted`; plan: an IntegerPlan, of updates a DensePlan."""
+    `taking.counted`; plan: an IntegerPlan, of updates a DensePlan. tokens(query): most of one user
+    that go through models, by a question that passed `check`."""
 
     check: Callable[[Query, Node], None]
     vectors: Callable[[Query, UserTexts, Taking, Any, Node], Integers]
+    tokens: Callable[[Query], int] = lambda query: 0
 
 
 def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message:
@@ -113,7 +123,7 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         trust=lambda cohort: trust(cohort, node),
         accept=lambda cohort, listed: enough(cohort, listed, node),
         vector=vector,
-        once=lambda stage, s: node.records.mark(f"{s.run}/{stage}", s.query, s.round, s.attempt),
+        once=lambda stage, s: node.records.mark_stage(stage, s.run, s.query, s.round, s.attempt),
     )
     return respond(message, context.state, party)
 
@@ -153,23 +163,26 @@ def _check(
             aggregation=aggregation,
             kind=query.kind,
             noise_multiplier=noise.multiplier,
-            # Only a turn of a rota over users is in a sum, though all nodes answer it.
-            min_weight=noise.min_weight / (schedule.cycle or 1),
+            min_weight=noise.min_weight,
             colluding=colluding_share,
             length=query.length,
             neighbors=int(query.options.get("neighbors", 1)),
             model=query.model,
             round=ticket.round,
             source=noise.source,
+            # Only a turn of a rota over users is in a sum, though all nodes answer it.
+            cycle=schedule.cycle or 1,
         )
     kind.check(query, node)
+    if node.policy is not None:
+        check_work(node.policy, kind.tokens(query))
 
 
 def trust(cohort: Cohort, node: Node) -> None:
     """Whether this node joins such a sum: its policy, and whose keys these are.
 
-    With a roster every member must be on it, with that key and weight. Without one, keys are
-    trusted on first use: a node id that shows another key than before is refused.
+    With a roster every member must be on it, with that key and weight. Without one, both are
+    trusted on first use: a node id that shows another key or weight than before is refused.
     """
     if node.policy is None:
         return
@@ -179,9 +192,10 @@ def trust(cohort: Cohort, node: Node) -> None:
         for member in cohort.members:
             check_member(roster, member.identity, member.weight)
     else:
-        new = node.records.pin_all({str(m.id): m.identity for m in cohort.members})
+        peers = {str(m.id): Peer(m.identity, m.weight) for m in cohort.members}
+        new = node.records.pin_all(peers)
         if new:
-            logger.info("trusted on first use: the keys of %d nodes", new)
+            logger.info("trusted on first use: the keys and weights of %d nodes", new)
 
 
 def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
@@ -190,8 +204,7 @@ def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
         return
     check_cohort(
         node.policy,
-        nodes=sum(listed),
-        weight=cohort.weight(listed),
+        weights=[m.weight for m, here in zip(cohort.members, listed, strict=True) if here],
         min_weight=cohort.session.min_weight,
         colluding=cohort.session.colluding,
     )
@@ -202,11 +215,16 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
 
     The node's records say first that this ticket is answered, and by which users.
     """
-    with timed(node, ticket, node.facts.weight):
-        users = _users_or_none(node)
-        taking = _taking(users, query, ticket, noise, node)
-        share = _noise_share(query, ticket, noise, node)
-        return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+    taken = node.facts.weight
+    try:
+        with timed(node, ticket, node.facts.weight):
+            users = _users_or_none(node)
+            taking = _taking(users, query, ticket, noise, node)
+            taken = int(np.count_nonzero(taking.asked)) if users else taken
+            share = _noise_share(query, ticket, noise, node)
+            return share + _vectors_or_zero(query, noise, users, taking, node, kind)
+    finally:
+        node.failures.write(node.cache, ticket, taken)
 
 
 def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Integers:
@@ -232,7 +250,8 @@ def _users_or_none(node: Node) -> UserTexts:
     with contextlib.suppress(Exception):  # a full disk must not change the answer
         node.log()
     users: UserTexts = {}
-    with _data_failures(node, "the users cannot be read; nobody takes part"):
+    everybody = node.facts.weight
+    with _data_failures(node, "users", everybody, "the users cannot be read; nobody takes part"):
         users = node.load()
     if node.policy is not None and users:
         gone = node.records.withdrawn(list(users))
@@ -279,22 +298,24 @@ def _vectors_or_zero(
     query: Query, noise: Noise, users: UserTexts, taking: Taking, node: Node, kind: Kind
 ) -> Integers:
     vector = np.zeros(encoded_length(query), dtype=np.int64)
-    with _data_failures(node, "the users' answers failed; a zero vector is sent instead"):
+    text = "the users' answers failed; a zero vector is sent instead"
+    with _data_failures(node, "answer", int(np.count_nonzero(taking.asked)), text):
         vector = kind.vectors(query, users, taking, integer_plan(query, noise), node)
     return vector  # noqa: RET504 - zeros when the line above was cut short
 
 
 @contextlib.contextmanager
-def _data_failures(node: Node, text: str):  # type: ignore[no-untyped-def]
+def _data_failures(  # type: ignore[no-untyped-def]
+    node: Node, kind: What, users: int, text: str
+):
     """Whatever the users' data raises ends here, memory and Rust panics included: a refusal, or
     silence, would tell the server something about the data."""
     try:
         yield
     except (WireError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException:
-        with contextlib.suppress(Exception):
-            node.log().exception(text)
+    except BaseException as error:
+        node.failed(kind, error, users, text)
 
 
 def guarded(message: Message, handler: Callable[[], Message]) -> Message:

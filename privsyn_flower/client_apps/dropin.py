@@ -29,10 +29,13 @@ from privsyn_flower.client_apps.dropin_question import (
     check_round,
     malformed,
     read_parameters,
+    rehearsed,
 )
 from privsyn_flower.client_apps.node import Node, UserTexts, in_simulation
 from privsyn_flower.client_apps.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.data.logs import NODE_LOG
+from privsyn_flower.data.users import to_name
 from privsyn_flower.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.privacy.dense import DensePlan, encode_dense
 from privsyn_flower.queries.updates import shard_updates, update_bound
@@ -43,6 +46,7 @@ from privsyn_flower.wire import Refusal, WireError
 Handler = Callable[[Message, Context], Message]
 Users = Callable[[Context], Sequence[str]]
 Weight = Callable[[Context], int]
+Found = Callable[[Query, Arrays, Message], object]
 
 DROPIN_KEYS = {"cache", "policy", "weight"}  # of a device's node config; others are the app's own
 ONE_USER = "user"  # of a ClientApp that names none
@@ -52,10 +56,14 @@ ONE_USER = "user"  # of a ClientApp that names none
 def private_training(function: Handler) -> Handler: ...
 @overload
 def private_training(
-    *, users: Users | None = None, weight: Weight | None = None
+    *, users: Users | None = None, weight: Weight | None = None, check: Handler | None = None
 ) -> Callable[[Handler], Handler]: ...
 def private_training(
-    function: Handler | None = None, *, users: Users | None = None, weight: Weight | None = None
+    function: Handler | None = None,
+    *,
+    users: Users | None = None,
+    weight: Weight | None = None,
+    check: Handler | None = None,
 ) -> Handler | Callable[[Handler], Handler]:
     """A train function of Flower's whose results only ever leave the node in a private sum.
 
@@ -72,10 +80,17 @@ def private_training(
     whom the node's coin leaves out: the function is called for all alike. Nothing that one
     user's call leaves behind, as in a global or in context.state, may reach another user's: the
     noise is made for a user who moves one vector.
+
+    check: a function like the train function that does the same on a few rows of made-up data, and
+    opens no private ones. It is called with the first round's parameters in each process, before
+    any user's data is opened: when it raises, or returns other arrays, the node refuses with
+    `node-setup`, and nothing is spent. Without it such a mistake makes all users zeros, unseen.
     """
 
     def decorated(function: Handler) -> Handler:
-        return answering(function, users, weight, lambda one: Kind(check_update, _vectors(one)))
+        kind: Callable[[Ask], Kind] = lambda one: Kind(check_update, _vectors(one))  # noqa: E731
+        found: Found = lambda query, arrays, reply: _returned(reply, arrays)  # noqa: E731
+        return answering(function, users, weight, kind, check, found)
 
     return decorated if function is None else decorated(function)
 
@@ -85,14 +100,18 @@ def answering(
     users: Users | None,
     weight: Weight | None,
     kind: Callable[[Ask], Kind],
+    check: Handler | None,
+    found: Found,
     *,
     greets: bool = True,
 ) -> Handler:
     """A handler of Flower's that calls the app's function only where a user's vector is made.
 
-    kind: of question that it answers, given how the function is called for one user. greets: it
-    answers the greeting of a run, too.
+    kind: of question that it answers, given how the function is called for one user. check: the
+    author's, on made-up data; found(query, arrays, reply): what the node takes from a reply, or
+    raises. greets: it answers the greeting of a run, too.
     """
+    passed: set[str] = set()
 
     @functools.wraps(function)
     def handler(message: Message, context: Context) -> Message:
@@ -100,8 +119,11 @@ def answering(
             node = open_dropin(context, users, weight)
             if greets and is_hello(message):
                 return answer_hello(message, node.facts)
-            one = asking(function, message, context, named=users is not None)
-            return reply(message, context, node, kind(one))
+            answers = kind(asking(function, message, context, named=users is not None))
+            if check is not None:
+                made_up = asking(check, message, context, named=False)
+                answers = rehearsed(answers, made_up, found, passed)
+            return reply(message, context, node, answers)
 
         return guarded(message, answer)
 
@@ -111,7 +133,7 @@ def answering(
 def open_dropin(context: Context, users: Users | None = None, weight: Weight | None = None) -> Node:
     """The node of a drop-in app; its `load` gives users without texts. Raises WireError(SETUP)."""
     config = context.node_config
-    deployed = bool(DROPIN_KEYS & set(config)) or not in_simulation()
+    deployed = bool(DROPIN_KEYS & set(config)) or not in_simulation(context)
     partition = int(config.get("partition-id", 0))
 
     def named() -> list[str]:
@@ -135,7 +157,15 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
                 Refusal.SETUP,
                 f"users must be at most weight = {stands_for} strings, {len(found)} are named",
             )
-        return {user: [] for user in found}
+        users: dict[str, list[str]] = {}
+        known = {""}
+        for user in found:  # the function gets its own spelling of an id
+            if to_name(user) in known:
+                NODE_LOG.warning("an id that is empty, or another's but for blanks, is left out")
+                continue
+            known.add(to_name(user))
+            users[user] = []
+        return users
 
     return Node(
         facts=Hello(stands_for, partition, deployed=deployed),

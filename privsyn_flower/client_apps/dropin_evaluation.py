@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from privsyn_flower.client_apps.answers import Kind, Taking
 from privsyn_flower.client_apps.dropin import Handler, Users, Weight, answering
 from privsyn_flower.client_apps.dropin_question import (
+    Arrays,
     Ask,
     alone,
     check_round,
@@ -42,10 +43,14 @@ EXAMPLES = "num-examples"  # the metric that Flower's FedAvg weights clients by
 def private_evaluation(function: Handler) -> Handler: ...
 @overload
 def private_evaluation(
-    *, users: Users | None = None, weight: Weight | None = None
+    *, users: Users | None = None, weight: Weight | None = None, check: Handler | None = None
 ) -> Callable[[Handler], Handler]: ...
 def private_evaluation(
-    function: Handler | None = None, *, users: Users | None = None, weight: Weight | None = None
+    function: Handler | None = None,
+    *,
+    users: Users | None = None,
+    weight: Weight | None = None,
+    check: Handler | None = None,
 ) -> Handler | Callable[[Handler], Handler]:
     """An evaluate function of Flower's whose metrics only ever leave the node in a private sum.
 
@@ -58,12 +63,13 @@ def private_evaluation(
     Of the reply only the metrics that the server names count, cut to its public bounds, and
     "num-examples" where it weights users by it. A user whose function fails, returns NaN or lacks
     one of these counts as zeros, and so does one with "num-examples" of 0. How long the function
-    takes is seen by the server.
+    takes is seen by the server. check: as of `private_training`, a function like the evaluate
+    function on made-up data; its reply must have the metrics that the server names.
     """
 
     def decorated(function: Handler) -> Handler:
         kind: Callable[[Ask], Kind] = lambda one: Kind(check_metrics, _vectors(one))  # noqa: E731
-        return answering(function, users, weight, kind, greets=False)
+        return answering(function, users, weight, kind, check, _found, greets=False)
 
     return decorated if function is None else decorated(function)
 
@@ -141,6 +147,11 @@ def _vectors(evaluate: Ask) -> Callable[..., NDArray[np.int64]]:
         )
 
     return vectors
+
+
+def _found(query: Query, arrays: Arrays, answer: Message) -> object:
+    """What the node takes from a reply. Raises as `_numbers`."""
+    return _numbers(answer, _metrics(query)[0], weighted=_max_examples(query) > 0)
 
 
 def _numbers(answer: Message, names: list[str], *, weighted: bool) -> list[float]:

@@ -7,15 +7,18 @@ import contextlib
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
+from privsyn_flower.client_apps.answers import Kind
+from privsyn_flower.client_apps.failures import place_of
 from privsyn_flower.client_apps.node import Node
 from privsyn_flower.client_apps.schedule import LARGEST_NUMBER
-from privsyn_flower.question import Query
+from privsyn_flower.question import METRICS, Query
 from privsyn_flower.training.layout import Layout
 from privsyn_flower.wire import Refusal, WireError, read_head
 
@@ -103,6 +106,39 @@ def _asked(message: Message, query: Query, arrays: Arrays, user: str | None) -> 
     return own
 
 
+def rehearsed(
+    kind: Kind, made_up: Ask, read: Callable[[Query, Arrays, Message], object], passed: set[str]
+) -> Kind:
+    """A kind that first tries the app's code on made-up data, once a process and model.
+
+    made_up(query, arrays, user): the reply of the author's own check. read: raises what the node
+    would find wrong with such a reply. passed: what went well. Nobody's data is opened, so what
+    goes wrong may be told by a code: WireError(SETUP).
+    """
+
+    def check(query: Query, node: Node) -> None:
+        kind.check(query, node)
+        question = f"{query.model} {query.options.get(METRICS, '')}"
+        if not query.extra or question in passed:  # the head alone brings no arrays
+            return
+        arrays = read_parameters(query)
+        try:
+            read(query, arrays, made_up(query, arrays, ""))
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                node.log().error("the app's check on made-up data failed", exc_info=error)
+            raise WireError(
+                Refusal.SETUP,
+                f"the app's check on made-up data failed: {type(error).__name__} at "
+                f"{place_of(error)}; {node.cache / 'node.log'} has more",
+            ) from None
+        passed.add(question)
+
+    return replace(kind, check=check)
+
+
 def check_round(query: Query) -> None:
     """Raises WireError unless the option of the round, if it is there, is a round's number."""
     rnd = query.options.get(ROUND, 1)
@@ -120,9 +156,10 @@ def alone(node: Node, what: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, GeneratorExit):
         raise
-    except BaseException:
-        with contextlib.suppress(Exception):
-            node.log().exception(f"the {what} function failed for one user, who counts nothing")
+    except BaseException as error:
+        node.failed(
+            "answer", error, 1, f"the {what} function failed for one user, who counts nothing"
+        )
 
 
 def malformed(text: str) -> WireError:

@@ -128,4 +128,9 @@ def user_evaluations(
     )
 
 
-EVALUATION = Kind(check_evaluation, user_evaluations)
+def evaluation_tokens(query: Query) -> int:
+    """Most tokens of one user, over all models of the question."""
+    return int(query.options["models"]) * int(query.options["max-tokens"])
+
+
+EVALUATION = Kind(check_evaluation, user_evaluations, evaluation_tokens)

@@ -12,11 +12,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flwr.app import Context
 
+from privsyn_flower.client_apps.failures import Failures, What
 from privsyn_flower.client_apps.policy import Policy, load_policy
 from privsyn_flower.client_apps.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, flat_defaults
@@ -37,6 +38,7 @@ NODE_KEYS = {
     "device",
     "policy",
 }
+SIMULATED_KEYS = {"partition-id", "num-partitions"}  # all that Flower's simulation gives a node
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class Node:
 
     Texts with a label are `data.LabelledText`s. policy: what its owner allows; None in
     simulation, where one machine plays all parties. downstream: finds the folder of the language
-    model whose changes may be evaluated; None: this node has none.
+    model whose changes may be evaluated; None: this node has none. failures: of the users' data, in
+    the answer that is being made.
     """
 
     facts: Hello
@@ -56,6 +59,7 @@ class Node:
     noise_seed: int | None
     load: Callable[[], UserTexts]
     downstream: Callable[[], Path | None] = lambda: None
+    failures: Failures = field(default_factory=Failures)
 
     @property
     def records(self) -> NodeRecords:
@@ -80,6 +84,12 @@ class Node:
             logger.propagate = False  # nothing reaches Flower's log, which the server may read
             logger.setLevel(logging.INFO)
         return logger
+
+    def failed(self, kind: What, error: BaseException, users: int, text: str) -> None:
+        """What the data of `users` users raised, for the local log and file. Raises nothing."""
+        with contextlib.suppress(Exception):
+            self.failures.add(kind, error, users)
+            self.log().error(text, exc_info=error)
 
 
 class _QuietFileHandler(logging.FileHandler):
@@ -124,31 +134,42 @@ def alone(node: Node, text: str) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException:  # memory, and a panic of a tokenizer in Rust
-        with contextlib.suppress(Exception):
-            node.log().exception(text)
+    except BaseException as error:  # memory, and a panic of a tokenizer in Rust
+        node.failed("answer", error, 1, text)
 
 
 def open_node(context: Context) -> Node:
     """The node described by Flower's context. Raises WireError(SETUP) for a wrong set-up."""
-    if "data" in context.node_config or not in_simulation():
+    if "data" in context.node_config or not in_simulation(context):
         return _deployed(context)
     return _simulated(context)
 
 
-def in_simulation() -> bool:
-    """Only on positive evidence: in a simulation the run config says what a node opens.
+def in_simulation(context: Context) -> bool:
+    """Only on positive evidence, else it is a device: a simulated node has no policy.
 
-    Flower's simulation runs ClientApps in Ray's workers, a device never does. Another backend
-    says so with PRIVSYN_SIMULATION=1 in the node's environment, which no server can set.
+    Flower's simulation calls ClientApps inside Ray's actors, with a node config of these two keys
+    and no other. A SuperNode's process is no actor, whatever its app does with Ray: it may be the
+    driver of a cluster, its own or another's, and call tasks there. Another backend says so with
+    PRIVSYN_SIMULATION=1 in the node's environment, which no server can set.
     """
-    ray = sys.modules.get("ray")
-    return os.environ.get("PRIVSYN_SIMULATION") == "1" or bool(ray and ray.is_initialized())
+    if os.environ.get("PRIVSYN_SIMULATION") == "1":
+        return True
+    return set(context.node_config) == SIMULATED_KEYS and _in_ray_actor()
+
+
+def _in_ray_actor() -> bool:
+    """Whether this process was started by Ray to be an actor; false for every driver."""
+    ray = sys.modules.get("ray")  # imported by whoever runs an actor
+    try:
+        return bool(ray and ray.is_initialized() and ray.get_runtime_context().get_actor_id())
+    except Exception:
+        return False
 
 
 def _deployed(context: Context) -> Node:
     config = context.node_config
-    unknown = sorted(set(config) - NODE_KEYS - {"partition-id", "num-partitions"})
+    unknown = sorted(set(config) - NODE_KEYS - SIMULATED_KEYS)
     if unknown:
         raise WireError(
             Refusal.SETUP, f"unknown node-config keys {unknown}; known: {sorted(NODE_KEYS)}"

@@ -10,7 +10,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -48,6 +48,17 @@ class Policy(Section):
     min_surviving_weight: float = Field(
         10.0, gt=0, description="least W_min: honest users who must share the noise of a sum"
     )
+    max_surviving_weight: float = Field(
+        1_000_000.0,
+        gt=0,
+        description="largest W_min: over so many users the noise of a sum is spread",
+    )
+    max_population: int = Field(
+        1_000_000, ge=1, description="most users that the nodes of a sum say they stand for"
+    )
+    max_member_share: float = Field(
+        0.5, gt=0, le=1, description="largest share of one node in the weight of a sum"
+    )
     min_cohort: int = Field(3, ge=1, description="least nodes in a sum")
     min_colluding_share: float = Field(
         0.0, ge=0, lt=1, description="least share of the weight the server must assume colluding"
@@ -59,6 +70,12 @@ class Policy(Section):
         20_000_000, ge=1, description="most coordinates of an update: the parameters it trains"
     )
     max_neighbors: int = Field(16, ge=1, description="most candidates one sample votes for")
+    max_tokens: int = Field(
+        500_000,
+        ge=1,
+        description="most tokens of one user that a question puts through models: of an update "
+        "steps x texts of a step x their length, of an evaluation models x tokens",
+    )
     allowed_models: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         (), description="models' fingerprints; empty: whichever this node has"
     )
@@ -80,6 +97,11 @@ class Policy(Section):
     def _across_keys(self) -> Self:
         if self.require_roster and not self.roster:
             raise ValueError("require-roster = true needs a file: set roster")
+        if self.max_surviving_weight < self.min_surviving_weight:
+            raise ValueError(
+                f"max-surviving-weight = {self.max_surviving_weight:g} is below "
+                f"min-surviving-weight = {self.min_surviving_weight:g}: no W_min fits"
+            )
         try:
             filter_budget(self.lifetime_epsilon, self.lifetime_delta)
         except ValueError as error:
@@ -146,11 +168,13 @@ def check_query(
     model: str,
     round: int,
     source: str = "nodes",
+    cycle: int = 1,
 ) -> None:
     """Refuse a query that the policy does not allow: raises WireError(POLICY). All PUBLIC.
 
     noise_multiplier: guaranteed noise std / bound of one user's vector. min_weight: W_min in
-    users. colluding: share of the run's weight assumed colluding. length: of one user's vector.
+    users; only a cycle-th of them is in a sum. colluding: share of the run's weight assumed
+    colluding. length: of one user's vector.
     neighbors: candidates one sample votes for. model: the fingerprint of the embedder, or of the
     model that is trained. source: who adds the noise, "nodes" or "aggregator".
     """
@@ -159,7 +183,9 @@ def check_query(
     _at_least(
         "noise multiplier", noise_multiplier, policy.min_noise_multiplier, "min-noise-multiplier"
     )
-    _at_least("W_min", min_weight, policy.min_surviving_weight, "min-surviving-weight")
+    _at_least("W_min", min_weight / cycle, policy.min_surviving_weight, "min-surviving-weight")
+    # The noise of all nodes is in a sum, whoever's turn it is.
+    _at_most("W_min", min_weight, policy.max_surviving_weight, "max-surviving-weight")
     least = policy.min_colluding_share * _SHARE_ROUNDING
     _at_least("colluding share", colluding, least, "min-colluding-share")
     if source != "nodes" and not policy.trusted_aggregator:
@@ -177,16 +203,30 @@ def check_query(
     _at_most("round", round, policy.max_rounds_per_run, "max-rounds-per-run")
 
 
+def check_work(policy: Policy, tokens: int) -> None:
+    """Refuse a question that computes too long on one user's texts: raises WireError(POLICY).
+
+    tokens: most that it puts through models, whatever the user wrote. PUBLIC.
+    """
+    _at_most("tokens of one user", tokens, policy.max_tokens, "max-tokens")
+
+
 def check_cohort(
-    policy: Policy, *, nodes: int, weight: float, min_weight: float, colluding: float = 0.0
+    policy: Policy, *, weights: Sequence[int], min_weight: float, colluding: float = 0.0
 ) -> None:
     """Refuse to join, or to unmask, a sum of too few: raises WireError(POLICY). All PUBLIC.
 
-    nodes, weight: of those in the sum, weight in users. colluding: weight (users, not a share)
-    assumed to take its own noise off. min_weight: W_min, the honest weight that guarantees it.
+    weights: of the nodes in the sum, in users, as they declare them. colluding: weight (users,
+    not a share) assumed to take its own noise off. min_weight: W_min, the honest weight that
+    guarantees it.
     """
+    weight, heaviest = sum(weights), max(weights, default=0)
     _at_least("W_min", min_weight, policy.min_surviving_weight, "min-surviving-weight")
-    _at_least("nodes in the sum", nodes, policy.min_cohort, "min-cohort")
+    _at_most("W_min", min_weight, policy.max_surviving_weight, "max-surviving-weight")
+    _at_least("nodes in the sum", len(weights), policy.min_cohort, "min-cohort")
+    _at_most("weight of the sum", weight, policy.max_population, "max-population")
+    most = policy.max_member_share * weight / _SHARE_ROUNDING
+    _at_most("weight of one node", heaviest, most, "max-member-share")
     least = policy.min_colluding_share * weight * _SHARE_ROUNDING
     _at_least("weight assumed colluding", colluding, least, "min-colluding-share")
     if not weight - colluding >= min_weight:  # written so that NaN fails

@@ -2,7 +2,7 @@
 
 On a device every message is handled by a fresh process, and the server chooses what it asks.
 So the file remembers the last ticket of every query (a ticket is answered once, by one
-process), what each user has spent, who withdrew, and the peers' keys. Each call is one
+process), what each user has spent, who withdrew, and the peers' keys and weights. Each call is one
 transaction under the writer's lock (`BEGIN IMMEDIATE`), in a write-ahead log that is fsynced
 (`synchronous = FULL`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
 
@@ -25,12 +25,20 @@ from privsyn_flower.client_apps.lifetime import cost, rdp, spent_epsilon
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records_file import RecordsFile
 from privsyn_flower.client_apps.schedule import LARGEST_NUMBER, Schedule, admitted, attend
+from privsyn_flower.data.users import to_name
 from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"
 LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
 NO_SCHEDULE = Schedule()
+
+
+class Peer(NamedTuple):
+    """What is kept of another node: its identity key (Ed25519) and its weight in users."""
+
+    key: bytes
+    weight: int
 
 
 class _User(NamedTuple):
@@ -61,6 +69,19 @@ class NodeRecords:
         """
         with self._file.transaction() as database:
             _mark(database, run, query, round, attempt)
+
+    def mark_stage(self, stage: str, run: str, query: str, round: int, attempt: int) -> None:
+        """`mark` for one stage of this ticket's secure sum: each counts apart, and is no answer."""
+        with self._file.transaction() as database:
+            last = database.execute(
+                "SELECT round, attempt FROM stages WHERE run = ? AND query = ? AND stage = ?",
+                (run, query, stage),
+            ).fetchone()
+            _check_later(last, run, query, round, attempt)
+            database.execute(
+                "INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?)",
+                (run, query, stage, round, attempt),
+            )
 
     def schedule(
         self,
@@ -106,7 +127,7 @@ class NodeRecords:
         Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
         of this node; ValueError on a repeated user or noise that is not finite and positive.
         """
-        repeated = len(users) - len(set(users))
+        repeated = len(users) - len(set(map(to_name, users)))
         if repeated:
             raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
         spent = cost(noise_multiplier, sensitivity)
@@ -130,27 +151,28 @@ class NodeRecords:
         with self._file.transaction():  # the key is made at the first use
             return self._file.ids(users)
 
-    def pin(self, peer: str, key: bytes) -> bool:
-        """`pin_all` for one peer: True when its key is now kept, False when it was before."""
-        return self.pin_all({peer: key}) == 1
+    def pin_all(self, peers: Mapping[str, Peer]) -> int:
+        """Trust on first use: keep every new peer's key and weight; how many are new.
 
-    def pin_all(self, keys: Mapping[str, bytes]) -> int:
-        """Trust on first use: keep every new peer's key; how many are new. All or nothing.
-
-        Raises WireError(POLICY) when another key is kept: the owner decides, not the server.
+        All or nothing. Raises WireError(POLICY) when another key or weight is kept: the owner
+        decides, not the server.
         """
         new = 0
         with self._file.transaction() as database:
-            for peer, key in keys.items():
-                _check_names(peer=peer)
-                row = database.execute("SELECT key FROM pins WHERE peer = ?", (peer,)).fetchone()
-                if row is None:
-                    database.execute("INSERT INTO pins VALUES (?, ?)", (peer, key))
-                    new += 1
-                elif row[0] != key:
-                    raise WireError(
-                        Refusal.POLICY, f"peer {peer!r} shows another key than the first time"
-                    )
+            for name, peer in peers.items():
+                _check_names(peer=name)
+                row = database.execute(
+                    "SELECT key, weight FROM pins WHERE peer = ?", (name,)
+                ).fetchone()
+                new += row is None
+                # A file of an older layout kept no weight: then the next one is the first.
+                for what, kept, shown in zip(Peer._fields, row or (None, None), peer, strict=True):
+                    if kept is not None and kept != shown:
+                        raise WireError(
+                            Refusal.POLICY,
+                            f"peer {name!r} shows another {what} than the first time",
+                        )
+                database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", (name, *peer))
         return new
 
     def forget(self, user: str) -> bool:
@@ -202,24 +224,31 @@ class NodeRecords:
 
 
 def _mark(database: sqlite3.Connection, run: str, query: str, round: int, attempt: int) -> None:
+    last = database.execute(
+        "SELECT round, attempt FROM marks WHERE run = ? AND query = ?", (run, query)
+    ).fetchone()
+    _check_later(last, run, query, round, attempt)
+    database.execute(
+        "INSERT INTO marks VALUES (?, ?, ?, ?, 1) ON CONFLICT (run, query) DO UPDATE SET "
+        "round = excluded.round, attempt = excluded.attempt, asked = asked + 1",
+        (run, query, round, attempt),
+    )
+
+
+def _check_later(
+    last: tuple[int, int] | None, run: str, query: str, round: int, attempt: int
+) -> None:
+    """Raises WireError(POLICY) unless this ticket comes after the last one, None: there is none."""
     _check_names(run=run, query=query)
     for name, value in (("round", round), ("attempt", attempt)):
         if not 1 <= value <= LARGEST_NUMBER:
             raise WireError(Refusal.POLICY, f"{name} = {value} must be in 1..{LARGEST_NUMBER}")
-    last = database.execute(
-        "SELECT round, attempt FROM marks WHERE run = ? AND query = ?", (run, query)
-    ).fetchone()
     if last is not None and (round, attempt) <= last:
         raise WireError(
             Refusal.POLICY,
             f"{query!r} of run {run!r} was asked at round {last[0]}, attempt {last[1]}: round "
             f"{round}, attempt {attempt} is not answered again",
         )
-    database.execute(
-        "INSERT INTO marks VALUES (?, ?, ?, ?, 1) ON CONFLICT (run, query) DO UPDATE SET "
-        "round = excluded.round, attempt = excluded.attempt, asked = asked + 1",
-        (run, query, round, attempt),
-    )
 
 
 def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> None:

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.data.storage import PRIVATE_FILE, make_private
+from privsyn_flower.data.users import to_name
 from privsyn_flower.privacy.journal import locked
 from privsyn_flower.secagg.identity import create_secret, read_secret, sync_folder
 
 KEY_FILE = "node-users.key"
 LOCK_SECONDS = 20.0  # that another process's transaction is waited for
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
-_LAYOUT = 2
 _TABLES = """
 CREATE TABLE header (key_check BLOB NOT NULL);
 CREATE TABLE marks (
@@ -34,6 +34,21 @@ CREATE TABLE attendance (
     run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, participations INTEGER NOT NULL,
     PRIMARY KEY (run, id));
 """
+# Layout 3: the stages of secure sums apart from the runs, whose names may look like them, and
+# peers' weights. Until then a stage's mark was one of a "run/stage"; such rows stay where they are
+# as well, because a run of that name must not be answered again.
+_STAGES = """
+CREATE TABLE stages (
+    run TEXT NOT NULL, query TEXT NOT NULL, stage TEXT NOT NULL, round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, PRIMARY KEY (run, query, stage));
+ALTER TABLE pins ADD COLUMN weight INTEGER;
+""" + "".join(
+    f"INSERT INTO stages SELECT substr(run, 1, length(run) - {len(stage) + 1}), query, '{stage}', "
+    f"round, attempt FROM marks WHERE run GLOB '*/{stage}';\n"
+    for stage in ("share", "confirm", "unmask")
+)
+_NEWER = (_ATTENDANCE, _STAGES)  # each makes the next layout out of the one before
+_LAYOUT = 1 + len(_NEWER)
 
 
 class RecordsError(RuntimeError):
@@ -67,10 +82,12 @@ class RecordsFile:
             yield database
 
     def ids(self, users: Sequence[str]) -> list[bytes]:
-        """Users as the file knows them: HMAC-SHA256 of each id under the file's key."""
+        """Users as the file knows them: HMAC-SHA256 of each id under the file's key.
+
+        Of the id as data files have it (`data.users.to_name`), whoever spelt it with blanks.
+        """
         key = read_secret(self.key_path)
-        encoded = (user.encode("utf-8", "surrogatepass") for user in users)
-        return [hmac.digest(key, user, "sha256") for user in encoded]
+        return [hmac.digest(key, to_name(user).encode(), "sha256") for user in users]
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
@@ -97,7 +114,7 @@ class RecordsFile:
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if application != _APPLICATION:
             raise RecordsError(f"{self.path} is another program's file: move it away")
-        if layout not in (1, _LAYOUT):
+        if not 1 <= layout <= _LAYOUT:
             raise RecordsError(
                 f"{self.path} has layout {layout}, this version reads up to {_LAYOUT}: "
                 "use the version of privsyn-flower that wrote it"
@@ -121,7 +138,7 @@ class RecordsFile:
         scratch.unlink(missing_ok=True)
         create_secret(scratch)
         with self._connection() as database:
-            for table in ("marks", "users", "pins"):
+            for table in ("marks", "stages", "users", "pins"):
                 if database.execute(f"SELECT 1 FROM {table}").fetchone():
                     raise RecordsError(
                         f"{self.key_path} is gone: restore it from a copy, without it {self.path} "
@@ -141,7 +158,7 @@ class RecordsFile:
         try:
             # Without files beside it, which a kill would leave for the next attempt to find.
             database.execute("PRAGMA journal_mode = MEMORY").fetchone()
-            database.executescript(f"BEGIN; {_TABLES} {_ATTENDANCE} COMMIT;")
+            database.executescript(f"BEGIN; {_TABLES} {' '.join(_NEWER)} COMMIT;")
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
             database.execute(f"PRAGMA user_version = {_LAYOUT}")
             database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -152,9 +169,12 @@ class RecordsFile:
 
 
 def _renew(database: sqlite3.Connection) -> None:
-    """Bring a file of layout 1 up to date, in the transaction that is open."""
-    if database.execute("PRAGMA user_version").fetchone() == (1,):
-        database.execute(_ATTENDANCE)
+    """Bring a file of an older layout up to date, in the transaction that is open."""
+    (layout,) = database.execute("PRAGMA user_version").fetchone()
+    for statements in _NEWER[layout - 1 :]:
+        for statement in statements.split(";"):  # a script would commit what is open
+            database.execute(statement)
+    if layout < _LAYOUT:
         database.execute(f"PRAGMA user_version = {_LAYOUT}")
 
 

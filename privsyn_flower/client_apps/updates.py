@@ -157,4 +157,9 @@ def _deltas(
         yield delta
 
 
-UPDATE = Kind(check_update, user_updates)
+def update_tokens(query: Query) -> int:
+    """Most tokens of one user, over all steps of the local training."""
+    return LocalTraining.from_options(query.options).most_tokens
+
+
+UPDATE = Kind(check_update, user_updates, update_tokens)

@@ -68,10 +68,15 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[Rows, Owners]
 
     Of all users, whoever takes part: the cache keeps exactly those it is shown.
     """
-    cache = EmbeddingCache(node.cache / "embeddings", query.model)
-    return cache.get(
-        users, lambda texts: load_embedder(node.embedder, node.device, progress=False).embed(texts)
-    )
+
+    def embed(texts: list[str]) -> Rows:
+        try:
+            return load_embedder(node.embedder, node.device, progress=False).embed(texts)
+        except BaseException as error:  # of one user: the cache goes on without
+            node.failures.add("answer", error, 1)
+            raise
+
+    return EmbeddingCache(node.cache / "embeddings", query.model).get(users, embed)
 
 
 def user_votes(

@@ -158,11 +158,13 @@ class Cohort:
         return keys.digest(b"survivors", self.transcript(sharers), pack_list(survivors))
 
     def check_quorum(self, signers: Sequence[bool]) -> None:
-        """Signers of more than (all weight + colluding) / 2: two lists with such a quorum share
-        an honest signer, who signs once, so only one list has it. Raises SecaggError(SURVIVORS).
+        """Signers of more than (all weight + c) / 2, where c is `colluding` or the weight of the
+        heaviest member, whichever is more. Two lists with such a quorum share signers of more than
+        c: not colluders of weight `colluding` alone, nor any one member, whatever weight it
+        declared. So they share an honest signer, who signs once. Raises SecaggError(SURVIVORS).
         """
-        weight = self.weight(signers)
-        needed = (sum(member.weight for member in self.members) + self.session.colluding) / 2
+        weight, weights = self.weight(signers), [member.weight for member in self.members]
+        needed = (sum(weights) + max(self.session.colluding, *weights)) / 2
         if weight <= needed:
             raise SecaggError(
                 Code.SURVIVORS,

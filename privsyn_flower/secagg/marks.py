@@ -1,4 +1,4 @@
-"""What a node of `secure_vector` must not forget: stages it answered, and its peers' keys.
+"""What a node of `secure_vector` must not forget: stages it answered, its peers' keys, weights.
 
 An SQLite file, because on a device every message is handled by a fresh process, two may be in
 flight, and Flower's own state is a copy in memory. It knows nothing of anybody's data. An older
@@ -23,7 +23,7 @@ LARGEST_NUMBER = 2**63 - 1  # that SQLite keeps
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS marks (run TEXT, query TEXT, stage TEXT, round INTEGER, "
     "attempt INTEGER, PRIMARY KEY (run, query, stage))",
-    "CREATE TABLE IF NOT EXISTS pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL, weight INTEGER)",
 )
 
 
@@ -54,22 +54,26 @@ def mark(folder: Path, stage: str, session: Session) -> None:
 
 
 def pin(folder: Path, cohort: Cohort) -> None:
-    """Trust on first use: keep every new member's identity key, all or none.
+    """Trust on first use: keep every new member's identity key and weight, all or none.
 
-    Raises SecaggError(PEER) when a node id shows another key than before.
+    Raises SecaggError(PEER) when a node id shows another key or weight than before.
     """
     with _transaction(folder) as database:
         for member in cohort.members:
             peer = str(member.id)
-            row = database.execute("SELECT key FROM pins WHERE peer = ?", (peer,)).fetchone()
-            if row is None:
-                database.execute("INSERT INTO pins VALUES (?, ?)", (peer, member.identity))
-            elif row[0] != member.identity:
-                raise SecaggError(
-                    Code.PEER,
-                    f"node {peer} shows another key than the first time (kept in "
-                    f"{folder / MARKS_FILE})",
-                )
+            shown = {"key": member.identity, "weight": min(member.weight, LARGEST_NUMBER)}
+            row = database.execute(
+                "SELECT key, weight FROM pins WHERE peer = ?", (peer,)
+            ).fetchone()
+            for (what, value), kept in zip(shown.items(), row or (None, None), strict=True):
+                if kept is not None and kept != value:  # an older file kept no weight
+                    raise SecaggError(
+                        Code.PEER,
+                        f"node {peer} shows another {what} than the first time (kept in "
+                        f"{folder / MARKS_FILE})",
+                    )
+            row = (peer, *shown.values())
+            database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", row)
 
 
 @contextmanager
@@ -85,6 +89,8 @@ def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
             database.execute("BEGIN IMMEDIATE")
             for table in _TABLES:
                 database.execute(table)
+            if len(database.execute("PRAGMA table_info(pins)").fetchall()) == 2:
+                database.execute("ALTER TABLE pins ADD COLUMN weight INTEGER")
             yield database
             database.execute("COMMIT")
         finally:

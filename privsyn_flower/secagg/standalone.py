@@ -1,7 +1,7 @@
 """The secure sum in anybody's Flower app: a decorator for the node, one call for the server.
 
-The sum is exact and carries NO noise: it hides each node among the others, and says what the sum
-itself says. For differential privacy the handler adds `node_noise_integers` (docs/secure-sum.md).
+The sum is exact and carries NO noise unless the nodes are told to add it: it hides each node among
+the others, and says what the sum itself says (docs/secure-sum.md).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import logging
 import math
 import secrets
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
@@ -21,7 +22,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.privacy.quantize import from_modulus
+from privsyn_flower.privacy.quantize import from_modulus, noise_tail, noise_variance
+from privsyn_flower.privacy.skellam import system_skellam
 from privsyn_flower.secagg import keys, marks
 from privsyn_flower.secagg.cohort import Cohort
 from privsyn_flower.secagg.flower import RECORD, Party, Transport, refusal, respond, run_session
@@ -45,6 +47,9 @@ def secure_vector(
     weight: int = 1,
     folder: str | Path | None = None,
     min_weight: float = 3.0,
+    max_share: float = 0.5,
+    noise_multiplier: float = 0.0,
+    sensitivity: float = 0.0,
 ) -> Callable[[Handler], Answer]: ...
 def secure_vector(
     handler: Handler | None = None,
@@ -52,46 +57,99 @@ def secure_vector(
     weight: int = 1,
     folder: str | Path | None = None,
     min_weight: float = 3.0,
+    max_share: float = 0.5,
+    noise_multiplier: float = 0.0,
+    sensitivity: float = 0.0,
 ) -> Answer | Callable[[Handler], Answer]:
     """Make a handler (message, context) -> vector (length,), PRIVATE, answer `secure_sum`.
 
     The handler is called once a sum, with the server's content; integers, or floats in units of
     the server's 1 / scale. If it raises, or a coordinate is outside the server's `largest`, or
     the shape is another, zeros are sent and only `folder`/handler.log says so. weight: what the
-    server counts this node as (public). min_weight: the least W_min this node accepts. folder:
-    the node's identity key and records, default ~/.cache/privsyn-flower-node/secagg/NODE-ID.
+    server counts this node as (public). min_weight: the least W_min this node accepts. max_share:
+    the largest share of one node in the weight of a sum. folder: the node's identity key and
+    records, default ~/.cache/privsyn-flower-node/secagg/NODE-ID.
+
+    noise_multiplier above 0: the node adds its share of integer noise to whatever is sent, zeros
+    included, so that honest nodes of weight min_weight carry a standard deviation of
+    noise_multiplier * sensitivity. sensitivity: L2 norm of what one unit of weight says; a longer
+    vector of the node counts as a failure. Raises ValueError for numbers that cannot be.
     """
-    if handler is None:
-        return functools.partial(
-            _secure_vector, weight=weight, folder=folder, min_weight=min_weight
-        )
-    return _secure_vector(handler, weight=weight, folder=folder, min_weight=min_weight)
+    own = _Settings(weight, folder, min_weight, max_share, noise_multiplier, sensitivity)
+    decorated: Callable[[Handler], Answer] = lambda handler: _secure_vector(handler, own)  # noqa: E731
+    return decorated if handler is None else decorated(handler)
 
 
-def _secure_vector(
-    handler: Handler, *, weight: int, folder: str | Path | None, min_weight: float
-) -> Answer:
-    if weight < 1:
-        raise ValueError(f"weight = {weight} must be at least 1")
+@dataclass(frozen=True)
+class _Settings:
+    """The decorator's arguments, checked."""
 
+    weight: int
+    folder: str | Path | None
+    min_weight: float
+    max_share: float
+    noise_multiplier: float
+    sensitivity: float
+
+    def __post_init__(self) -> None:
+        if self.weight < 1:
+            raise ValueError(f"weight = {self.weight} must be at least 1")
+        if not 0 < self.max_share <= 1:
+            raise ValueError(f"max_share = {self.max_share} must be above 0 and at most 1")
+        if self.noise_multiplier or self.sensitivity:
+            self.variance  # noqa: B018 - refuses one without the other
+
+    @property
+    def variance(self) -> float:
+        """Of this node's noise; 0: none."""
+        if not self.noise_multiplier and not self.sensitivity:
+            return 0.0
+        return noise_variance(self.noise_multiplier, self.weight, self.min_weight, self.sensitivity)
+
+    def home(self, context: Context) -> Path:
+        """The node's folder."""
+        folder = self.folder
+        if folder is None:
+            folder = Path("~/.cache/privsyn-flower-node/secagg") / str(context.node_id)
+        return Path(folder).expanduser()
+
+    def accept(self, cohort: Cohort, listed: Sequence[bool]) -> None:
+        """Raises SecaggError(COHORT) for too small a W_min, or too heavy a member."""
+        session = cohort.session
+        if session.min_weight < self.min_weight:
+            raise SecaggError(
+                Code.COHORT,
+                f"W_min = {session.min_weight:g} is below this node's min_weight = "
+                f"{self.min_weight:g}",
+            )
+        weights = [m.weight for m, here in zip(cohort.members, listed, strict=True) if here]
+        if max(weights) > self.max_share * sum(weights):
+            raise SecaggError(
+                Code.COHORT,
+                f"one node has weight {max(weights)} of {sum(weights)}, above this node's "
+                f"max_share = {self.max_share:g}",
+            )
+
+
+def _secure_vector(handler: Handler, own: _Settings) -> Answer:
     @functools.wraps(handler)
     def answer(message: Message, context: Context) -> Message:
-        home = Path(folder) if folder is not None else _default_folder(context)
-        home = home.expanduser()
+        home = own.home(context)
 
         def trust(cohort: Cohort) -> None:
-            if cohort.session.min_weight < min_weight:
-                raise SecaggError(
-                    Code.COHORT,
-                    f"W_min = {cohort.session.min_weight:g} is below this node's min_weight = "
-                    f"{min_weight:g}",
-                )
+            own.accept(cohort, [True] * len(cohort.members))
             marks.pin(home, cohort)
 
         def vector(session: Session, _: int) -> NDArray[np.int64]:
             limit, scale = _read_encoding(message, session)
+            room = _room(limit, scale, session.length, own)
             marks.mark(home, "mask", session)
-            return _integers(handler, message, context, session.length, limit, scale, home)
+            values = np.zeros(session.length, dtype=np.int64)
+            with _failures(home):
+                values = _integers(handler(message, context), session.length, room, scale, own)
+            if own.variance:
+                values = values + system_skellam(session.length, own.variance)
+            return values
 
         try:
             return respond(
@@ -99,11 +157,12 @@ def _secure_vector(
                 context.state,
                 Party(
                     node_id=context.node_id,
-                    weight=weight,
+                    weight=own.weight,
                     identity=identity(home),
                     trust=trust,
                     vector=vector,
                     once=lambda stage, session: marks.mark(home, stage, session),
+                    accept=own.accept,
                 ),
             )
         except Exception as error:  # of the set-up: what the handler raises ends before
@@ -113,30 +172,46 @@ def _secure_vector(
     return answer
 
 
-def _default_folder(context: Context) -> Path:
-    return Path("~/.cache/privsyn-flower-node/secagg") / str(context.node_id)
+def _room(limit: int, scale: float, length: int, own: _Settings) -> int:
+    """What of the server's limit the handler's own coordinates may take: the noise needs the rest.
+
+    Raises SecaggError(MALFORMED), before the handler is called.
+    """
+    if not own.variance:
+        return limit
+    room = limit - math.ceil(noise_tail(own.variance, length))
+    if scale != 1.0 or room < 1:
+        raise SecaggError(
+            Code.MALFORMED,
+            f"noise of standard deviation {math.sqrt(own.variance):.3g} is made of integers: "
+            f"scale = {scale:g} must be 1, and largest = {limit} above {limit - room}",
+        )
+    return room
 
 
 def _integers(
-    handler: Handler,
-    message: Message,
-    context: Context,
-    length: int,
-    limit: int,
-    scale: float,
-    home: Path,
+    vector: ArrayLike, length: int, limit: int, scale: float, own: _Settings
 ) -> NDArray[np.int64]:
-    """The handler's vector as integers of magnitude <= limit; zeros when it has none."""
+    """The handler's vector as integers of magnitude <= limit. Raises ValueError."""
+    values = np.asarray(vector)
+    if values.shape != (length,) or values.dtype.kind not in "iuf":
+        raise ValueError(f"a vector of {values.dtype} {values.shape}, expected ({length},)")
+    if values.dtype.kind == "f" or scale != 1.0:
+        values = np.rint(values.astype(np.float64) * scale)
+    if not bool(((values >= -limit) & (values <= limit)).all()):  # NaN is outside too
+        raise ValueError(f"a coordinate is outside largest ({limit} after scaling and noise)")
+    bound = own.weight * own.sensitivity
+    if bound and np.linalg.norm(values.astype(np.float64)) > bound * (1 + 1e-9):
+        raise ValueError(f"the vector is longer than weight * sensitivity = {bound:g}")
+    return values.astype(np.int64)
+
+
+@contextlib.contextmanager
+def _failures(home: Path) -> Iterator[None]:
+    """What the handler raises ends here, sys.exit() included, in the node's local log."""
     try:
-        values = np.asarray(handler(message, context))
-        if values.shape != (length,) or values.dtype.kind not in "iuf":
-            raise ValueError(f"a vector of {values.dtype} {values.shape}, expected ({length},)")
-        if values.dtype.kind == "f" or scale != 1.0:
-            values = np.rint(values.astype(np.float64) * scale)
-        if not bool(((values >= -limit) & (values <= limit)).all()):  # NaN is outside too
-            raise ValueError(f"a coordinate is outside largest ({limit} after scaling)")
-        return values.astype(np.int64)
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        yield
+    except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException:  # its cause may be private: silence or a code would tell of it
         with contextlib.suppress(Exception):
@@ -144,7 +219,6 @@ def _integers(
             log.touch(mode=0o600)
             with log.open("a", encoding="utf-8") as file:
                 file.write(traceback.format_exc())
-        return np.zeros(length, dtype=np.int64)
 
 
 def secure_sum(

@@ -33,10 +33,12 @@ NOISE = Noise(1e-6, 4096.0, 32, 15.0)
 class Device:
     """A node of five users behind the real handler; can fall silent from a stage on."""
 
-    def __init__(self, folder: Path, index: int, policy: Policy | None = None) -> None:
+    def __init__(
+        self, folder: Path, index: int, policy: Policy | None = None, weight: int = 5
+    ) -> None:
         self.context = node_context({}, node_id=100 + index)
         self.node = Node(
-            facts=Hello(5, index, deployed=policy is not None),
+            facts=Hello(weight, index, deployed=policy is not None),
             cache=folder / f"node-{index}",
             embedder=EMBEDDER,
             device="cpu",
@@ -64,9 +66,12 @@ def question() -> Query:
     return Query.votes(embedder.embed(sentences(10, 99)), bound=1.0, model=embedder.fingerprint)
 
 
-def collect(grid: Any, query: Query, noise: Noise = NOISE, **ticket: int) -> tuple[Any, list[str]]:
+def collect(
+    grid: Any, query: Query, noise: Noise = NOISE, heavy: int = 5, **ticket: int
+) -> tuple[Any, list[str]]:
+    """heavy: the weight of node 3."""
     log: list[str] = []
-    cohort = {100 + i: Hello(5, i, deployed=False) for i in range(4)}
+    cohort = {100 + i: Hello(heavy if i == 3 else 5, i, deployed=False) for i in range(4)}
     sending = Exchange(
         grid,
         cohort,
@@ -158,6 +163,9 @@ def test_another_question_than_the_session_is_refused(tmp_path: Path, loopback: 
         {"min_colluding_share": 0.1},
         {"allowed_models": ("another",)},
         {"queries": ()},
+        {"max_surviving_weight": 14.9, "min_surviving_weight": 1.0},
+        {"max_population": 19},
+        {"max_member_share": 0.24},
     ],
 )
 def test_the_owners_policy_holds(
@@ -212,3 +220,34 @@ def test_min_cohort_counts_those_who_are_left(tmp_path: Path, loopback: Any) -> 
     with pytest.raises(TooFewSurvivors):
         collect(grid, question(), Noise(1.5, 4096.0, 32, 15.0))
     assert "confirm" in devices[100].stages and "unmask" not in devices[100].stages
+
+
+@pytest.mark.parametrize(
+    ("heavy", "min_weight", "stage"),
+    [
+        (985, 700.0, "share"),  # of 1,000 declared users: the others' noise would be 2 % of it
+        (10**9, 7e8, "advertise"),
+        (10**8, 15.0, "share"),  # alone it is the guaranteed weight, whoever else is left
+    ],
+)
+def test_a_colluder_of_a_huge_weight_takes_nobodys_noise_off(
+    tmp_path: Path, loopback: Any, heavy: int, min_weight: float, stage: str
+) -> None:
+    devices = {100 + i: Device(tmp_path, i, Policy()) for i in range(3)}
+    grid = loopback({**devices, 103: Device(tmp_path, 3, weight=heavy)})
+    with pytest.raises(TooFewSurvivors):
+        collect(grid, question(), Noise(1.5, 4096.0, 56, min_weight), heavy)
+    assert {device.stages[-1] for device in devices.values()} == {stage}
+
+
+def test_a_weight_is_kept_with_the_key(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise = Noise(1.5, 4096.0, 32, 15.0)
+    devices = {100 + i: Device(tmp_path, i, Policy()) for i in range(3)}
+    collect(loopback({**devices, 103: Device(tmp_path, 3)}), question(), noise)
+    grown = {**devices, 103: Device(tmp_path, 3, weight=6)}
+    with pytest.raises(TooFewSurvivors):
+        collect(loopback(grown), question(), noise, 6, round=2)
+    assert "'103' shows another weight than the first time" in caplog.text
+    collect(loopback({**devices, 103: Device(tmp_path, 3)}), question(), noise, round=3)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,13 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from privsyn_flower import greeting, wire
+from privsyn_flower.cli_node import node_app
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin import open_dropin
+from privsyn_flower.client_apps.failures import read_failures
 from privsyn_flower.privacy.dense import dense_numbers
 from privsyn_flower.question import Noise, Query, Ticket, decode_sum, encoded_length
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
@@ -419,12 +423,120 @@ def test_a_device_answers_what_its_owner_allows(
         assert code(train(ask(question()), context(**own | odd))) == Refusal.SETUP
 
 
+def test_a_device_whose_app_uses_ray_keeps_its_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy's defaults refuse a sum over one user without the nodes' noise."""
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    driver = SimpleNamespace(get_actor_id=lambda: None)
+    ray = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: driver)
+
+    monkeypatch.setitem(sys.modules, "ray", ray)  # type: ignore[arg-type]
+    assert (
+        code(private_training(lambda m, c: answered(m))(ask(question()), context()))
+        == Refusal.POLICY
+    )
+
+
 def test_keys_of_a_device_count_in_a_simulation_too(home: Path) -> None:
     node = open_dropin(context(cache=str(home / "own")))
     assert node.facts.deployed and node.policy is not None and node.cache == home / "own"
     simulated = open_dropin(context(2))
     assert not simulated.facts.deployed and simulated.policy is None
     assert simulated.cache == home / ".cache/privsyn-flower/nodes/drop-in/2-of-4"
+
+
+def failures(cache: str = ".cache/privsyn-flower/nodes/drop-in/0-of-4") -> list[dict[str, Any]]:
+    return read_failures(Path.home() / cache)
+
+
+def test_what_the_function_raises_is_counted_for_the_owner() -> None:
+    handler = private_training(users=lambda context: ["a", "b"])(_raises(NameError(SECRET)))
+    query = question()
+    assert not decoded(handler(ask(query, 2), context()), query, 2).any()
+    (row,) = failures()
+    at = str(row.pop("at")).rpartition(":")[0]
+    assert at == __file__
+    ticket = {"run": TICKET.run, "round": TICKET.round, "attempt": TICKET.attempt}
+    assert row == ticket | {"kind": "answer", "users": 2, "of": 2, "error": "NameError"}
+
+
+@pytest.mark.parametrize("bad", ["raises", "exits", "other arrays", "no arrays"])
+def test_a_check_on_made_up_data_fails_before_anything_is_spent(
+    bad: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mended: list[str] = []
+    checked: list[dict[str, Any]] = []
+
+    def check(message: Message, context: Any) -> Message:
+        checked.append(dict(message.content.config_records["config"]))
+        if mended:
+            return answered(message)
+        if bad == "other arrays":
+            return answered(message, lambda name, array: array[:1])
+        if bad == "no arrays":
+            return Message(RecordDict(), reply_to=message)
+        raise NameError(SECRET) if bad == "raises" else SystemExit(3)
+
+    trained: list[str] = []
+
+    def train(message: Message, context: Any) -> Message:
+        trained.append(str(message.content.config_records["config"]["user"]))
+        return answered(message, plus(0.1))
+
+    users: list[str] = []
+
+    def named(context: Any) -> list[str]:
+        users.append("asked")
+        return ["a"]
+
+    handler = private_training(
+        users=named, weight=lambda context: 1, check=check
+    )(train)  # fmt: skip
+    query = question()
+    reply = handler(ask(query), context())
+    assert code(reply) == Refusal.SETUP and SECRET not in repr(reply) + caplog.text
+    assert trained == users == failures() == []
+    log = Path.home() / ".cache/privsyn-flower/nodes/drop-in/0-of-4/node.log"
+    assert "check on made-up data failed" in log.read_text()
+    mended.append("yes")
+    for rnd in (3, 4):  # the same ticket: nothing was answered
+        ticket = replace(TICKET, round=rnd)
+        got = decoded(handler(ask(query, ticket=ticket), context()), query, ticket=ticket)
+        assert np.allclose(got, 0.1, atol=1e-2)
+    assert trained == ["a", "a"]
+    assert checked == [{"lr": 0.5, "server-round": 3}] * 2  # once more when it had gone well
+
+
+@pytest.mark.parametrize("said", ["ann", " ann\t"])
+@pytest.mark.parametrize("listed", ["ann", " ann", "ann\n"])
+def test_who_withdrew_is_out_however_the_app_spells_the_id(
+    home: Path, monkeypatch: pytest.MonkeyPatch, said: str, listed: str
+) -> None:
+    monkeypatch.delenv("PRIVSYN_SIMULATION")
+    policy = home / "policy.toml"
+    policy.write_text(
+        'queries = ["update"]\naggregation = ["plain"]\ntrusted-aggregator = true\n'
+        "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.5\n"
+    )
+    trained: list[str] = []
+
+    def train(message: Message, context: Any) -> Message:
+        trained.append(str(message.content.config_records["config"]["user"]))
+        return answered(message)
+
+    handler = private_training(users=lambda context: [listed, " bob"])(train)
+    own = context(cache=str(home / "cache"), policy=str(policy), weight=2)
+    query = question()
+    assert code(handler(ask(query, 2), own)) == "ok"
+    assert trained == [listed, " bob"]  # the app's own spelling
+    forgotten = CliRunner().invoke(node_app, ["forget", said, "--folder", str(home / "cache")])
+    assert forgotten.exit_code == 0 and "spelling" not in forgotten.stdout
+    assert code(handler(ask(query, 2, replace(TICKET, round=4)), own)) == "ok"
+    assert trained == [listed, " bob", " bob"]
+
+
+def test_one_user_of_two_spellings_has_one_vector(home: Path) -> None:
+    node = open_dropin(context(), users=lambda context: ["ann", " ann", "bob", " "])
+    assert list(node.load()) == ["ann", "bob"]
 
 
 def test_users_that_cannot_be_read_on_a_device_take_no_part(

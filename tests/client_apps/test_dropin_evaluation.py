@@ -100,6 +100,21 @@ def test_without_weights_the_examples_need_not_be_told() -> None:
     assert decoded(handler(ask(query), context()), query) == pytest.approx([1, 1, 1], abs=1e-3)
 
 
+def test_a_check_on_made_up_data_must_have_the_metrics() -> None:
+    asked: list[str] = []
+
+    def evaluate(message: Message, context: Any) -> Message:
+        asked.append("private")
+        return found(message, **GOOD)
+
+    handler = private_evaluation(check=told(accuracy=1.0))(evaluate)
+    assert code(handler(ask(evaluation()), context())) == Refusal.SETUP
+    assert asked == []
+    handler = private_evaluation(check=told(**GOOD))(evaluate)
+    assert code(handler(ask(evaluation()), context())) == "ok"
+    assert asked == ["private"]
+
+
 @pytest.mark.parametrize(("examples", "weight"), [(5, 0.25), (20, 1.0), (10_000, 1.0)])
 def test_a_user_weighs_no_more_than_the_cap(examples: int, weight: float) -> None:
     query = evaluation(replace(SETTINGS, max_examples=20))

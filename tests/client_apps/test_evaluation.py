@@ -14,7 +14,7 @@ import pytest
 from privsyn_flower import wire
 from privsyn_flower.client_apps.answers import Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
-from privsyn_flower.client_apps.evaluation import EVALUATION, user_evaluations
+from privsyn_flower.client_apps.evaluation import EVALUATION, evaluation_tokens, user_evaluations
 from privsyn_flower.client_apps.main import evaluation
 from privsyn_flower.client_apps.node import Node, open_node
 from privsyn_flower.client_apps.policy import Policy
@@ -316,6 +316,23 @@ def test_the_owners_policy_comes_first(tmp_path: Path, base: Path, loopback: Any
     with pytest.raises(wire.WireError) as caught:
         wire.read_answer(message, TICKET, 5, 32)
     assert caught.value.code is Refusal.POLICY
+
+
+def test_the_owner_bounds_what_a_question_computes(
+    tmp_path: Path, base: Path, loopback: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = question(base)
+    most = evaluation_tokens(query)
+    assert most == 60 * int(query.options["models"]) > 60
+    policy = Policy(
+        queries=("evaluation",), aggregation=("plain",), min_noise_multiplier=1e-9,
+        min_surviving_weight=1.0, max_tokens=most - 1, trusted_aggregator=True,
+    )  # fmt: skip
+    message = reply(query, node(tmp_path, base, private, policy=policy))
+    assert message.content["answer"]["code"] == Refusal.POLICY
+    assert (
+        f"tokens of one user = {most} must be <= {most - 1}: policy key max-tokens" in caplog.text
+    )
 
 
 def test_a_device_evaluates_over_the_model_of_its_own_node_config(

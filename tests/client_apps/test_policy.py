@@ -15,6 +15,7 @@ from privsyn_flower.client_apps.policy import (
     check_cohort,
     check_member,
     check_query,
+    check_work,
     load_policy,
     load_roster,
 )
@@ -51,7 +52,9 @@ def entry(i: int, **extra: Any) -> str:
 
 def test_the_defaults_allow_their_own_bounds() -> None:
     check_query(load_policy(None), **QUERY)
-    check_cohort(Policy(), nodes=3, weight=10, min_weight=10.0)
+    check_cohort(Policy(), weights=[5, 3, 2], min_weight=10.0)
+    assert Policy().max_tokens == 500_000
+    check_work(Policy(), 500_000)
 
 
 @pytest.mark.parametrize(
@@ -82,6 +85,7 @@ def test_what_an_owner_must_allow_for_training(
         ({"noise_multiplier": float("nan")}, "min-noise-multiplier"),
         ({"min_weight": 9.9}, "min-surviving-weight"),
         ({"min_weight": float("inf")}, "min-surviving-weight"),
+        ({"min_weight": 1_000_001.0}, "max-surviving-weight"),
         ({"colluding": -0.1}, "min-colluding-share"),
         ({"length": 20_001}, "max-candidates"),
         ({"neighbors": 17}, "max-neighbors"),
@@ -108,12 +112,18 @@ def test_models_and_colluders_of_the_owners_choice() -> None:
 @pytest.mark.parametrize(
     ("values", "word"),
     [
-        ({"nodes": 2, "weight": 100, "min_weight": 10.0}, "min-cohort"),
-        ({"nodes": 9, "weight": 19, "min_weight": 20.0}, "W_min = 20"),
-        ({"nodes": 9, "weight": 25, "min_weight": 20.0, "colluding": 5.5}, "5.5 assumed colluding"),
-        ({"nodes": 9, "weight": 25, "min_weight": 9.0}, "min-surviving-weight"),
-        ({"nodes": 9, "weight": 25, "min_weight": 10.0, "colluding": -1.0}, "colluding"),
-        ({"nodes": 9, "weight": float("nan"), "min_weight": 10.0}, "nan"),
+        ({"weights": [], "min_weight": 10.0}, "min-cohort"),
+        ({"weights": [50, 50], "min_weight": 10.0}, "min-cohort"),
+        ({"weights": [2] * 9, "min_weight": 20.0}, "W_min = 20"),
+        ({"weights": [5] * 5, "min_weight": 20.0, "colluding": 5.5}, "5.5 assumed colluding"),
+        ({"weights": [5] * 5, "min_weight": 9.0}, "min-surviving-weight"),
+        ({"weights": [5] * 5, "min_weight": 10.0, "colluding": -1.0}, "colluding"),
+        ({"weights": [5] * 5, "min_weight": 10.0, "colluding": float("nan")}, "nan"),
+        ({"weights": [250_001] * 4, "min_weight": 10.0}, "max-population"),
+        ({"weights": [400_000] * 4, "min_weight": 1_200_000.0}, "max-surviving-weight"),
+        ({"weights": [985, 5, 5, 5], "min_weight": 700.0}, "max-member-share"),
+        ({"weights": [13, 6, 6], "min_weight": 10.0}, "max-member-share"),
+        ({"weights": [10**9, 5, 5, 5], "min_weight": 15.0}, "max-population"),
     ],
 )
 def test_too_few_are_refused(values: dict[str, Any], word: str) -> None:
@@ -124,13 +134,45 @@ def test_too_few_are_refused(values: dict[str, Any], word: str) -> None:
 
 def test_the_owners_share_of_colluders_holds_for_the_sum() -> None:
     policy = Policy(min_colluding_share=0.2)
-    check_cohort(policy, nodes=9, weight=50, min_weight=40.0, colluding=10.0)
-    for weight in range(30, 300):  # the server's share, as a weight and as a share again
-        colluding = 0.2 * weight
-        check_cohort(policy, nodes=9, weight=weight, min_weight=10.0, colluding=colluding)
-        check_query(policy, **{**QUERY, "colluding": colluding / weight})
+    check_cohort(policy, weights=[10] * 5, min_weight=40.0, colluding=10.0)
+    for each in range(10, 100):  # the server's share, as a weight and as a share again
+        colluding = 0.2 * 3 * each
+        check_cohort(policy, weights=[each] * 3, min_weight=10.0, colluding=colluding)
+        check_query(policy, **{**QUERY, "colluding": colluding / (3 * each)})
     with pytest.raises(WireError, match="min-colluding-share"):
-        check_cohort(policy, nodes=9, weight=50, min_weight=40.0, colluding=9.0)
+        check_cohort(policy, weights=[10] * 5, min_weight=40.0, colluding=9.0)
+
+
+@given(
+    weights=st.lists(st.integers(1, 1000), min_size=3, max_size=12),
+    share=st.floats(0.05, 0.95), least=st.floats(0.3, 1.0),
+)  # fmt: skip
+def test_one_liar_takes_no_more_than_its_share_of_the_noise(
+    weights: list[int], share: float, least: float
+) -> None:
+    """docs/threat-model.md: whoever it is, the others hold (1 - share) of the noise's variance."""
+    min_weight = least * sum(weights)
+    policy = Policy(max_member_share=share, min_surviving_weight=1.0)
+    try:
+        check_cohort(policy, weights=weights, min_weight=min_weight)
+    except WireError:
+        return
+    for liar in weights:
+        assert (sum(weights) - liar) / min_weight >= (1 - share) * (1 - 1e-6)
+
+
+def test_a_rota_is_company_for_a_turn_and_noise_of_all() -> None:
+    check_query(Policy(), **QUERY | {"min_weight": 40.0, "cycle": 4})
+    with pytest.raises(WireError, match="min-surviving-weight"):
+        check_query(Policy(), **QUERY | {"min_weight": 40.0, "cycle": 5})
+    with pytest.raises(WireError, match="max-surviving-weight"):
+        check_query(Policy(), **QUERY | {"min_weight": 1_000_001.0, "cycle": 4})
+
+
+def test_a_question_that_computes_too_long_is_refused() -> None:
+    with pytest.raises(WireError, match="max-tokens") as caught:
+        check_work(Policy(max_tokens=99), 100)
+    assert caught.value.code is Refusal.POLICY
 
 
 @given(
@@ -172,6 +214,8 @@ def test_a_file_overrides_the_defaults(tmp_path: Path) -> None:
         ('aggregation = ["plian"]', ["aggregation", "plian", "'secure' or 'plain'"]),
         ('queries = "votes"', ["queries", "votes"]),
         ("require-roster = true", ["require-roster", "set roster"]),
+        ("max-surviving-weight = 9.0", ["max-surviving-weight = 9", "min-surviving-weight = 10"]),
+        ("max-member-share = 1.5", ["max-member-share = 1.5", "less than or equal to 1"]),
         ("lifetime-epsilon = 1e-5", ["lifetime-epsilon", "1e-05", "1e-06"]),
         ("a = [", ["not valid TOML"]),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.records import NodeRecords
+from privsyn_flower.client_apps.records import NodeRecords, Peer
 from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.wire import Refusal, WireError
 
@@ -176,15 +177,64 @@ def test_forgotten_users_stay_out_and_what_they_spent_stays(path: Path) -> None:
     assert status["max_spent_epsilon"] == spent > 0
 
 
-def test_keys_are_trusted_on_first_use(path: Path) -> None:
+def test_ids_have_one_spelling(path: Path) -> None:
     records = NodeRecords(path)
-    assert records.pin("node-1", b"k" * 32)
-    assert not records.pin("node-1", b"k" * 32)
-    assert records.pin("node-2", b"k" * 32)
-    refused(lambda: records.pin("node-1", b"x" * 32), "'node-1'")
-    refused(lambda: records.pin("n" * 300, b"x" * 32), "300")
-    assert not NodeRecords(path).pin("node-1", b"k" * 32)
-    assert records.pin_all({"node-2": b"k" * 32, "node-3": b"l" * 32}) == 1
+    assert take(path, 1, [" ann ", "bob"]) == [True, True]
+    assert records.forget("ann")
+    assert records.withdrawn(["ann\n", " ann", "an n"]).tolist() == [True, True, False]
+    assert records.ids([" ann"]) == records.ids(["ann"])
+    with pytest.raises(ValueError, match="1 of 2 users are repeated"):
+        take(path, 2, ["bob", " bob"])
+
+
+def test_keys_and_weights_are_trusted_on_first_use(path: Path) -> None:
+    records, one = NodeRecords(path), Peer(b"k" * 32, 5)
+    assert records.pin_all({"node-1": one}) == 1
+    assert records.pin_all({"node-1": one, "node-2": one}) == 1
+    refused(lambda: records.pin_all({"node-1": Peer(b"x" * 32, 5)}), "'node-1' shows another key")
+    for weight in (4, 6, 10**9):  # a node that grows, and one that wants all the noise
+        changed = Peer(b"k" * 32, weight)
+        refused(lambda new=changed: records.pin_all({"node-1": new}), "'node-1' shows another weig")
+    refused(lambda: records.pin_all({"n" * 300: one}), "300")
+    assert NodeRecords(path).pin_all({"node-1": one}) == 0
     # Nothing of a list with a wrong key is kept.
-    refused(lambda: records.pin_all({"node-4": b"m" * 32, "node-3": b"x" * 32}), "'node-3'")
-    assert records.status(1e-6)["pins"] == 3
+    wrong = {"node-4": Peer(b"m" * 32, 1), "node-2": Peer(b"x" * 32, 5)}
+    refused(lambda: records.pin_all(wrong), "'node-2'")
+    assert records.status(1e-6)["pins"] == 2
+
+
+def test_a_run_may_be_named_like_a_stage(path: Path) -> None:
+    records = NodeRecords(path)
+    records.mark("study/share", "votes", 1, 1)
+    records.mark("study", "votes", 2, 1)
+    for stage in ("share", "confirm", "unmask"):
+        records.mark_stage(stage, "study", "votes", 1, 1)
+        records.mark_stage(stage, "study/share", "votes", 2, 1)
+        refused(lambda s=stage: records.mark_stage(s, "study", "votes", 1, 1), "not answered again")
+    refused(lambda: records.mark_stage("share", "r" * 257, "votes", 1, 1), "257")
+    refused(lambda: records.mark_stage("share", "r", "votes", 0, 1), "round = 0")
+    runs = records.status(1e-6)["runs"]
+    assert [(row["run"], row["round"], row["answers"]) for row in runs] == [
+        ("study/share", 1, 1),
+        ("study", 2, 1),
+    ]
+
+
+def test_what_older_layouts_kept_is_kept(path: Path) -> None:
+    """Stages were marks of a "run/stage", and a peer's weight was not kept."""
+    records = NodeRecords(path)
+    for run in ("study", "study/share", "study/SHARE", "other/unmask"):
+        records.mark(run, "votes", 3, 1)
+    records.pin_all({"node-1": Peer(b"k" * 32, 5)})
+    with sqlite3.connect(path) as database:
+        database.execute("DROP TABLE stages")
+        database.execute("ALTER TABLE pins DROP COLUMN weight")
+        database.execute("PRAGMA user_version = 2")
+    database.close()
+    refused(lambda: records.mark_stage("share", "study", "votes", 3, 1), "not answered again")
+    refused(lambda: records.mark_stage("unmask", "other", "votes", 2, 1), "not answered again")
+    records.mark_stage("confirm", "study", "votes", 3, 1)
+    refused(lambda: records.mark("study/share", "votes", 3, 1), "not answered again")
+    refused(lambda: records.pin_all({"node-1": Peer(b"x" * 32, 7)}), "another key")
+    assert records.pin_all({"node-1": Peer(b"k" * 32, 7)}) == 0
+    refused(lambda: records.pin_all({"node-1": Peer(b"k" * 32, 5)}), "another weight")

@@ -38,7 +38,7 @@ def test_files_are_for_their_owner_and_name_no_user(path: Path) -> None:
     modes: dict[str, int] = {}
     records = NodeRecords(path)
     with RecordsFile(path).transaction() as database:  # while the log lies beside the file
-        database.execute("INSERT INTO pins VALUES ('p', x'00')")
+        database.execute("INSERT INTO pins VALUES ('p', x'00', 1)")
         modes |= {item.name: stat.S_IMODE(item.stat().st_mode) for item in path.parent.iterdir()}
     take(path, 1, ["a user's name", "another"])
     records.forget("a user's name")

@@ -241,6 +241,8 @@ def test_records_of_the_first_layout_are_taken_over(path: Path) -> None:
     asked(path, 1, ["a"], limits, POLICY)
     with sqlite3.connect(path) as database:
         database.execute("DROP TABLE attendance")
+        database.execute("DROP TABLE stages")
+        database.execute("ALTER TABLE pins DROP COLUMN weight")
         database.execute("PRAGMA user_version = 1")
     database.close()
     spent = NodeRecords(path).status(1e-6)["max_spent_epsilon"]

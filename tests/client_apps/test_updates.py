@@ -19,7 +19,8 @@ from privsyn_flower.client_apps.answers import Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import update
 from privsyn_flower.client_apps.node import Node, open_node
-from privsyn_flower.client_apps.updates import UPDATE, user_updates
+from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.updates import UPDATE, update_tokens, user_updates
 from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.dense import dense_numbers
@@ -407,6 +408,26 @@ def test_a_question_without_its_parameters_is_refused(
     with pytest.raises(wire.WireError) as caught:
         wire.read_answer(message, TICKET, 1, 32)
     assert caught.value.code is Refusal.MALFORMED
+
+
+@pytest.mark.parametrize("steps", [100, 1 << 20])
+def test_the_owner_bounds_what_a_question_computes(
+    tmp_path: Path, base: Path, loopback: Any, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = question(base, options=replace(OPTIONS, max_steps=steps, epochs=1000))
+    most = update_tokens(query)
+    assert most == steps * 2 * 12
+    allowed = Policy(
+        queries=("update",), aggregation=("plain",), trusted_aggregator=True,
+        min_surviving_weight=1.0, max_tokens=most,
+    )  # fmt: skip
+    longer = allowed.model_copy(update={"max_tokens": most - 1})
+    for policy, load, expected in ((longer, private, "policy"), (allowed, dict, "ok")):
+        message = reply(query, node(tmp_path, base, load, policy=policy))
+        assert message.content["answer"]["code"] == expected
+    assert (
+        f"tokens of one user = {most} must be <= {most - 1}: policy key max-tokens" in caplog.text
+    )
 
 
 def test_a_node_without_the_base_refuses(tmp_path: Path, base: Path, loopback: Any) -> None:

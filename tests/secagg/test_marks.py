@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,30 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     assert code_of(tmp_path, "mask", round=2**63) is Code.MALFORMED
     (tmp_path / marks.MARKS_FILE).write_bytes(b"no database" * 200)
     assert code_of(tmp_path, "mask") is Code.SETUP
+
+
+def test_a_peers_first_weight_stays(tmp_path: Path) -> None:
+    cohort = Cohort.of(a_session(), members(4))
+    grown = replace(cohort.members[0], weight=2**64 - 1)
+    changed = Cohort(a_session(), (grown, *cohort.members[1:]))
+    marks.pin(tmp_path, cohort)
+    with pytest.raises(SecaggError, match="shows another weight") as caught:
+        marks.pin(tmp_path, changed)
+    assert caught.value.code == Code.PEER
+    marks.pin(tmp_path / "other", changed)
+    marks.pin(tmp_path / "other", changed)
+
+
+def test_a_file_without_weights_gets_them(tmp_path: Path) -> None:
+    cohort = Cohort.of(a_session(), members(4))
+    marks.pin(tmp_path, cohort)
+    with sqlite3.connect(tmp_path / marks.MARKS_FILE) as database:
+        database.execute("ALTER TABLE pins DROP COLUMN weight")
+    database.close()
+    marks.pin(tmp_path, cohort)
+    grown = replace(cohort.members[0], weight=2)
+    with pytest.raises(SecaggError, match="shows another weight"):
+        marks.pin(tmp_path, Cohort(a_session(), (grown, *cohort.members[1:])))
 
 
 def test_a_peers_first_key_stays(tmp_path: Path) -> None:

@@ -143,5 +143,5 @@ def test_bytes_are_those_of_the_page(n: int) -> None:
     assert len(sealed) == 82 * degree
     assert len(rig.masked[100]) == 9 * 24 // 8
     assert len(rig.signed[100]) == 64
-    assert len(signatures) == 64 * (n // 2 + 1)  # no more than the quorum
+    assert len(signatures) == 64 * ((n + 1) // 2 + 1)  # no more than the quorum
     assert len(rig.unmask(0, signers, signatures)) == 33 * degree

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ def members(n: int, **changes: Any) -> list[Member]:
                   "mask": key(3, i), **(changes if i == 1 else {})})
         for i in range(n)
     ]  # fmt: skip
+
+
+def weighing(*weights: int) -> list[Member]:
+    pairs = zip(members(len(weights)), weights, strict=True)
+    return [replace(member, weight=weight) for member, weight in pairs]
 
 
 def test_a_session_survives_its_text_and_any_change_shows() -> None:
@@ -112,6 +118,37 @@ def test_lists_survive_packing(listed: list[bool]) -> None:
         )
         with pytest.raises(SecaggError, match="malformed"):
             unpack_list(padded, len(listed))
+
+
+@given(
+    weights=st.lists(st.integers(1, 50), min_size=3, max_size=7),
+    colluding=st.integers(0, 20), first=st.integers(0, 127), second=st.integers(0, 127),
+)  # fmt: skip
+def test_two_quorums_share_an_honest_signer(
+    weights: list[int], colluding: int, first: int, second: int
+) -> None:
+    """Whoever one dishonest member is, whatever weight it declared, and whoever weighs no more
+    than the colluders together."""
+    cohort = Cohort(a_session(colluding=float(colluding)), tuple(weighing(*weights)))
+    lists = [[bool(bits >> i & 1) for i in range(len(weights))] for bits in (first, second)]
+    try:
+        for listed in lists:
+            cohort.check_quorum(listed)
+    except SecaggError:
+        return
+    both = [i for i in range(len(weights)) if lists[0][i] and lists[1][i]]
+    assert len(both) > 1
+    assert sum(weights[i] for i in both) > max(colluding, *(weights[i] for i in both))
+
+
+def test_the_heaviest_member_needs_more_than_half_of_the_others() -> None:
+    cohort = Cohort.of(a_session(), weighing(1000, 1, 1, 1, 1))
+    heaviest = [member.weight > 1 for member in cohort.members]
+    with pytest.raises(SecaggError, match="signed the list"):
+        cohort.check_quorum(heaviest)
+    with pytest.raises(SecaggError, match="signed the list"):
+        cohort.check_quorum([heavy or at < 2 for at, heavy in enumerate(heaviest)])
+    cohort.check_quorum([heavy or at < 3 for at, heavy in enumerate(heaviest)])
 
 
 def test_a_quorum_is_more_than_half_and_the_colluders() -> None:

@@ -78,6 +78,77 @@ def test_a_handler_that_raises_says_nothing(
         assert set(reply.content[RECORD]) == {"code", "data"}
 
 
+NOISE = {"min_weight": 3, "noise_multiplier": 100.0, "sensitivity": 1.0}  # std 58 a node
+
+
+@pytest.mark.parametrize("bad", [RuntimeError("private"), SystemExit(3), None, np.ones(2000, int)])
+def test_the_noise_of_a_failing_handler_is_sent_all_the_same(
+    tmp_path: Path, loopback: Any, bad: Any
+) -> None:
+    """Zeros of one node alone would show that its user made the handler fail."""
+    calls: list[Message] = []
+
+    def fails(message: Any, context: Any) -> Any:
+        calls.append(message)
+        if isinstance(bad, BaseException):
+            raise bad
+        return bad
+
+    d = 2000
+    grid = loopback({10 + i: node_of(tmp_path, 10 + i, fails, **NOISE) for i in range(3)})
+    total = summed(grid, length=d, largest=4000)
+    assert len(calls) == 3
+    # Chi-square with 2,000 degrees: ten standard deviations of its own.
+    assert abs(np.square(total).mean() / 100.0**2 - 1) < 10 * np.sqrt(2 / d)
+
+
+def test_noise_is_on_top_of_the_handlers_vector(tmp_path: Path, loopback: Any) -> None:
+    small = {"min_weight": 3, "noise_multiplier": 1e-3, "sensitivity": 150.0}
+    grid = loopback(nodes_of(tmp_path, [[100, -100]] * 3, **small))
+    assert np.allclose(summed(grid, largest=200), [300, -300], atol=5)
+
+
+@pytest.mark.parametrize(
+    "asked", [{"largest": 1000}, {"largest": 5.0, "scale": 1000.0}, {"largest": 90, "length": 9}]
+)
+def test_a_sum_that_cannot_hold_the_noise_is_refused_before_the_handler(
+    tmp_path: Path, loopback: Any, asked: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(message: Any, context: Any) -> Any:
+        raise AssertionError("called")
+
+    big = NOISE | {"noise_multiplier": 300.0}
+    grid = loopback({10 + i: node_of(tmp_path, 10 + i, fails, **big) for i in range(3)})
+    with pytest.raises(SecaggError):
+        summed(grid, **asked)
+    assert "noise of standard deviation 173" in caplog.text
+    assert not (tmp_path / "10" / "handler.log").exists()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"noise_multiplier": 1.0}, {"sensitivity": 1.0}, {"noise_multiplier": -1.0, "sensitivity": 1}],
+)
+def test_noise_needs_both_of_its_numbers(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        secure_vector(**options)
+
+
+def test_a_node_of_a_huge_weight_is_left_alone(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    heavy = node_of(tmp_path, 13, lambda m, c: [1, 1], weight=8, max_share=1.0)
+    nodes = {**nodes_of(tmp_path, [[1, 1]] * 3), 13: heavy}
+    weights = {10: 1, 11: 1, 12: 1, 13: 8}
+    with pytest.raises(SecaggError):
+        summed(loopback(nodes), weights=weights, min_nodes=8)
+    assert "one node has weight 8 of 11" in caplog.text
+    own = {**nodes_of(tmp_path, [[1, 1]] * 3, max_share=0.8), 13: heavy}
+    assert summed(loopback(own), weights=weights, min_nodes=8).tolist() == [4, 4]
+    with pytest.raises(ValueError, match="max_share = 0"):
+        secure_vector(max_share=0.0)
+
+
 def test_the_content_reaches_the_handler_and_cannot_be_changed(
     tmp_path: Path, loopback: Any
 ) -> None:

@@ -1,0 +1,127 @@
+"""What users' data raised: counted for the owner, in a bounded file, and no reply depends on it."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.client_apps import failures as module
+from privsyn_flower.client_apps.failures import FAILURES_FILE, Failures, read_failures
+from privsyn_flower.question import Ticket
+from tests.client_apps.test_votes import ask, node, reply, vector
+
+TICKET = Ticket("run", "votes", 1, 1)
+SECRET = "what the user wrote"
+
+
+def raised(error: BaseException) -> BaseException:
+    """With a traceback."""
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+def test_causes_are_counted_without_a_word_of_them(tmp_path: Path) -> None:
+    found, folder = Failures(), tmp_path / "node"
+    found.write(folder, TICKET, 5)
+    assert not folder.exists()  # nothing failed
+    for _ in range(3):
+        found.add("answer", raised(ValueError(SECRET)), 2)
+    found.add("users", OSError(SECRET), 1)
+    found.write(folder, TICKET, 5)
+    found.write(folder, TICKET, 5)  # an answer's failures are written once
+    ticket = {"run": "run", "round": 1, "attempt": 1}
+    values, files = read_failures(folder)
+    at = values.pop("at")
+    assert values == ticket | {"kind": "answer", "users": 5, "of": 5, "error": "ValueError"}
+    file, _, line = at.rpartition(":")
+    assert file == __file__ and "raise error" in Path(file).read_text().splitlines()[int(line) - 1]
+    assert files == ticket | {"kind": "users", "users": 1, "of": 5, "error": "OSError", "at": ""}
+    path = folder / FAILURES_FILE
+    assert SECRET not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 2000)
+    path = tmp_path / FAILURES_FILE
+    for number in range(1, 101):
+        found = Failures()
+        found.add("answer", KeyError(), 1)
+        found.write(tmp_path, Ticket("r", "q", number, 1), 9)
+        assert path.stat().st_size <= 2000
+        rows = read_failures(tmp_path)
+        assert rows[-1]["round"] == number and (number == 1 or len(rows) > 1)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text('{"run": 1}\n[3]\n{"ru')
+    assert read_failures(tmp_path) == [{"run": 1}]
+
+
+def test_one_answer_has_a_few_causes_of_bounded_length(tmp_path: Path) -> None:
+    found = Failures()
+    for cause in range(100):
+        found.add("answer", type(f"E{cause}" + "x" * 1000, (Exception,), {})(), 1)
+    found.write(tmp_path, TICKET, 9)
+    rows = read_failures(tmp_path)
+    assert len(rows) == module.MOST_CAUSES
+    assert max(len(row["error"]) for row in rows) == module.LONGEST
+
+
+def unwritable(path: Path) -> None:
+    (path / FAILURES_FILE).mkdir(parents=True)
+
+
+@pytest.mark.parametrize("before", [lambda path: None, unwritable])
+@pytest.mark.parametrize("where", ["users", "answer"])
+def test_a_reply_does_not_depend_on_failures(
+    tmp_path: Path, loopback: Any, before: Callable[[Path], None], where: str
+) -> None:
+    def load() -> Any:
+        if where == "users":
+            raise PermissionError(SECRET)
+        return Broken({"a": ["one"], "b": ["two"]})
+
+    class Broken(dict[str, list[str]]):
+        """Users whose texts cannot be had."""
+
+        def values(self) -> Any:
+            raise NameError(SECRET)
+
+        def items(self) -> Any:
+            raise NameError(SECRET)
+
+    device = node(tmp_path, load=load)
+    before(device.cache)
+    query, message = ask()
+    answer = reply(message, device)
+    assert np.allclose(vector(answer, query), 0.0, atol=1e-3)
+    if before is unwritable:
+        return
+    (row,) = read_failures(device.cache)
+    assert row["kind"] == where
+    assert row["users"] == row["of"] > 0
+    assert json.dumps(row).isascii() and SECRET not in json.dumps(row)
+
+
+def test_a_text_that_cannot_be_embedded_is_counted(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(SECRET)
+
+    from privsyn_flower.client_apps import votes
+
+    _, message = ask()
+    monkeypatch.setattr(votes, "load_embedder", fails)
+    device = node(tmp_path)
+    reply(message, device)
+    row = read_failures(device.cache)[0]
+    assert (row["error"], row["users"]) == ("RuntimeError", row["of"])
