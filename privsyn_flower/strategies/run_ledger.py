@@ -54,7 +54,7 @@ def ledger_path(folder: RunFolder, ledger: str | Path, population_name: str) -> 
     """
     if population_name and Path(population_name).name != population_name:
         raise ConfigError(
-            f"population-name = {population_name!r} names a ledger file: leave out '/' and '..'"
+            f"population-name = {population_name!r} names a ledger file: leave out '/'"
         )
     if not ledger:
         shared = ledger_scope(population_name) == "population"
