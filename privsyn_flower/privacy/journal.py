@@ -80,12 +80,12 @@ def append_row(descriptor: int, path: Path, row: Row) -> None:
         while written < len(line):
             written += os.pwrite(descriptor, line[written:], end + written)
         os.fsync(descriptor)
+        if end == 0:
+            sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, end)
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    if end == 0:
-        sync_folder(path.parent)
 
 
 def write_rows_atomically(path: Path, rows: list[Row]) -> None:
