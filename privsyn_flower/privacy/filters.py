@@ -157,8 +157,8 @@ def parse_header(row: Row, path: Path) -> Header:
     values: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
     if row.get("kind") != "ledger" or values.get("version") not in range(1, VERSION + 1):
         raise LedgerError(
-            f"{path} does not begin with a ledger header of version 1 to {VERSION}: "
-            f"{json.dumps(row)[:80]}"
+            f"{path} does not begin with a ledger header of version 1 to {VERSION} (the copy in a "
+            f"run folder is no ledger): {json.dumps(row)[:80]}"
         )
     try:
         header = Header(**values)

@@ -245,12 +245,16 @@ class Ledger:
         return max(0, math.floor(left / self.header.cost(wanted)))
 
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
-        """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`."""
+        """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`.
+
+        It is for reading, and refused as a ledger: what others, and later ones, spent is missing.
+        """
         with locked(self.path) as handle:
             self._replay(handle)
             rows = read_rows(handle, self.path)
         ids = {row["id"] for row in rows[1:] if _belongs(str(row.get("run", "")), run)}
-        write_rows_atomically(Path(path), rows[:1] + [r for r in rows[1:] if r["id"] in ids])
+        head = rows[0] | {"kind": "copy"}
+        write_rows_atomically(Path(path), [head, *(r for r in rows[1:] if r["id"] in ids)])
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

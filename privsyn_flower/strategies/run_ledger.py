@@ -46,26 +46,31 @@ def ledger_scope(population_name: str) -> Literal["run", "population"]:
     return "population" if population_name else "run"
 
 
-def ledger_path(folder: RunFolder, ledger: str | Path, population_name: str) -> Path:
-    """The file named, the declared population's, or one of this run alone.
+def shared_ledger(ledger: str | Path, population_name: str) -> Path | None:
+    """The file named, or the declared population's; None: each run has one of its own.
 
-    Raises ConfigError for a shared file without a population, a file in the run folder, and a
-    population whose name cannot name a file.
+    Raises ConfigError for a shared file without a population, and for a population whose name
+    cannot name a file.
     """
     if population_name and Path(population_name).name != population_name:
         raise ConfigError(
             f"population-name = {population_name!r} names a ledger file: leave out '/'"
         )
-    if not ledger:
-        shared = ledger_scope(population_name) == "population"
-        name = population_name if shared else f"runs/{run_id(folder)}"
-        return ledger_folder() / f"{name}.jsonl"
-    if not population_name:
+    if ledger and not population_name:
         raise ConfigError(
             f"ledger = {str(ledger)!r} is shared by runs: set population-name to the name of the "
             "declared population it belongs to"
         )
-    path = Path(ledger).expanduser().absolute()
+    if ledger:
+        return Path(ledger).expanduser().absolute()
+    return ledger_folder() / f"{population_name}.jsonl" if population_name else None
+
+
+def ledger_path(folder: RunFolder, ledger: str | Path, population_name: str) -> Path:
+    """Where the run's ledger lies. Raises ConfigError for a file in the run folder, too."""
+    path = shared_ledger(ledger, population_name)
+    if path is None:
+        return ledger_folder() / "runs" / f"{run_id(folder)}.jsonl"
     if folder.path.resolve() in path.resolve().parents:
         raise ConfigError(
             f"ledger = {str(ledger)!r} lies in the run folder: a copy of the folder would forget "

@@ -285,6 +285,50 @@ def test_another_home_is_named_with_the_old_one(
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_the_copy_in_a_run_folder_is_no_ledger(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], home: Path
+) -> None:
+    """It may be older than the run's end, and holds nothing of other runs."""
+    path = tmp_path / "run"
+    interrupted(path, loopback(nodes), after=1)
+    (book,) = home.glob("runs/*.jsonl")
+    assert [row["kind"] for row in read_jsonl(path / COPY)] == [
+        "copy", *["reserve", "sent", "commit"] * 2
+    ]  # fmt: skip
+    shutil.copy(path / COPY, book)
+    with pytest.raises(LedgerError, match="the copy in a run folder is no ledger"):
+        go(path, loopback(nodes), Counting())
+
+
+def test_a_trusted_aggregators_run_finds_its_key_after_a_move(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The key lies outside, by the run's id; a copy that fell behind gets no noise."""
+    one, two, real = tmp_path / "one", tmp_path / "two", DPFTRL.learn
+
+    def train(folder: Path) -> Any:
+        options: dict[str, Any] = {"epsilon": 8.0, "delta": DELTA, "users": 4, "folder": folder}
+        return DPFTRL(1.0).start(
+            loopback(trainers(4)), record(), 3, aggregation=PlainSum(), **options
+        )
+
+    def dies(self: DPFTRL, rnd: int, *rest: Any) -> Any:
+        if rnd == 2:
+            raise RuntimeError("crash")
+        return real(self, rnd, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DPFTRL, "learn", dies)
+        with pytest.raises(RuntimeError, match="crash"):
+            train(one)
+    shutil.copytree(one, tmp_path / "copy")
+    one.rename(two)
+    assert train(two).rounds == 3
+    assert not list(tmp_path.glob("home/privsyn-flower/noise-keys/*"))
+    with pytest.raises(LedgerError, match="round 3 was released"):
+        train(tmp_path / "copy")
+
+
 def test_an_evaluation_is_not_released_again_from_a_copy_made_before_it(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
