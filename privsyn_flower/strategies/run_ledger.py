@@ -73,8 +73,8 @@ def ledger_path(folder: RunFolder, ledger: str | Path, population_name: str) -> 
         return ledger_folder() / "runs" / f"{run_id(folder)}.jsonl"
     if folder.path.resolve() in path.resolve().parents:
         raise ConfigError(
-            f"ledger = {str(ledger)!r} lies in the run folder: a copy of the folder would forget "
-            "what was spent after it; name a file outside"
+            f"the ledger {path} lies in the run folder: a copy of the folder would forget what was "
+            "spent after it; name a file outside (key ledger), or another run-folder"
         )
     return path
 
