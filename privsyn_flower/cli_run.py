@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.config_file import load_config, parse_override, to_toml
+from privsyn_flower.config_file import load_config, parse_override, relocated, to_toml
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
@@ -123,7 +123,10 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
-    config = load_config(path)
+    stored = load_config(path)
+    # It may lie elsewhere than at its start. Whether it may go on is no question of paths: the
+    # ledger knows the run (`strategies.rounds`).
+    config = RunConfig.from_flat(relocated(stored.flat(), folder))
     _check_place(config, federation)
     flower = find_run(folder)
     if (folder / "summary.json").exists() and lock_holder(folder) is None:
@@ -142,6 +145,8 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             return _watch(folder, flower)
     if flower is not None:
         flower.close()
+    if config != stored:
+        write_atomic(path, to_toml(config, comments=True).encode())
     return _start(folder, config, federation)
 
 

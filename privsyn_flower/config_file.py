@@ -24,6 +24,17 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) 
     return RunConfig.from_flat({**values, **overrides})
 
 
+def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:
+    """A run's flat configuration for where its folder lies now; paths inside follow it."""
+    old = str(values.get("run-folder", ""))
+
+    def moved(value: Scalar) -> Scalar:
+        inside = bool(old) and isinstance(value, str) and value.startswith(f"{old}/")
+        return f"{folder}{str(value)[len(old) :]}" if inside else value
+
+    return {key: moved(value) for key, value in values.items()} | {"run-folder": str(folder)}
+
+
 def parse_override(text: str) -> tuple[str, Scalar]:
     """`key=value` of the command line; the value is TOML, a bare word is a string."""
     key, sign, raw = text.partition("=")

@@ -151,7 +151,8 @@ class LocalFlower:
 
     def facts(self) -> dict[str, Any]:
         """What finds the run again."""
-        return {"port": self.port, "pid": self.pid, "run_id": self.run_id}
+        here = {"folder": str(self.run_folder)}  # a copied folder's Flower is its original's
+        return {"port": self.port, "pid": self.pid, "run_id": self.run_id, **here}
 
     def status(self) -> str:
         """Flower's word on the run, for example running or finished:completed."""

@@ -241,16 +241,22 @@ class FederationRun(LocalFlower):
 
     def facts(self) -> dict[str, Any]:
         """What finds the run again."""
-        return {"federation": str(self.federation.folder), "run_id": self.run_id}
+        where = {"federation": str(self.federation.folder), "folder": str(self.run_folder)}
+        return {**where, "run_id": self.run_id}
 
     def _clear(self) -> None:
         """Nothing: the home is the federation's."""
 
 
 def find_run(run_folder: Path) -> LocalFlower | None:
-    """What an earlier `privsyn run` left running for this folder, if it still answers."""
+    """What an earlier `privsyn run` left running for this folder, if it still answers.
+
+    None for a folder that was moved or copied here meanwhile: that run is another folder's.
+    """
     path = run_folder / "flower.json"
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    if Path(facts.get("folder", run_folder)).resolve() != run_folder.resolve():
+        return None
     if "federation" not in facts:
         return LocalFlower.find(run_folder)
     found = FederationRun(run_folder, LocalFederation(Path(facts["federation"])), facts["run_id"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -56,5 +57,8 @@ def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
         file.seek(offset)
         data = file.read()
     end = data.rfind(b"\n") + 1
-    events = [json.loads(line) for line in data[:end].splitlines() if line]
+    events = []
+    for line in data[:end].splitlines():
+        with suppress(ValueError):  # a kill or a full disk can leave half a line
+            events.append(json.loads(line))
     return events, offset + end

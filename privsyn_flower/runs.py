@@ -21,7 +21,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,26 +36,42 @@ class RunLocked(RuntimeError):
     """Another live process holds the run folder."""
 
 
+class RunMoved(RuntimeError):
+    """The run folder was moved or removed while the run was going on."""
+
+
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that it is complete and on disk, or not there at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write `data` to `path` so that it is complete and on disk, or not there at all.
+
+    When the disk refuses, nothing is left behind, and OSError names `path`.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def json_bytes(value: object) -> bytes:
+    """A value as a JSON file has it; NaN and infinity are refused (not JSON)."""
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def write_json(path: Path, value: object) -> None:
-    """A JSON file, atomically; NaN and infinity are refused (not JSON)."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
-    write_atomic(path, text.encode() + b"\n")
+    """A JSON file, atomically."""
+    write_atomic(path, json_bytes(value))
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -99,12 +115,26 @@ class RunFolder:
             file.flush()
             yield
 
+    def has_rounds(self) -> bool:
+        """Whether anything was asked from this folder."""
+        patterns = ("queries/round-*", "releases/round-*", "checkpoints/round-*")
+        return any(True for pattern in patterns for _ in self.path.glob(pattern))
+
+    def _write(self, name: str, data: bytes) -> None:
+        """A file of the run. Raises RunMoved rather than begin another folder in its place."""
+        if not self.path.is_dir():
+            raise RunMoved(
+                f"run folder {self.path} was moved or removed while the run was going on: continue "
+                "it with `privsyn run --resume` and the folder's new place"
+            )
+        write_atomic(self.path / name, data)
+
     # Checkpoints -------------------------------------------------------------------------
 
     def save_checkpoint(self, rnd: int, state: Json, metrics: Json) -> None:
         """Public strategy state after round `rnd`, with that round's metrics row."""
         value = {"round": rnd, "state": state, "metrics": metrics}
-        write_json(self.path / "checkpoints" / f"round-{rnd:04d}.json", value)
+        self._write(f"checkpoints/round-{rnd:04d}.json", json_bytes(value))
         write_jsonl(self.path / "metrics.jsonl", self.metrics())
         self._drop_models(rnd)
 
@@ -128,7 +158,7 @@ class RunFolder:
 
     def save_value(self, name: str, value: object) -> None:
         """A small JSON value under checkpoints/, for example the roster or a stage's result."""
-        write_json(self.path / "checkpoints" / f"{name}.json", value)
+        self._write(f"checkpoints/{name}.json", json_bytes(value))
 
     def load_value(self, name: str) -> Any:
         """What `save_value` stored, or None."""
@@ -151,7 +181,7 @@ class RunFolder:
         np.savez(
             buffer, rows=query.rows, scales=query.scales, head=np.array(json.dumps(head)), **extra
         )
-        write_atomic(self._query_path(rnd), buffer.getvalue())
+        self._write(f"queries/round-{rnd:04d}.npz", buffer.getvalue())
 
     def load_query(self, rnd: int) -> Query | None:
         """The question of round `rnd`, exactly as it was asked."""
@@ -174,7 +204,7 @@ class RunFolder:
         """The noisy sum of round `rnd`, float64, unclipped and unrounded."""
         buffer = io.BytesIO()
         np.savez(buffer, released=np.asarray(released, dtype=np.float64))
-        write_atomic(self.path / "releases" / f"round-{rnd:04d}.npz", buffer.getvalue())
+        self._write(f"releases/round-{rnd:04d}.npz", buffer.getvalue())
 
     def load_release(self, rnd: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
         """The stored noisy sum of round `rnd`; a stored release is never asked again."""
@@ -185,6 +215,10 @@ class RunFolder:
             released: np.ndarray[Any, np.dtype[np.float64]] = archive["released"]
             return released
 
+    def has_release(self, rnd: int) -> bool:
+        """Whether the noisy sum of round `rnd` is stored."""
+        return (self.path / "releases" / f"round-{rnd:04d}.npz").exists()
+
     def drop_unfinished_release(self, rnd: int) -> None:
         """Remove what a kill left of a release of round `rnd` that was never complete."""
         for path in (self.path / "releases").glob(f".round-{rnd:04d}.npz.*.tmp"):
@@ -194,7 +228,7 @@ class RunFolder:
 
     def save_arrays(self, name: str, packed: bytes) -> None:
         """Named arrays as safetensors bytes (public), under models/."""
-        write_atomic(self._arrays_path(name), packed)
+        self._write(f"models/{name}.safetensors", packed)
 
     def load_arrays(self, name: str) -> bytes | None:
         """What `save_arrays` stored, or None."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from privsyn_flower.privacy.renyi import (
     with_total_variation,
 )
 
-VERSION = 2  # version 1 had the filter MU_SQUARED only
+VERSION = 3  # version 1 had the filter MU_SQUARED only, version 2 no id
 UNIT = "user"
 ADJACENCY = "zero-out"
 
@@ -48,7 +49,8 @@ class Header:
     """The ledger's first row; fixed for its life.
 
     mu_squared, or rdp at order: the filter's budget; None without a total. total_variation: what
-    all charges together may have; its price in delta is taken off the budget from the start.
+    all charges together may have; its price in delta is taken off the budget from the start. id:
+    drawn when the ledger is made, so that another one in its place is noticed; "" before version 3.
     """
 
     population: str
@@ -63,6 +65,7 @@ class Header:
     order: int | None = None
     rdp: float | None = None
     total_variation: float = 0.0
+    id: str = ""
 
     @property
     def mechanism(self) -> Mechanism:
@@ -145,16 +148,17 @@ def new_header(
         order=at,
         rdp=rdp,
         total_variation=total_variation,
+        id=uuid.uuid4().hex,
     )
 
 
 def parse_header(row: Row, path: Path) -> Header:
     """The header in a file's first row. Raises LedgerError when it is of no known version."""
     values: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
-    if row.get("kind") != "ledger" or values.get("version") not in (1, VERSION):
+    if row.get("kind") != "ledger" or values.get("version") not in range(1, VERSION + 1):
         raise LedgerError(
-            f"{path} does not begin with a ledger header of version 1 to {VERSION}: "
-            f"{json.dumps(row)[:80]}"
+            f"{path} does not begin with a ledger header of version 1 to {VERSION} (the copy in a "
+            f"run folder is no ledger): {json.dumps(row)[:80]}"
         )
     try:
         header = Header(**values)

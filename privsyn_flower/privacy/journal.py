@@ -19,6 +19,14 @@ class LedgerError(RuntimeError):
     """The ledger does not allow this, or its file cannot be trusted."""
 
 
+def missing(path: Path) -> LedgerError:
+    """The ledger that charges were written to is not there."""
+    return LedgerError(
+        f"no ledger at {path}: it was moved or removed, and it alone knows what was spent: put it "
+        "back, or start a new run in another folder"
+    )
+
+
 @contextmanager
 def locked(path: Path, *, create: bool = False) -> Iterator[int]:
     """A descriptor of the file under an exclusive lock, until the block ends.
@@ -32,7 +40,7 @@ def locked(path: Path, *, create: bool = False) -> Iterator[int]:
     try:
         descriptor = os.open(path, flags, 0o600)
     except FileNotFoundError:
-        raise LedgerError(f"no ledger at {path}: it was removed while in use") from None
+        raise missing(path) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
@@ -62,7 +70,7 @@ def read_rows(descriptor: int, path: Path) -> list[Row]:
 def append_row(descriptor: int, path: Path, row: Row) -> None:
     """Cut off a torn last line, append one row, fsync; the first row syncs the folder too.
 
-    When the disk refuses, the file is put back to the rows it had, and OSError is raised.
+    When the disk refuses, the file is put back to the rows it had, and OSError names it.
     """
     end = _read_all(descriptor).rfind(b"\n") + 1
     os.ftruncate(descriptor, end)
@@ -72,12 +80,12 @@ def append_row(descriptor: int, path: Path, row: Row) -> None:
         while written < len(line):
             written += os.pwrite(descriptor, line[written:], end + written)
         os.fsync(descriptor)
-    except OSError:
+        if end == 0:
+            sync_folder(path.parent)
+    except OSError as error:
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, end)
-        raise
-    if end == 0:
-        sync_folder(path.parent)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write_rows_atomically(path: Path, rows: list[Row]) -> None:
@@ -90,6 +98,9 @@ def write_rows_atomically(path: Path, rows: list[Row]) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+    except OSError as error:
+        Path(temporary).unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -53,6 +53,7 @@ from privsyn_flower.privacy.journal import (
     Row,
     append_row,
     locked,
+    missing,
     read_rows,
     write_rows_atomically,
 )
@@ -89,6 +90,7 @@ class Ledger:
         mechanism: Mechanism = "gaussian",
         total_variation: float = 0.0,
         order: int | None = None,
+        identity: str | None = None,
     ) -> Self:
         """Create the ledger, or check that the one at `path` is about the same thing.
 
@@ -96,13 +98,16 @@ class Ledger:
         new ledger without them has no filter, an existing one keeps the total it has.
         mechanism: fixes the filter; "skellam" takes both kinds of noise. total_variation: the
         most that all charges together may have, part of the total. order: of a new RDP filter
-        (`renyi.plan_order`); None for the best without sampling. Raises LedgerError naming both
-        values when the file says otherwise, ValueError on arguments.
+        (`renyi.plan_order`); None for the best without sampling. identity: the id of a ledger that
+        must be there already, and is never made anew. Raises LedgerError naming both values when
+        the file says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)
-        with locked(file, create=True) as handle:
+        with locked(file, create=identity is None) as handle:
             rows = read_rows(handle, file)
+            if not rows and identity is not None:
+                raise missing(file)
             if not rows:
                 header = new_header(
                     population,
@@ -116,6 +121,11 @@ class Ledger:
                 append_row(handle, file, {"kind": "ledger", **asdict(header)})
                 return cls(file, header)
         found = parse_header(rows[0], file)
+        if identity not in (None, found.id):
+            raise LedgerError(
+                f"{file} is not the ledger that this run began with (another file, or made anew): "
+                "put that one back, or start a new run in another folder"
+            )
         _same(file, "population", found.population, population, "population-name or ledger")
         _same(file, "simulation", found.simulation, simulation, "ledger")
         _same(file, "mechanism", found.mechanism, mechanism, "ledger")
@@ -235,12 +245,16 @@ class Ledger:
         return max(0, math.floor(left / self.header.cost(wanted)))
 
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
-        """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`."""
+        """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`.
+
+        It is for reading, and refused as a ledger: what others, and later ones, spent is missing.
+        """
         with locked(self.path) as handle:
             self._replay(handle)
             rows = read_rows(handle, self.path)
         ids = {row["id"] for row in rows[1:] if _belongs(str(row.get("run", "")), run)}
-        write_rows_atomically(Path(path), rows[:1] + [r for r in rows[1:] if r["id"] in ids])
+        head = rows[0] | {"kind": "copy"}
+        write_rows_atomically(Path(path), [head, *(r for r in rows[1:] if r["id"] in ids)])
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:

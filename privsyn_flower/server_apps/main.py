@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
+import tomllib
 import traceback
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.config_file import to_toml
+from privsyn_flower.config import RunConfig, cache_folder, flatten
+from privsyn_flower.config_file import relocated, to_toml
 from privsyn_flower.runs import RunFolder, write_atomic
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.training import TrainingPipeline
@@ -50,16 +50,24 @@ def _log_to_stderr() -> None:
 
 
 def _same_config(folder: RunFolder, config: RunConfig) -> None:
-    """A run folder belongs to one configuration; another one would mix two runs."""
+    """A run folder belongs to one configuration, wherever it lies; another would mix two runs."""
     text = to_toml(config)
     stored = folder.load_value("config")
     if stored is None:
         folder.save_value("config", text)
         if not (folder.path / "config.toml").exists():
             write_atomic(folder.path / "config.toml", to_toml(config, comments=True).encode())
-    elif stored != text:
-        changed = sorted(set(text.splitlines()) ^ set(stored.splitlines()))
+        return
+    place = folder.path.absolute()
+    now = relocated(config.flat(), place)
+    then = relocated(flatten(tomllib.loads(stored)), place)
+    changed = [
+        f"{key} = {now.get(key)!r} was {then.get(key)!r}"
+        for key in sorted({*now, *then})
+        if now.get(key) != then.get(key)
+    ]
+    if changed:
         raise ValueError(
-            f"run folder {folder.path} was made with another configuration; changed: "
-            f"{os.linesep.join(changed)}; choose another run-folder or restore the values"
+            f"run folder {folder.path} was made with another configuration: {', '.join(changed)}; "
+            "choose another run-folder or restore the values"
         )

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder, ledger_folder
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
@@ -15,6 +14,7 @@ from privsyn_flower.privacy.renyi import plan_order
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.budget import aggregator_budget
+from privsyn_flower.strategies import run_ledger
 from privsyn_flower.strategies.aggregation import Aggregation, PlainSum, SecureAggregation
 
 
@@ -106,20 +106,10 @@ def noise_multiplier(config: RunConfig) -> float:
 
 def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
     """The declared population's ledger, or one of the run's own (its scope is in the sentence)."""
-    name = config.population_name
-    path = folder.path / "ledger.jsonl"
-    if config.ledger:
-        if not name:
-            raise ConfigError(
-                f"ledger = {config.ledger!r} is shared by runs: set population-name to the name "
-                "of the declared population it belongs to"
-            )
-        path = Path(config.ledger)
-    elif name:
-        path = ledger_folder() / f"{name}.jsonl"
-    return Ledger.open(
-        path,
-        population=name or f"run {folder.path.name}",
+    return run_ledger.open_ledger(
+        folder,
+        ledger=config.ledger,
+        population_name=config.population_name,
         total_epsilon=config.ledger_epsilon or config.epsilon,
         total_delta=config.delta,
         simulation=config.simulation_seeded_noise,
@@ -163,7 +153,7 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         sampling_rate=config.sampling_rate,
         keys=config.node_keys,
         simulated=not is_deployment(config),
-        ledger_scope="population" if config.population_name else "run",
+        ledger_scope=run_ledger.ledger_scope(config.population_name),
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,
         evaluations=paid_evaluations(config),

@@ -23,7 +23,7 @@ from privsyn_flower.server_apps.parts import (
     statement,
 )
 from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.synthesis import run_id
+from privsyn_flower.strategies.run_ledger import held, run_id
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -76,12 +76,8 @@ class Run:
     def charged(self) -> Iterator[Ledger]:
         """The run's ledger, held; what it says is noted at the end, whatever happened."""
         ledger = open_ledger(self.config, self.folder)
-        with ledger.exclusive():
-            try:
-                yield ledger
-            finally:  # a failed run has charges too
-                if ledger.path != self.folder.path / "ledger.jsonl":
-                    ledger.export(run_id(self.folder), self.folder.path / "ledger.jsonl")
+        with held(ledger, self.folder):
+            yield ledger
             self.ledger_epsilon = ledger.spent_epsilon()
             self.ledger_total = ledger.header.total_epsilon
 

@@ -32,7 +32,7 @@ from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, Mechanism, NodeNoise
 from privsyn_flower.strategies.rounds import NoRelease, Rounds
-from privsyn_flower.strategies.synthesis import run_id
+from privsyn_flower.strategies.run_ledger import run_id
 from privsyn_flower.strategies.training import TrainingStrategy, noise_key_folder
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.lm_metrics import base_folder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,6 @@ FIRST = "evaluation-0000"  # evaluate_fn's figures of the initial arrays
 EVALUATION = "evaluation."  # what the metrics of an evaluation on the nodes begin with
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-
-
-def check_promise(run: RunFolder, name: str, promised: Mapping[str, Any]) -> None:
-    """Raises ValueError, naming the values, unless the run was begun with the same ones.
-
-    name: of the stored value that they are compared with.
-    """
-    stored = run.load_value(name) or promised
-    changed = [
-        f"{key} = {promised.get(key)!r} was {stored.get(key)!r}"
-        for key in sorted({*promised, *stored})
-        if promised.get(key) != stored.get(key)
-    ]
-    if changed:
-        raise ValueError(
-            f"{run.path} was begun with other values: {', '.join(changed)}; its noise is made for "
-            "those: restore them, or choose another folder"
-        )
 
 
 def logged(evaluate_fn: EvaluateFn) -> Evaluate:

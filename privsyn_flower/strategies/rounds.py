@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.privacy.charges import Charge
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.release import TooFewSurvivors, release
@@ -32,7 +33,8 @@ from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
 
 logger = logging.getLogger("privsyn_flower")
 
-# Attempts that end before a node was asked to unmask cost no privacy, but they do cost time.
+# Attempts that end before a node was asked to unmask cost no privacy, but they do cost time. So
+# they are counted for each start alone: what made them fail may have been mended since.
 MOST_ABORTS = 3
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
@@ -89,15 +91,19 @@ class Rounds:
 
     def __post_init__(self) -> None:
         self.cohort = Cohort(self.grid, self.plan, self.folder, self.progress)
+        self._void_before = 0  # attempts of earlier starts that cost nothing
 
     def run(self) -> int:
         """All rounds, from the last checkpoint on; returns the number of rounds learned from.
 
         Fewer than strategy.rounds when the spare rounds or the budget are used up: the run then
         ends early with what it has. Raises NoRelease or NothingLearned when not even one round
-        worked, TooFewNodes when the nodes present cannot reach the guaranteed weight.
+        worked, TooFewNodes when the nodes present cannot reach the guaranteed weight, LedgerError
+        when folder and ledger do not tell of the same releases.
         """
-        self._check_ledger()
+        charges = self.ledger.charges(run=self.plan.run)
+        self._check_ledger(charges)
+        self._void_before = sum(charge.state == "void" for charge in charges)
         checkpoint = self.folder.last_checkpoint()
         done = int(checkpoint["round"]) if checkpoint else 0
         if checkpoint:
@@ -180,19 +186,11 @@ class Rounds:
         stored = self.folder.load_release(rnd) is not None
         if not stored:  # the same noise may come again: half a file must not stay beside it
             self.folder.drop_unfinished_release(rnd)
+        paid = (self.folder.load_value(f"round-{rnd:04d}-facts") or {}).get("charge")
         for charge in self.ledger.charges(run=self.plan.run):
             if charge.round != rnd or charge.state != "reserved":
-                if charge.round == rnd and charge.state == "committed" and not stored:
-                    raise LedgerError(
-                        f"round {rnd} was released (charge {charge.id} in {self.ledger.path}), but "
-                        f"its release is missing in {self.folder.path}: restore the run folder"
-                    )
                 continue
-            if (
-                stored
-                and (self.folder.load_value(f"round-{rnd:04d}-facts") or {}).get("charge")
-                == charge.id
-            ):
+            if stored and charge.id == paid:
                 self.ledger.commit(charge.id)
             elif not charge.sent:
                 self.ledger.void(charge.id, "the query was never sent")
@@ -201,7 +199,7 @@ class Rounds:
     def _attempt_left(self) -> bool:
         """Whether the calibration pays for one more attempt of this run."""
         charges = self.ledger.charges(run=self.plan.run)
-        aborted = sum(c.state == "void" for c in charges)
+        aborted = sum(c.state == "void" for c in charges) - self._void_before
         if aborted >= self.strategy.rounds + MOST_ABORTS:
             logger.warning("%d attempts ended before anything was unmasked: giving up", aborted)
             return False
@@ -219,15 +217,34 @@ class Rounds:
         )
         return False
 
-    def _check_ledger(self) -> None:
-        """The ledger is the one this run was charged on. Raises LedgerError when it is not."""
-        known = {charge.id: charge for charge in self.ledger.charges(run=self.plan.run)}
+    def _check_ledger(self, charges: list[Charge]) -> None:
+        """Every release in the folder is charged, and every charged one is in the folder.
+
+        Raises LedgerError for another ledger than the run's, and for a folder that is behind its
+        ledger: to go on there would release again what another copy of it has released.
+        """
+        states = {(charge.id, charge.round): charge.state for charge in charges}
         for rnd in range(1, self.strategy.rounds + 1):
             facts = self.folder.load_value(f"round-{rnd:04d}-facts")
-            if facts and (facts["charge"] not in known or known[facts["charge"]].round != rnd):
+            if facts and (facts["charge"], rnd) not in states:
                 raise LedgerError(
                     f"{self.ledger.path} has no charge {facts['charge']} for round {rnd} of this "
                     "run: it is not the ledger the run began with (key ledger)"
+                )
+            stored = self.folder.has_release(rnd)
+            if stored and (not facts or states[facts["charge"], rnd] == "void"):
+                raise LedgerError(
+                    f"the release of round {rnd} in {self.folder.path} has no charge in "
+                    f"{self.ledger.path}: another copy of this run folder went on without it; go "
+                    "on with that one, or start a new run in another folder"
+                )
+        for charge in charges:
+            if charge.state == "committed" and not self.folder.has_release(charge.round):
+                raise LedgerError(
+                    f"round {charge.round} was released (charge {charge.id} in {self.ledger.path}),"
+                    f" but its release is missing in {self.folder.path}: the folder was put back, "
+                    "or another copy of it went on; go on with that one, or restore the run "
+                    "folder, or start a new run in another folder"
                 )
 
     def _attempt(self, rnd: int, name: str) -> None:

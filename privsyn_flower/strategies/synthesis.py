@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -10,13 +9,15 @@ from typing import Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.node_noise import NodeNoise
+from privsyn_flower.strategies.promises import PROMISED, check_promise, promise_of
 from privsyn_flower.strategies.rounds import Rounds, Strategy
+from privsyn_flower.strategies.run_ledger import held, ledger_scope, open_ledger, run_id
 from privsyn_flower.text.prompts import LabelledText
 
 
@@ -59,6 +60,7 @@ class SynthesisStrategy(Strategy):
         node_keys: Literal["first-use", "roster"] = "first-use",
         ledger: str | Path = "",
         population_name: str = "",
+        ledger_epsilon: float = 0.0,
         aggregation: Aggregation | None = None,
         round_timeout: float = 600.0,
         stage_timeout: float = 60.0,
@@ -68,9 +70,12 @@ class SynthesisStrategy(Strategy):
         """Run all rounds over `grid` and return the seeds; calling again resumes `folder`.
 
         users is the declared population (public); the noise is the smallest that keeps
-        (epsilon, delta) for rounds + spare_rounds releases. Without `ledger` the run has a
-        ledger of its own in `folder`, and epsilon then covers this run alone. node_keys: declared,
-        what the nodes check each other's keys against (it goes into the statement).
+        (epsilon, delta) for rounds + spare_rounds releases. population_name: declared; all runs
+        that declare it share one ledger (`ledger`, or a file of that name in the user's data
+        folder) with the total ledger_epsilon (0: epsilon). Without it the run has a ledger of its
+        own, and epsilon covers this run alone. node_keys: declared, what the nodes check each
+        other's keys against (it goes into the statement). Raises ValueError on arguments that
+        promise something else than those that `folder` was begun with.
         """
         run = RunFolder(folder)
         noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
@@ -85,17 +90,10 @@ class SynthesisStrategy(Strategy):
             colluding_weight=colluding_weight,
             aggregation=how.name,
             keys=node_keys,
-            ledger_scope="population" if population_name else "run",
+            ledger_scope=ledger_scope(population_name),
         )
         self.attach(run)
         with run.lock():
-            book = Ledger.open(
-                Path(ledger) if ledger else run.path / "ledger.jsonl",
-                population=population_name or f"run {run.path.name}",
-                total_epsilon=epsilon,
-                total_delta=delta,
-                mechanism="skellam",
-            )
             plan = RoundPlan(
                 run=run_id(run),
                 users=users,
@@ -108,7 +106,18 @@ class SynthesisStrategy(Strategy):
                 stage_timeout=stage_timeout,
                 node_timeout=node_timeout,
             )
-            with book.exclusive():
+            whole = promise_of(statement, plan, NodeNoise(), population_name)
+            check_promise(run, whole)
+            book = open_ledger(
+                run,
+                ledger=ledger,
+                population_name=population_name,
+                total_epsilon=ledger_epsilon or epsilon,
+                total_delta=delta,
+                mechanism="skellam",
+            )
+            run.save_value(PROMISED, whole)
+            with held(book, run):
                 engine = Rounds(grid, self, plan, run, book, how, progress)
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
@@ -122,13 +131,3 @@ def simulated(folder: RunFolder, engine: Rounds) -> bool:
     if facts:
         folder.save_value("simulated", not any(node.deployed for node in facts))
     return folder.load_value("simulated") is True
-
-
-def run_id(folder: RunFolder) -> str:
-    """The run's name in messages and ledger rows: drawn once, kept in the folder."""
-    stored = folder.load_value("run")
-    if isinstance(stored, str):
-        return stored
-    name = uuid.uuid4().hex
-    folder.save_value("run", name)
-    return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +15,6 @@ from flwr.serverapp.strategy import Result
 
 from privsyn_flower.config import ledger_folder
 from privsyn_flower.privacy.accounting import Mechanism as NoiseName
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -31,7 +30,6 @@ from privsyn_flower.strategies.app_records import (
     EvaluateFn,
     app_options,
     array_record,
-    check_promise,
     log_rounds,
     logged,
     node_figures,
@@ -40,15 +38,16 @@ from privsyn_flower.strategies.app_records import (
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.generalised_fedavg import GeneralisedFedAvg
 from privsyn_flower.strategies.mechanisms import Mechanism
+from privsyn_flower.strategies.promises import PROMISED, check_promise, promise_of
 from privsyn_flower.strategies.rounds import Rounds
+from privsyn_flower.strategies.run_ledger import held, ledger_scope, open_ledger, run_id
 from privsyn_flower.strategies.server_optimizers import Vector
-from privsyn_flower.strategies.synthesis import run_id, simulated
+from privsyn_flower.strategies.synthesis import simulated
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
 logger = logging.getLogger("flwr")
 
-PROMISED = "promised"  # what the run's noise is for, and what is said of it
 ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
 
 
@@ -142,6 +141,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         node_keys: Literal["first-use", "roster"] = "first-use",
         ledger: str | Path = "",
         population_name: str = "",
+        ledger_epsilon: float = 0.0,
         aggregation: Aggregation | None = None,
         noise_keys: str | Path = "",
         stage_timeout: float = 60.0,
@@ -160,9 +160,11 @@ class TrainingStrategy(GeneralisedFedAvg):
         `private_evaluation`. users: the declared population (public); the noise is the smallest
         that keeps (epsilon, delta) for num_rounds + spare_rounds releases and those of
         `evaluation`. nodes: to wait for; 0: as many as users.
-        Without `ledger` the run has a ledger of its own in `folder`, and epsilon covers this run
-        alone. node_keys: declared, what the nodes check each other's keys against. noise_keys:
-        folder, outside `folder`, for the key of an aggregator's noise; "" for the user's own.
+        population_name: declared; all runs that declare it share one ledger (`ledger`, or a file of
+        that name in the user's data folder) with the total ledger_epsilon (0: epsilon). Without it
+        the run has a ledger of its own, and epsilon covers this run alone. node_keys: declared,
+        what the nodes check each other's keys against. noise_keys: folder, outside `folder`, for
+        the key of an aggregator's noise; "" for the user's own.
         progress: told how far the run is; None writes finished rounds to Flower's log.
         Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
         arguments that promise something else than those that `folder` was begun with.
@@ -192,7 +194,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             "evaluations": extra,
             "aggregation": how.name,
             "keys": node_keys,
-            "ledger_scope": "population" if population_name else "run",
+            "ledger_scope": ledger_scope(population_name),
             "data": "data",
         }
         statement = PrivacyStatement(**{**shared, **promised, **terms.statement})
@@ -205,8 +207,16 @@ class TrainingStrategy(GeneralisedFedAvg):
             mechanism = terms.mechanism(plan.run)
             whole = self._promised(statement, plan, mechanism, population_name)
             whole["evaluation"] = evaluation.promise if evaluation else None
-            check_promise(run, PROMISED, whole)
-            book = _ledger(ledger, run, population_name, statement, terms)
+            check_promise(run, whole)
+            book = open_ledger(
+                run,
+                ledger=ledger,
+                population_name=population_name,
+                total_epsilon=ledger_epsilon or epsilon,
+                total_delta=delta,
+                mechanism=terms.ledger,
+                order=terms.order,
+            )
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
             run.save_value(PROMISED, whole)
             engine = Rounds(grid, self, plan, run, book, how, progress or log_rounds, mechanism)
@@ -221,7 +231,7 @@ class TrainingStrategy(GeneralisedFedAvg):
     ) -> TrainingResult:
         """All rounds and evaluations of a run that has begun, and what came of them."""
         run, book, self._evaluations = engine.folder, engine.ledger, evaluations
-        with book.exclusive():
+        with held(book, run):
             done, found = engine.run(), node_figures(run)
             if evaluations is not None and done not in found:  # it ended early
                 figures = evaluations.after(done, self.parameters(), last=True)
@@ -247,11 +257,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         population_name: str,
     ) -> dict[str, Any]:
         """What must not change while a run lasts: the noise is for it, or the sentence says it."""
-        promised = asdict(statement)
-        del promised["simulated"]  # known when the nodes have answered
-        del promised["data"]  # a word of the sentence
-        promised |= {"users": plan.users, "cohort_nodes": plan.cohort_nodes}
-        promised |= {"population_name": population_name, "noise": mechanism.promise}
+        promised = promise_of(statement, plan, mechanism, population_name)
         promised["turns"] = "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
         # An adaptive one is a number of the model, which a resume finds again.
         return promised if self.clipping else {**promised, "clip_norm": self.clip_norm}
@@ -280,20 +286,6 @@ class TrainingStrategy(GeneralisedFedAvg):
             self.evaluate = logged(evaluate_fn)
             if run.load_value(FIRST) is None:
                 run.save_value(FIRST, self.evaluated(0))
-
-
-def _ledger(
-    path: str | Path, run: RunFolder, population: str, statement: PrivacyStatement, terms: Terms
-) -> Ledger:
-    """The run's own ledger, or the one that spans runs."""
-    return Ledger.open(
-        Path(path) if path else run.path / "ledger.jsonl",
-        population=population or f"run {run.path.name}",
-        total_epsilon=statement.epsilon,
-        total_delta=statement.delta,
-        mechanism=terms.ledger,
-        order=terms.order,
-    )
 
 
 def noise_key_folder() -> Path:

@@ -104,8 +104,10 @@ def test_nothing_is_left_running(whole_run: tuple[Path, list[str]]) -> None:
     assert left_running(str(folder)) == []
 
 
-def test_kill_and_resume_is_bit_for_bit(mini: Path, whole_run: tuple[Path, list[str]]) -> None:
-    folder = mini / "killed"
+def test_killed_renamed_and_resumed_is_bit_for_bit(
+    mini: Path, whole_run: tuple[Path, list[str]]
+) -> None:
+    killed = folder = mini / "killed"
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
     wait_for(folder / "metrics.jsonl", '"round": 3,')
     holder = int((folder / ".lock").read_text())
@@ -115,9 +117,10 @@ def test_kill_and_resume_is_bit_for_bit(mini: Path, whole_run: tuple[Path, list[
     assert not (folder / "summary.json").exists(), "the run was over before the kill"
     before = len(releases(folder))
     assert 3 <= before < 40
+    folder = killed.rename(mini / "renamed")
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == 0, "\n".join(err)
-    assert out[-1] == str(folder)
+    assert out[-1] == str(folder) and not killed.exists()
     whole, _ = whole_run
     assert len(releases(folder)) == 40
     for one, two in zip(releases(folder), releases(whole), strict=True):

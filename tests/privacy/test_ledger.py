@@ -212,8 +212,10 @@ def test_export_copies_one_run(path, tmp_path):
     target = tmp_path / "runs" / "ledger.jsonl"
     ledger.export("a", target)
     ledger.export("a", target)
-    copy = make(target)
-    assert [c.run for c in copy.charges()] == ["a"] and copy.charges()[0].state == "committed"
+    rows = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [row["kind"] for row in rows] == ["copy", "reserve", "commit"] and rows[1]["run"] == "a"
+    with pytest.raises(LedgerError, match="the copy in a run folder is no ledger"):
+        make(target)
     assert [p.name for p in target.parent.iterdir()] == ["ledger.jsonl"]
 
 

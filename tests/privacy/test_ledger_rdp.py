@@ -92,7 +92,7 @@ def test_the_header_fixes_the_order_and_its_budget(path):
     assert (header.order, header.rdp) == filter_budget(7.58, DELTA)
     assert rdp_to_epsilon([header.rdp], [header.order], DELTA)[0] == pytest.approx(7.58, rel=1e-6)
     row = json.loads(path.read_text())
-    assert row["version"] == 2 and "Feldman" in row["filter"] and row["mu_squared"] is None
+    assert row["version"] == 3 and "Feldman" in row["filter"] and row["mu_squared"] is None
     assert make(path).header == header
 
 
@@ -217,11 +217,27 @@ def test_files_of_version_1_go_on(path, total):
         make(path, total)
 
 
+def test_files_of_version_2_go_on_and_a_new_one_does_not_take_their_place(path):
+    """They have no id: a ledger made anew in their place has one."""
+    make(path)
+    header = json.loads(path.read_text()) | {"version": 2}
+    del header["id"]
+    path.write_text(json.dumps(header) + "\n")
+    reserve(make(path, identity=""), 9.0)
+    assert len(make(path, identity="").charges()) == 1
+    path.unlink()
+    with pytest.raises(LedgerError, match="alone knows what was spent"):
+        make(path, identity="")
+    make(path)
+    with pytest.raises(LedgerError, match="not the ledger that this run began with"):
+        make(path, identity="")
+
+
 @pytest.mark.parametrize(
     "change",
     [
         {"filter": "sum of rho"},
-        {"version": 3},
+        {"version": 4},
         {"rdp": None},
         {"color": "red"},
     ],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +15,7 @@ from privsyn_flower.data import Federation
 from privsyn_flower.privacy import BudgetExceeded, Ledger
 from privsyn_flower.privacy.accounting import SENSITIVITY
 from privsyn_flower.progress import silent
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.parts import (
     noise_multiplier,
     open_ledger,
@@ -87,8 +86,7 @@ def test_the_noise_is_the_papers_where_it_keeps_epsilon(path: Path) -> None:
 @each
 def test_the_ledger_pays_for_every_round(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
-    folder: Any = SimpleNamespace(path=tmp_path)
-    ledger = open_ledger(config, folder)
+    ledger = open_ledger(config, RunFolder(tmp_path))
 
     def reserve(rnd: int) -> None:
         ledger.reserve(

@@ -21,9 +21,11 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.quantize import to_modulus
 from privsyn_flower.queries.app_metrics import shard_app_metrics
 from privsyn_flower.question import integer_plan
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation, TrainingResult
 from privsyn_flower.strategies.aggregation import PlainSum
 from privsyn_flower.strategies.app_evaluation import AppEvaluations
+from privsyn_flower.strategies.run_ledger import open_ledger
 from privsyn_flower.strategies.training import TrainingStrategy
 from tests.conftest import node_context
 from tests.strategies.test_dp_fedavg import Writes, bits, killed_everywhere, quick
@@ -90,7 +92,7 @@ def train(
 
 
 def ledger_of(folder: Path) -> Ledger:
-    return Ledger.open(folder / "run" / "ledger.jsonl", population="run run", mechanism="skellam")
+    return open_ledger(RunFolder(folder / "run"), mechanism="skellam")
 
 
 def figures(result: TrainingResult) -> dict[int, float]:
@@ -212,11 +214,8 @@ def test_all_releases_together_cost_no_more_than_epsilon(
     assert list(result.evaluate_metrics_clientapp) == settings.rounds(rounds)
     assert result.statement.evaluations == extra
     assert f"and {extra} evaluation" in result.statement.sentence()
-    charges = Ledger.open(
-        tmp_path / "run" / "ledger.jsonl",
-        population="run run",
-        mechanism="skellam" if result.statement.noise_source == "nodes" else "gaussian",
-    ).charges()
+    kind = "skellam" if result.statement.noise_source == "nodes" else "gaussian"
+    charges = open_ledger(RunFolder(tmp_path / "run"), mechanism=kind).charges()
     assert len(charges) == rounds + extra
     assert {charge.state for charge in charges} == {"committed"}
     assert result.spent <= 8.0
@@ -307,7 +306,7 @@ def test_killed_at_any_write_it_measures_once_and_the_same(
 
 def _charges(run: Path) -> list[Any]:
     kind = "skellam" if '"skellam"' in (run / "ledger.jsonl").read_text() else "gaussian"
-    return Ledger.open(run / "ledger.jsonl", population="run run", mechanism=kind).charges()  # type: ignore[arg-type]
+    return open_ledger(RunFolder(run), mechanism=kind).charges()
 
 
 CHANGES: list[PrivateEvaluation | None] = [

@@ -19,11 +19,11 @@ from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.data import LabelledText
 from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.sections import PopriConfig
 from privsyn_flower.strategies import NoPairs, POPri
 from privsyn_flower.strategies.aggregation import PlainSum, SecureAggregation
+from privsyn_flower.strategies.run_ledger import open_ledger
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.protocols import Trained
 from tests.conftest import WORDS, node_context, sentences
@@ -270,13 +270,7 @@ def test_each_class_learns_from_its_own_samples(tmp_path: Path, loopback: Any) -
         other = topics["matter" if label == "maths" else "maths"]
         assert share[label] > 2 * np.mean([word in other for word in own])
     assert min(share.values()) > 1.5 * 8 / len(WORDS)
-    book = Ledger.open(
-        tmp_path / "run" / "ledger.jsonl",
-        population="run run",
-        total_epsilon=10.0,
-        total_delta=1e-5,
-        mechanism="skellam",
-    )
+    book = open_ledger(RunFolder(tmp_path / "run"), mechanism="skellam")
     assert [charge.state for charge in book.charges()] == ["committed"] * 3
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.question import Noise, Query, Ticket
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.strategies.aggregation import Collected, Exchange, PlainSum
 from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes, WrongNode
-from privsyn_flower.strategies.rounds import NoRelease, NothingSurvived, Rounds
+from privsyn_flower.strategies.rounds import MOST_ABORTS, NoRelease, NothingSurvived, Rounds
 from privsyn_flower.wire import Refusal
 
 
@@ -353,6 +356,70 @@ def test_another_ledger_than_the_runs_own_is_refused(
     (tmp_path / "ledger.jsonl").unlink()
     with pytest.raises(LedgerError, match="not the ledger the run began with"):
         engine(tmp_path, grid, Counting()).run()
+
+
+class Unheard(PlainSum):
+    """Ends before a node was asked to unmask, as when all of them refuse."""
+
+    tries = 0
+
+    def collect(self, exchange: Exchange) -> Collected:
+        Unheard.tries += 1
+        raise TooFewSurvivors("nobody answered")
+
+
+def test_attempts_that_cost_nothing_are_counted_for_each_start_alone(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    """Whoever mended the cause may try again; one start tries a bounded number of times."""
+    grid, most = loopback(nodes), 2 + MOST_ABORTS
+    for start in (1, 2):
+        run = engine(tmp_path, grid, Counting(rounds=2))
+        run.aggregation = Unheard()
+        Unheard.tries = 0
+        with pytest.raises(NoRelease):
+            run.run()
+        assert Unheard.tries == most
+        assert [c.state for c in run.ledger.charges(run="r")] == ["void"] * most * start
+    run = engine(tmp_path, grid, Counting(rounds=2))
+    assert run.run() == 2
+    assert [c.state for c in run.ledger.charges(run="r")][-2:] == ["committed"] * 2
+    assert nodes[100].seen[0][0].attempt == 2 * most + 1  # no attempt has the number of another
+
+
+def test_a_full_disk_at_any_write_leaves_what_a_resume_needs(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error names the file; nothing is asked without a charge, nothing charged is lost."""
+    real, left = os.fsync, [0]
+
+    def full(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for at in range(1, 1000):
+        here, before = tmp_path / str(at), len(nodes[100].seen)
+        left[0] = at
+        try:
+            engine(here, loopback(nodes), Counting(rounds=2)).run()
+        except OSError as error:
+            assert error.errno == errno.ENOSPC and str(error.filename).startswith(str(here))
+            assert f"No space left on device: '{error.filename}'" in str(error)
+        else:
+            break
+        assert not list(here.rglob("*.tmp"))
+        run = engine(here, loopback(nodes), Counting(rounds=2))
+        assert run.run() == 2
+        states = [c.state for c in run.ledger.charges(run="r") if c.state != "void"]
+        assert states.count("committed") == 2 and states.count("reserved") <= 1
+        assert len(nodes[100].seen) - before <= len(states)
+    assert at > 20
 
 
 def test_a_run_folder_set_back_cannot_release_a_round_twice(
