@@ -10,18 +10,20 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.cli_errors import Commands, fail
 from privsyn_flower.cli_federation import federation_app
 from privsyn_flower.cli_node import node_app
 from privsyn_flower.privacy import accounting
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Learn from private, distributed text by noisy sums of bounded answers.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
+data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
 app.add_typer(federation_app, name="federation")
@@ -31,12 +33,6 @@ SAMPLING = (
     "see only the released sums, and against the server only when each node draws its own "
     "coin under secure aggregation; never against a user's own node."
 )
-
-
-def fail(text: str, code: int = 2) -> typer.Exit:
-    """An error as the last line on stderr."""
-    typer.secho(f"error: {text}", fg=typer.colors.RED, err=True)
-    return typer.Exit(code)
 
 
 def _version(wanted: bool) -> None:
@@ -247,7 +243,7 @@ def check(
 
     try:
         findings = check_file(file, user_column=user_column, text_column=text_column)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise fail(str(error)) from None
     for finding in findings:
         typer.echo(f"{file}:{finding.line}: {finding.problem}; {finding.advice}")

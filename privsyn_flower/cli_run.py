@@ -17,6 +17,7 @@ from privsyn_flower.config_file import load_config, parse_override, to_toml
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
+from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
 from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
 
@@ -53,6 +54,7 @@ def run_command(
         )
     _check_place(loaded, there)
     final = absolute_paths(loaded, folder)
+    _check_ready(final, folder, there)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
     return _start(folder, final, there)
 
@@ -142,7 +144,16 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             return _watch(folder, flower)
     if flower is not None:
         flower.close()
+    _check_ready(config, folder, federation, resumed=True)
     return _start(folder, config, federation)
+
+
+def _check_ready(
+    config: RunConfig, folder: Path, federation: LocalFederation | None, *, resumed: bool = False
+) -> None:
+    """Say what is doubtful; raise NotReady before anything is written that cannot work."""
+    for warning in check_ready(config, folder, federation, resumed=resumed):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:

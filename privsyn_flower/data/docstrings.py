@@ -95,14 +95,19 @@ def find_package(name: str) -> Package:
     """Locate an installed distribution's Python files; DataError when it is not installed."""
     if name == STDLIB:
         return Package(STDLIB, platform.python_version(), tuple(sorted(_stdlib_files())))
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        raise DataError(_not_installed(name)) from None
+    distribution = find_distribution(name)
     files = tuple(sorted(_distribution_files(distribution)))
     if not files:
         raise DataError(f"package {name!r} holds no Python source: remove it from data.*-packages")
     return Package(canonical(name), distribution.version, files)
+
+
+def find_distribution(name: str) -> importlib.metadata.Distribution:
+    """An installed distribution; DataError when it is not installed."""
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise DataError(_not_installed(name)) from None
 
 
 def canonical(name: str) -> str:

@@ -29,11 +29,11 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from privsyn_flower.privacy.accounting import Mechanism
 from privsyn_flower.privacy.charges import Charge, find, replay
@@ -233,6 +233,23 @@ class Ledger:
             return None
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
         return max(0, math.floor(left / self.header.cost(wanted)))
+
+    def room_for(self, wanted: Iterable[Mapping[str, Any]]) -> int | None:
+        """How many of these charges, in this order, the total still takes; None without a total.
+
+        wanted: arguments of `reserve` for the noise of each. Nothing is written. Raises ValueError
+        on noise that this ledger does not take.
+        """
+        if self.header.budget is None:
+            return None
+        left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
+        taken = 0
+        for noise in wanted:
+            left -= self.header.cost(self._new(**noise))
+            if left < 0:
+                break
+            taken += 1
+        return taken
 
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
         """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`."""

@@ -33,14 +33,19 @@ def is_deployment(config: RunConfig) -> bool:
     return config.data.source == "files" and not config.data.path
 
 
+def check_deployment(config: RunConfig) -> None:
+    """Raises ConfigError for keys that are not for real users."""
+    if is_deployment(config) and (config.benchmark or config.simulation_seeded_noise):
+        raise ConfigError(
+            "benchmark and simulation-seeded-noise are for simulation only; with data.path "
+            "empty the users are real: set both to false"
+        )
+
+
 def public_text(config: RunConfig, progress: Progress) -> PublicText:
     """The public side of the data. Raises ConfigError for keys that deployment forbids."""
+    check_deployment(config)
     if is_deployment(config):
-        if config.benchmark or config.simulation_seeded_noise:
-            raise ConfigError(
-                "benchmark and simulation-seeded-noise are for simulation only; with data.path "
-                "empty the users are real: set both to false"
-            )
         if config.trains and not config.data.public_path:
             return PublicText([], None)  # nothing is made of it there
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
@@ -104,22 +109,30 @@ def noise_multiplier(config: RunConfig) -> float:
     return config.noise_multiplier
 
 
+def ledger_path(config: RunConfig, folder: Path) -> Path:
+    """Where the ledger of a run in `folder` lies. Raises ConfigError on a nameless shared one."""
+    if config.ledger and not config.population_name:
+        raise ConfigError(
+            f"ledger = {config.ledger!r} is shared by runs: set population-name to the name "
+            "of the declared population it belongs to"
+        )
+    if config.ledger:
+        return Path(config.ledger)
+    if config.population_name:
+        return ledger_folder() / f"{config.population_name}.jsonl"
+    return folder / "ledger.jsonl"
+
+
 def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
     """The declared population's ledger, or one of the run's own (its scope is in the sentence)."""
-    name = config.population_name
-    path = folder.path / "ledger.jsonl"
-    if config.ledger:
-        if not name:
-            raise ConfigError(
-                f"ledger = {config.ledger!r} is shared by runs: set population-name to the name "
-                "of the declared population it belongs to"
-            )
-        path = Path(config.ledger)
-    elif name:
-        path = ledger_folder() / f"{name}.jsonl"
+    return ledger_at(ledger_path(config, folder.path), config, f"run {folder.path.name}")
+
+
+def ledger_at(path: Path, config: RunConfig, run: str) -> Ledger:
+    """The ledger at `path`, made or checked; run: its population where none is declared."""
     return Ledger.open(
         path,
-        population=name or f"run {folder.path.name}",
+        population=config.population_name or run,
         total_epsilon=config.ledger_epsilon or config.epsilon,
         total_delta=config.delta,
         simulation=config.simulation_seeded_noise,

@@ -1,0 +1,66 @@
+"""All checks of a configuration, in the order in which a reader would mend things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.local_federation import LocalFederation
+from privsyn_flower.privacy.journal import LedgerError
+
+from .data import docstring_packages, private_file, public_file
+from .findings import Finding, Findings
+from .machine import federation_nodes, libraries, models, places
+from .numbers import budget, keys, promise
+
+
+class NotReady(ConfigError):
+    """The run could not work. errors: why, a line for each reason."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\nerror: ".join(errors))
+        self.errors = errors
+
+
+def check_ready(
+    config: RunConfig,
+    folder: Path,
+    federation: LocalFederation | None = None,
+    *,
+    resumed: bool = False,
+) -> list[str]:
+    """Warnings about a run in `folder`. Raises NotReady with everything that makes it hopeless.
+
+    config: with absolute paths. federation: where it runs; None simulates. resumed: the run has
+    begun, so its numbers stand.
+    """
+    checks: list[Callable[[], Findings]] = [
+        lambda: keys(config),
+        lambda: private_file(config),
+        lambda: public_file(config),
+        lambda: docstring_packages(config),
+        lambda: libraries(config),
+        lambda: models(config),
+        lambda: places(config, folder),
+        lambda: budget(config, folder),
+    ]
+    if not resumed:
+        checks.append(lambda: promise(config))
+    if federation is not None:
+        checks.append(lambda: federation_nodes(config, federation))
+    found = list(dict.fromkeys(finding for check in checks for finding in _run(check)))
+    errors = [finding.text for finding in found if finding.fatal]
+    if errors:
+        raise NotReady(errors)
+    return [finding.text for finding in found]
+
+
+def _run(check: Callable[[], Findings]) -> Findings:
+    """What a check finds; what it raises is one more finding."""
+    try:
+        yield from check()
+    except OSError as error:
+        yield Finding(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (ValueError, LedgerError) as error:
+        yield Finding(" ".join(str(error).split()))
