@@ -70,15 +70,16 @@ def run(
     from privsyn_flower.cli_run import RunFailed, run_command
     from privsyn_flower.config import ConfigError
     from privsyn_flower.launch import FlowerError
+    from privsyn_flower.report import ReportError
     from privsyn_flower.runs import RunLocked
 
     try:
         folder = run_command(config, settings or [], resume, federation)
-    except (ConfigError, RunFailed, RunLocked, FlowerError) as error:
+    except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
         raise fail(str(error), 1) from None
     except KeyboardInterrupt:
         raise fail("interrupted; the Flower run was stopped", 130) from None
-    typer.echo(folder)
+    print(folder)
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]

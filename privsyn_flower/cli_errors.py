@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import sys
@@ -40,12 +41,33 @@ class Commands(TyperGroup):
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # the reader of the output has gone: not an error to explain
             raise fail(described(error), 1 if ctx.invoked_subcommand == "run" else 2) from None
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("privsyn_flower"):
+                raise  # ours to mend, not the user's
+            what = f"{error.name} is not installed: pip install 'privsyn-flower[simulation]'"
+            raise fail(what, 1 if ctx.invoked_subcommand == "run" else 2) from None
 
 
 def _print_everything() -> None:
     """No locale may end a command because of a character in a path or a table."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            wide = (stream.encoding or "").lower().startswith("utf")
-            # What a path holds that is no UTF-8 goes out as it came in.
-            stream.reconfigure(errors="surrogateescape" if wide else "backslashreplace")
+            stream.reconfigure(errors=PRINTABLE)
+
+
+def _printable(error: UnicodeError) -> tuple[bytes, int]:
+    """Bytes of a path go out as they came in; a character that a terminal has not, escaped."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    parts = [
+        bytes([ord(c) - 0xDC00])
+        if "\udc80" <= c <= "\udcff"
+        else c.encode("ascii", "backslashreplace")
+        for c in text
+    ]
+    return b"".join(parts), error.end
+
+
+PRINTABLE = "privsyn-printable"
+codecs.register_error(PRINTABLE, _printable)

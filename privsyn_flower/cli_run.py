@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config_file import load_config, parse_override, to_toml
@@ -19,10 +18,19 @@ from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
+from privsyn_flower.report import read_summary
 from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
+
+
+class NotReady(ConfigError):
+    """The run could not work. errors: why, a line for each reason."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\nerror: ".join(errors))
+        self.errors = errors
 
 
 class RunFailed(RuntimeError):
@@ -151,9 +159,13 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
 def _check_ready(
     config: RunConfig, folder: Path, federation: LocalFederation | None, *, resumed: bool = False
 ) -> None:
-    """Say what is doubtful; raise NotReady before anything is written that cannot work."""
-    for warning in check_ready(config, folder, federation, resumed=resumed):
-        print(f"warning: {warning}", file=sys.stderr)
+    """Say what is doubtful. Raises NotReady for what cannot work, before anything is written."""
+    found = check_ready(config, folder, federation, resumed=resumed)
+    for finding in found:
+        if not finding.fatal:
+            print(f"warning: {finding.text}", file=sys.stderr)
+    if errors := [finding.text for finding in found if finding.fatal]:
+        raise NotReady(errors)
 
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
@@ -248,7 +260,4 @@ def _error(folder: Path, flower: LocalFlower, status: str) -> str:
 
 
 def _finish(folder: Path) -> None:
-    import json
-
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    print(result_table(summary))
+    print(result_table(read_summary(folder)))

@@ -5,6 +5,7 @@ What only the run itself can find is not repeated here. A private file's counts 
 terminal of whoever simulates, and nowhere else.
 """
 
-from .checks import NotReady, check_ready
+from .checks import check_ready
+from .findings import Finding
 
-__all__ = ["NotReady", "check_ready"]
+__all__ = ["Finding", "check_ready"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import RunConfig
+from privsyn_flower.launch import FlowerError
 from privsyn_flower.local_federation import LocalFederation
 from privsyn_flower.privacy.journal import LedgerError
 
@@ -15,22 +16,14 @@ from .machine import federation_nodes, libraries, models, places
 from .numbers import budget, keys, promise
 
 
-class NotReady(ConfigError):
-    """The run could not work. errors: why, a line for each reason."""
-
-    def __init__(self, errors: list[str]) -> None:
-        super().__init__("\nerror: ".join(errors))
-        self.errors = errors
-
-
 def check_ready(
     config: RunConfig,
     folder: Path,
     federation: LocalFederation | None = None,
     *,
     resumed: bool = False,
-) -> list[str]:
-    """Warnings about a run in `folder`. Raises NotReady with everything that makes it hopeless.
+) -> list[Finding]:
+    """Everything that can be told wrong about a run in `folder`; never raises for it.
 
     config: with absolute paths. federation: where it runs; None simulates. resumed: the run has
     begun, so its numbers stand.
@@ -49,11 +42,7 @@ def check_ready(
         checks.append(lambda: promise(config))
     if federation is not None:
         checks.append(lambda: federation_nodes(config, federation))
-    found = list(dict.fromkeys(finding for check in checks for finding in _run(check)))
-    errors = [finding.text for finding in found if finding.fatal]
-    if errors:
-        raise NotReady(errors)
-    return [finding.text for finding in found]
+    return list(dict.fromkeys(finding for check in checks for finding in _run(check)))
 
 
 def _run(check: Callable[[], Findings]) -> Findings:
@@ -62,5 +51,5 @@ def _run(check: Callable[[], Findings]) -> Findings:
         yield from check()
     except OSError as error:
         yield Finding(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-    except (ValueError, LedgerError) as error:
+    except (ValueError, LedgerError, FlowerError) as error:
         yield Finding(" ".join(str(error).split()))

@@ -29,7 +29,9 @@ def private_file(config: RunConfig) -> Findings:
     if not seen.rows:
         yield Finding(f"{data.path} (data.path) holds no row that can be read")
     else:
-        columns.require(seen.columns, f"{data.path} (data.path)")
+        # Labels and dates may begin below what was looked at.
+        sure = columns if seen.whole else Columns(columns.user, columns.text)
+        sure.require(seen.columns, f"{data.path} (data.path)")
     yield from _oddities(seen, data.path, "data.path")
     if seen.whole and seen.rows and not data.chunk:
         yield from _too_few_users(config, seen)
@@ -79,29 +81,32 @@ def public_file(config: RunConfig) -> Findings:
     if not seen.rows:
         yield Finding(f"{data.public_path} (data.public-path) holds no row that can be read")
         return
-    Columns("", text).require(seen.columns, f"{data.public_path} (data.public-path)")
-    yield from _oddities(seen, data.public_path, "data.public-path")
-    if not seen.whole or data.chunk:
-        return
-    needed, keys = data.public_pool + data.public_validation, "data.public-pool"
-    if is_deployment(config):  # there the pool is what there is
-        needed, keys = _population(config)
-    if seen.samples < needed:
+    if text not in seen.columns:
+        key = "data.public-text-column" if data.public_text_column else "data.text-column"
         yield Finding(
-            f"{data.public_path} (data.public-path) has {seen.samples} texts, and {needed} are "
-            f"needed ({keys} = {needed - data.public_validation}, data.public-validation = "
-            f"{data.public_validation}): lower them, or give more public text"
-            if keys == "data.public-pool"
-            else f"{data.public_path} (data.public-path) has {seen.samples} texts, fewer than "
-            f"{keys} = {needed}: lower it, or give more public text"
+            f"column {text!r} ({key}) is not in {data.public_path} (data.public-path), which has: "
+            f"{', '.join(sorted(seen.columns))}"
         )
+        return
+    yield from _oddities(seen, data.public_path, "data.public-path")
+    if seen.whole and not data.chunk:
+        yield from _too_little_public(config, seen.samples)
 
 
-def _population(config: RunConfig) -> tuple[int, str]:
-    """How many different public texts the method begins with, and the key that says so."""
-    if config.method == "pretext" or config.evaluation.rival == "pretext":
-        return config.pretext.population, "pretext.population"
-    return 1, "data.public-pool"
+def _too_little_public(config: RunConfig, texts: int) -> Findings:
+    """At most this many texts: fewer are left when repetitions are gone."""
+    data, facts = config.data, f"{config.data.public_path} (data.public-path) has {texts} texts"
+    if not is_deployment(config):
+        if texts < data.public_pool + data.public_validation:
+            yield Finding(
+                f"{facts}, and data.public-pool = {data.public_pool} and data.public-validation = "
+                f"{data.public_validation} need more: lower them, or give more public text"
+            )
+    elif config.method == "pretext" and texts < config.pretext.population:  # the pool is all of it
+        yield Finding(
+            f"{facts}, fewer than pretext.population = {config.pretext.population}: lower it, or "
+            "give more public text"
+        )
 
 
 def docstring_packages(config: RunConfig) -> Findings:
@@ -136,7 +141,7 @@ def _oddities(seen: Preview, place: str, key: str) -> Findings:
         f"{problem} ({count}, first in line {first})"
         for problem, (count, first) in seen.oddities.items()
     )
-    among = f"{seen.lines:,} rows" if seen.whole else f"the first {seen.lines:,} rows"
+    among = f"{seen.lines:,} lines" if seen.whole else f"the first {seen.lines:,} lines"
     yield Finding(
         f"{place} ({key}): {seen.odd_lines:,} of {among} are skipped or repaired: {kinds}; "
         f"`privsyn data check {place}` lists them",

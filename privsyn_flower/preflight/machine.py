@@ -12,7 +12,7 @@ from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local_federation import LocalFederation
 from privsyn_flower.server_apps.parts import is_deployment, ledger_path
 from privsyn_flower.strategies.training import noise_key_folder
-from privsyn_flower.text.embedders import KEY, ngram_dimension
+from privsyn_flower.text.embedders import KEY, MINILM_HUB, MINILM_PACKAGE, ngram_dimension
 from privsyn_flower.text.pretrained import ModelUnavailableError, local_folder
 from privsyn_flower.text.vllm_server import default_python
 
@@ -80,28 +80,52 @@ def models(config: RunConfig) -> Findings:
     """Names that can be told wrong without loading: folders, sizes of n-grams, servers."""
     used = used_models(config)
     for kind, name in used.items():
-        key = f"models.{kind}"
-        if kind == "embedder" and ngram_dimension(name) is not None:
-            continue
-        made = name == "tiny" or (kind, name) == ("downstream", "lstm")
-        if made and kind != "embedder":
-            if is_deployment(config):
-                yield Finding(
-                    f"{key} = {name!r} is trained on the simulated federation's public text; in "
-                    "deployment name a folder or a Hugging Face model"
-                )
-            continue
-        try:
-            folder = local_folder(name, key)
-        except ModelUnavailableError as error:
-            yield Finding(f"{error}; name a folder with a model, or one of the hub")
-            continue
-        files = DESCRIBES.get(kind, ("config.json",))
-        served = kind == "generator" and config.generation.base_url
-        if folder is not None and not served and not any((folder / f).is_file() for f in files):
-            yield Finding(f"{key} = {name!r} holds no model: {' or '.join(files)} is missing")
+        if fault := _fault(config, kind, name):
+            yield Finding(fault)
     if "generator" in used:
         yield from _server(config)
+
+
+def _fault(config: RunConfig, kind: str, name: str) -> str | None:
+    """What is wrong with a model's name. Raises ValueError on an n-gram embedder's size."""
+    key = f"models.{kind}"
+    if kind == "embedder" and ngram_dimension(name) is not None:
+        return None
+    if kind != "embedder" and (name == "tiny" or (kind, name) == ("downstream", "lstm")):
+        if not is_deployment(config):
+            return None  # shipped, or trained by the run
+        return (
+            f"{key} = {name!r} is trained on the simulated federation's public text; in "
+            "deployment name a folder or a Hugging Face model"
+        )
+    if kind == "generator" and config.generation.base_url:
+        return None  # the name is the server's
+    try:
+        folder = local_folder(name, key)
+    except ModelUnavailableError as error:
+        return f"{error}; name a folder with a model, or one of the hub"
+    files = DESCRIBES.get(kind, ("config.json",))
+    if folder is None and _out_of_reach(name):
+        return (
+            f"{key} = {name!r} is not in the cache of the model hub, and HF_HUB_OFFLINE is "
+            "set: fetch it, or name a folder with a model"
+        )
+    if folder is not None and not any((folder / file).is_file() for file in files):
+        return f"{key} = {name!r} holds no model: {' or '.join(files)} is missing"
+    return None
+
+
+def _out_of_reach(name: str) -> bool:
+    """Whether a model of the hub is neither here nor may be fetched."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("1", "true", "yes", "on"):
+        return False
+    if name == "minilm":
+        if not missing(MINILM_PACKAGE):
+            return False
+        name = MINILM_HUB
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return not (cache / f"models--{name.replace('/', '--')}").is_dir()
 
 
 def _server(config: RunConfig) -> Findings:
@@ -121,11 +145,9 @@ def _server(config: RunConfig) -> Findings:
 
 def places(config: RunConfig, folder: Path) -> Findings:
     """Folders that the run writes to: writable, and some room on their disks."""
-    wanted = {
-        "run-folder": folder,
-        "cache": cache_folder(config),
-        "ledger": ledger_path(config, folder).parent,
-    }
+    wanted = {"run-folder": folder, "cache": cache_folder(config)}
+    if config.population_name:
+        wanted["ledger"] = ledger_path(config, folder).parent
     if config.assets and not Path(config.assets).is_dir():
         yield Finding(f"assets = {config.assets!r} is no folder: leave it empty for the package's")
     if config.trusts_aggregator:

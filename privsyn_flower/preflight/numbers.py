@@ -65,7 +65,8 @@ def _noise(config: RunConfig) -> tuple[float, float, str]:
         # To optimise coefficients takes seconds; those of the square root are nearly as good.
         like = config.ftrl.model_copy(update={"mechanism": "banded"})
         config = config.model_copy(update={"ftrl": like})
-    return aggregator_budget(config, checked=False).summed_std, answers, summed
+    noise = aggregator_budget(config, checked=False).noise(Path(), "")
+    return noise.summed_std, answers, summed
 
 
 def budget(config: RunConfig, folder: Path) -> Findings:

@@ -47,11 +47,6 @@ class Budget:
         most, sensitivity = self.participation.most, self.correlation.sensitivity
         return self.z * math.sqrt(most) / sensitivity(self.participation)
 
-    @property
-    def summed_std(self) -> float:
-        """Standard deviation of the noise in the sum of all rounds, in bounds of one update."""
-        return self.z * float(self.correlation.prefix_std()[-1])
-
     def charges(self) -> list[float]:
         """Noise multiplier that the ledger is charged for each round that adds to the cost."""
         cumulative = self.correlation.cumulative_sensitivity(self.participation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
@@ -18,6 +20,8 @@ from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.rounds import Rounds, Strategy
 from privsyn_flower.text.prompts import LabelledText
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,16 @@ class SynthesisStrategy(Strategy):
         users is the declared population (public); the noise is the smallest that keeps
         (epsilon, delta) for rounds + spare_rounds releases. Without `ledger` the run has a
         ledger of its own in `folder`, and epsilon then covers this run alone. node_keys: declared,
-        what the nodes check each other's keys against (it goes into the statement).
+        what the nodes check each other's keys against (it goes into the statement). Noise that
+        leaves nothing of so many users' answers, and a delta of 1 / users or more, are warnings in
+        Flower's log.
         """
         run = RunFolder(folder)
         noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
+        for doubt in doubts(
+            epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"
+        ):
+            logger.warning("%s", doubt.text)
         how = aggregation or SecureAggregation()
         statement = PrivacyStatement(
             epsilon=epsilon,
