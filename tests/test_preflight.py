@@ -23,6 +23,7 @@ from privsyn_flower.federation_layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.budget import aggregator_budget
 from privsyn_flower.server_apps.parts import open_ledger
 from tests.conftest import sentences
 
@@ -312,6 +313,24 @@ def test_what_the_ledger_has_left_is_said_now(place: Path, run: Run, spent: int,
     [line] = warnings(result) if room else errors(result)
     assert "population 'phones'" in line and str(path) in line
     assert f"room for {room} of 8 releases" in line
+
+
+def test_correlated_noise_is_compared_with_its_own_charges(place: Path, run: Run) -> None:
+    settings = {
+        "method": "dp-ftrl", "training.noise": "aggregator", "ftrl.mechanism": "banded",
+        "population-name": "phones", "rounds": 12, "ftrl.min-separation": 3,
+    }  # fmt: skip
+    config = load_config(place / "run.toml", settings)
+    ledger = open_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    arguments = [f"{key}={value}" for key, value in settings.items()]
+    assert run(*arguments).exit_code == 0
+    for number, z in enumerate(aggregator_budget(config).noise(place, "earlier").charged()):
+        ledger.reserve(run="earlier", query="update", round=number, attempt=1, noise_multiplier=z)
+        if number == 3:
+            [line] = warnings(run(*arguments, "run-folder=other"))
+            assert "of 12 releases" in line
+    assert ledger.spent_epsilon() == pytest.approx(50.0)
+    assert "has room for 0 of" in errors(run(*arguments, "run-folder=third"))[0]
 
 
 def test_another_total_than_the_ledgers_is_said_now(place: Path, run: Run) -> None:

@@ -98,7 +98,8 @@ def budget(config: RunConfig, folder: Path) -> Findings:
 def _charges(config: RunConfig) -> list[Mapping[str, Any]]:
     """What the ledger is asked for, release by release; spare rounds left out."""
     if config.trusts_aggregator:
-        return [{"noise_multiplier": z} for z in aggregator_budget(config).charges()]
+        noise = aggregator_budget(config).noise(Path(), "")
+        return [{"noise_multiplier": z} for z in noise.charged()]
     charge = {
         "noise_multiplier": noise_multiplier(config),
         "mechanism": "skellam",

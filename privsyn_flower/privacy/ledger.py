@@ -243,9 +243,11 @@ class Ledger:
         if self.header.budget is None:
             return None
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
+        costs: dict[Charge, float] = {}  # of thousands of rounds, most are alike
         taken = 0
         for noise in wanted:
-            left -= self.header.cost(self._new(**noise))
+            charge = self._new(**noise)
+            left -= costs.setdefault(charge, costs.get(charge) or self.header.cost(charge))
             if left < 0:
                 break
             taken += 1
@@ -306,8 +308,8 @@ class Ledger:
     def _new(
         self,
         noise_multiplier: float,
-        mechanism: Mechanism,
-        sensitivity: float | None,
+        mechanism: Mechanism = "gaussian",
+        sensitivity: float | None = None,
         total_variation: float = 0.0,
         sampling_rate: float = 1.0,
     ) -> Charge:

@@ -13,8 +13,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import gaussian_epsilon
 from privsyn_flower.privacy.correlated import Factorization, Participation, factorization
@@ -46,12 +44,6 @@ class Budget:
         """Multiplier of independent noise that costs a user as much for each participation."""
         most, sensitivity = self.participation.most, self.correlation.sensitivity
         return self.z * math.sqrt(most) / sensitivity(self.participation)
-
-    def charges(self) -> list[float]:
-        """Noise multiplier that the ledger is charged for each round that adds to the cost."""
-        cumulative = self.correlation.cumulative_sensitivity(self.participation)
-        added = np.diff(cumulative**2, prepend=0.0)
-        return [self.z / math.sqrt(cost) for cost in added.tolist() if cost > 0]
 
     def noise(self, folder: Path, run: str) -> AggregatorNoise:
         """The aggregator's noise for the run of this name, its key in `folder` (PRIVATE)."""
