@@ -288,14 +288,15 @@ def test_a_full_disk(
 
 
 def spend(place: Path, releases: int) -> Path:
-    """Charges of an earlier run at the noise of run.toml, in its population's ledger."""
+    """Charges of one more run at the noise of run.toml, in its population's ledger."""
     config = load_config(place / "run.toml", {"population-name": "phones"})
     earlier = place.parent / f"{place.name}-earlier"
     ledger = open_ledger(config, RunFolder(earlier))
     z = calibrate(50.0, 9, config.delta, mechanism="skellam")
+    name = f"earlier {len(ledger.charges())}"
     for number in range(releases):
         ledger.reserve(
-            run="earlier", query="votes", round=number, attempt=1, noise_multiplier=z,
+            run=name, query="votes", round=number, attempt=1, noise_multiplier=z,
             mechanism="skellam", sensitivity=4096.0,
         )  # fmt: skip
     return ledger.path
@@ -347,6 +348,9 @@ def test_a_resume_counts_what_is_left_to_do(place: Path, run: Run) -> None:
         (place / "first" / "releases" / f"round-{number:04d}.npz").touch()
     again = run(arguments=("--resume", "first"))
     assert again.exit_code == 0 and again.stderr == ""  # five rounds to go, room for five
+    spend(place, 5)
+    again = run(arguments=("--resume", "first"))  # a begun run ends with the rounds that it has
+    assert again.exit_code == 0 and "room for 0 of 5 releases" in warnings(again)[0]
     (place / "users.jsonl").unlink()
     assert "data.path" in errors(run(arguments=("--resume", "first")))[0]
 

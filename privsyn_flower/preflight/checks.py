@@ -36,7 +36,7 @@ def check_ready(
         lambda: libraries(config),
         lambda: models(config),
         lambda: places(config, folder),
-        lambda: budget(config, folder),
+        lambda: budget(config, folder, resumed=resumed),
     ]
     if not resumed:
         checks.append(lambda: promise(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -69,7 +70,7 @@ def _noise(config: RunConfig) -> tuple[float, float, str]:
     return noise.summed_std, answers, summed
 
 
-def budget(config: RunConfig, folder: Path) -> Findings:
+def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:
     """What an existing ledger has left, against the releases that are still to come."""
     path = ledger_path(config, folder)
     if not path.exists() or not path.stat().st_size:
@@ -77,9 +78,9 @@ def budget(config: RunConfig, folder: Path) -> Findings:
     if config.trusts_aggregator and missing("scipy"):
         return
     ledger = ledger_at(path, config, f"run {folder.name}")
-    done = len(list((folder / "releases").glob("round-*.npz")))
-    wanted = _charges(config)[done:]
-    room = ledger.room_for(wanted)
+    released = [*folder.glob("releases/round-*"), *folder.glob("evaluations/*/releases/round-*")]
+    wanted = _charges(config)[len(released) :]
+    room = ledger.room_for(wanted, run=_run_id(folder))
     if room is None or room >= len(wanted):
         return
     spent, total = ledger.spent_epsilon(), ledger.header.total_epsilon
@@ -88,11 +89,16 @@ def budget(config: RunConfig, folder: Path) -> Findings:
         f"the ledger of {whose} ({path}) has spent epsilon = {spent:.4g} of {total:g} and has "
         f"room for {room} of {len(wanted)} releases at this noise"
     )
-    way = "lower rounds, lower epsilon (more noise), or ask another population"
-    if not room:
-        yield Finding(f"{facts}: {way}")
+    if room or resumed:  # a begun run ends with the rounds that it has
+        yield Finding(f"{facts}: the run will end early", fatal=False)
     else:
-        yield Finding(f"{facts}: the run will end early; {way}", fatal=False)
+        yield Finding(f"{facts}: lower epsilon (more noise), or ask another population")
+
+
+def _run_id(folder: Path) -> str:
+    """The begun run's name in the ledger; "" before it has one."""
+    path = folder / "checkpoints" / "run.json"
+    return str(json.loads(path.read_text("utf-8"))) if path.exists() else ""
 
 
 def _charges(config: RunConfig) -> list[Mapping[str, Any]]:

@@ -234,15 +234,17 @@ class Ledger:
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
         return max(0, math.floor(left / self.header.cost(wanted)))
 
-    def room_for(self, wanted: Iterable[Mapping[str, Any]]) -> int | None:
+    def room_for(self, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
         """How many of these charges, in this order, the total still takes; None without a total.
 
-        wanted: arguments of `reserve` for the noise of each. Nothing is written. Raises ValueError
-        on noise that this ledger does not take.
+        wanted: arguments of `reserve` for the noise of each. run: one that will be resumed, and
+        then gives back what it reserved without sending. Nothing is written. Raises ValueError on
+        noise that this ledger does not take.
         """
         if self.header.budget is None:
             return None
-        left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
+        stays = [c for c in self._read() if c.run != run or c.sent or c.state != "reserved"]
+        left = self.header.budget * (1 + SLACK) - self.header.spent(stays)
         costs: dict[Charge, float] = {}  # of thousands of rounds, most are alike
         taken = 0
         for noise in wanted:

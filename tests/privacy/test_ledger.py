@@ -110,6 +110,17 @@ def test_room_for_releases_of_different_noise(path):
     assert make(path.with_name("open.jsonl"), total=None).room_for(wanted) is None
 
 
+def test_a_resumed_run_has_room_for_what_it_gives_back(path):
+    ledger, z = make(path), calibrate(7.58, 2, DELTA)
+    wanted = [{"noise_multiplier": z}] * 2
+    ledger.commit(reserve(ledger, z, run="killed"))
+    charge = reserve(ledger, z, run="killed")
+    assert ledger.room_for(wanted) == ledger.room_for(wanted, run="other") == 0
+    assert ledger.room_for(wanted, run="killed") == 1
+    ledger.mark_sent(charge)  # from here on it stays
+    assert ledger.room_for(wanted, run="killed") == 0
+
+
 def test_void_gives_back_and_states_go_one_way(path):
     ledger, z = make(path), calibrate(7.58, 1, DELTA)
     charge = reserve(ledger, z, round=1, attempt=1)
