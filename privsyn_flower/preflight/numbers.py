@@ -92,7 +92,8 @@ def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Finding
     if room or resumed:  # a begun run ends with the rounds that it has
         yield Finding(f"{facts}: the run will end early", fatal=False)
     else:
-        yield Finding(f"{facts}: lower epsilon (more noise), or ask another population")
+        way = f"set a smaller epsilon beside ledger-epsilon = {total:g}, or ask another population"
+        yield Finding(f"{facts}: {way}")
 
 
 def _run_id(folder: Path) -> str:
