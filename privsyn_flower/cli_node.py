@@ -8,8 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-node_app = typer.Typer(no_args_is_help=True, help="Look after this device's node.")
-roster_app = typer.Typer(no_args_is_help=True, help="The list of nodes that may take part.")
+from privsyn_flower.cli_errors import Commands, fail
+
+node_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look after this device's node.")
+roster_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="The list of nodes that may take part."
+)
 node_app.add_typer(roster_app, name="roster")
 
 Folder = Annotated[
@@ -45,7 +49,7 @@ def show(
             Path(folder or str(own.get("cache", "")) or DEFAULT_FOLDER).expanduser(),
             named.expanduser() if named != Path() else None,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:
         raise _fail(error) from None
     if as_json:
         typer.echo(json.dumps(facts))
@@ -65,7 +69,7 @@ def key(folder: Folder = DEFAULT_FOLDER) -> None:
 
     try:
         typer.echo(public_hex(identity(folder.expanduser())))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise _fail(error) from None
 
 
@@ -89,7 +93,7 @@ def forget(
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         known = NodeRecords(folder / RECORDS_FILE).forget(user)
         erased = EmbeddingCache(folder / "embeddings", "").forget(user)
-    except (OSError, ValueError, RuntimeError, sqlite3.Error) as error:
+    except (ValueError, RuntimeError, sqlite3.Error) as error:
         raise _fail(error) from None
     typer.echo(f"withdrawn: {user!r} takes part in nothing from now on")
     typer.echo("embeddings erased" if erased else "no embeddings were kept")
@@ -208,7 +212,5 @@ def _failed(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _fail(error: Exception) -> typer.Exit:
-    """An error as the last line on stderr; exit code 2."""
-    text = " ".join(str(error).split())
-    typer.secho(f"error: {text}", fg=typer.colors.RED, err=True)
-    return typer.Exit(2)
+    """On one line, whoever's words are in it."""
+    return fail(" ".join(str(error).split()))

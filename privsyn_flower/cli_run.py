@@ -10,18 +10,27 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config_file import load_config, parse_override, relocated, to_toml
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
+from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
+from privsyn_flower.report import read_summary
 from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
+
+
+class NotReady(ConfigError):
+    """The run could not work. errors: why, a line for each reason."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\nerror: ".join(errors))
+        self.errors = errors
 
 
 class RunFailed(RuntimeError):
@@ -53,6 +62,7 @@ def run_command(
         )
     _check_place(loaded, there)
     final = absolute_paths(loaded, folder)
+    _check_ready(final, folder, there)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
     return _start(folder, final, there)
 
@@ -145,9 +155,22 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             return _watch(folder, flower)
     if flower is not None:
         flower.close()
+    _check_ready(config, folder, federation, resumed=True)
     if config != stored:
         write_atomic(path, to_toml(config, comments=True).encode())
     return _start(folder, config, federation)
+
+
+def _check_ready(
+    config: RunConfig, folder: Path, federation: LocalFederation | None, *, resumed: bool = False
+) -> None:
+    """Say what is doubtful. Raises NotReady for what cannot work, before anything is written."""
+    found = check_ready(config, folder, federation, resumed=resumed)
+    for finding in found:
+        if not finding.fatal:
+            print(f"warning: {finding.text}", file=sys.stderr)
+    if errors := [finding.text for finding in found if finding.fatal]:
+        raise NotReady(errors)
 
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
@@ -242,7 +265,4 @@ def _error(folder: Path, flower: LocalFlower, status: str) -> str:
 
 
 def _finish(folder: Path) -> None:
-    import json
-
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    print(result_table(summary))
+    print(result_table(read_summary(folder)))

@@ -19,6 +19,12 @@ def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) 
             values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise ConfigError(f"no configuration file at {path}") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8"
+            ) from None
         except tomllib.TOMLDecodeError as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from None
     return RunConfig.from_flat({**values, **overrides})

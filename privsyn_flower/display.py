@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,7 +70,7 @@ class Display:
             print(f"[{stage}] {done:g}/{total:g} {note}".rstrip(), file=sys.stderr, flush=True)
 
 
-def result_table(summary: dict[str, Any]) -> str:
+def result_table(summary: Mapping[str, Any]) -> str:
     """A short table of summary.json, as text."""
     table = Table(title=f"{summary['method']} on {summary['dataset']}", title_justify="left")
     table.add_column("figure")
@@ -79,7 +80,11 @@ def result_table(summary: dict[str, Any]) -> str:
         table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
     for key in ("bytes_down_per_user_round", "bytes_up_per_user_round", "wall_seconds"):
         table.add_row(key, f"{summary[key]:,.0f}")
-    console = Console(width=100, record=True, file=io.StringIO())
+    # Drawn with what the terminal can show: lines, or ASCII.
+    sheet = io.TextIOWrapper(
+        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
+    )
+    console = Console(width=100, record=True, file=sheet)
     console.print(table)
     for extra in benchmark_tables(summary.get("benchmark") or {}):
         console.print(extra)

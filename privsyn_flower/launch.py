@@ -206,6 +206,8 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
         ),
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONUNBUFFERED": "1",
+        "PYTHONUTF8": "1",  # whatever the locale: paths and texts are not ASCII
+        "PYTHONIOENCODING": "utf-8",
     }
 
 
@@ -232,7 +234,8 @@ def _run_flwr(
             env=environment,
             cwd=folder,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout,
             check=False,
         )

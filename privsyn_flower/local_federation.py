@@ -50,8 +50,12 @@ class LocalFederation:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Ports and process ids, as last written."""
-        found: dict[str, Any] = json.loads((self.folder / FACTS).read_text(encoding="utf-8"))
+        """Ports and process ids, as last written. Raises FlowerError on a damaged file."""
+        path = self.folder / FACTS
+        try:
+            found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise FlowerError(f"{path} is damaged: {error}") from None
         return found
 
     def start(self) -> None:
@@ -204,7 +208,8 @@ class LocalFederation:
         found = subprocess.run(
             ["ps", "-o", "stat=,command=", "-ww", "-p", str(pid)],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # as paths are
             check=False,
         )
         return str(self.folder) in found.stdout and not found.stdout.startswith("Z")

@@ -9,6 +9,7 @@ the result is kept as an Arrow file under the hash of its name, version and file
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -20,7 +21,7 @@ import re
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -95,14 +96,19 @@ def find_package(name: str) -> Package:
     """Locate an installed distribution's Python files; DataError when it is not installed."""
     if name == STDLIB:
         return Package(STDLIB, platform.python_version(), tuple(sorted(_stdlib_files())))
-    try:
-        distribution = importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        raise DataError(_not_installed(name)) from None
+    distribution = find_distribution(name)
     files = tuple(sorted(_distribution_files(distribution)))
     if not files:
         raise DataError(f"package {name!r} holds no Python source: remove it from data.*-packages")
     return Package(canonical(name), distribution.version, files)
+
+
+def find_distribution(name: str) -> importlib.metadata.Distribution:
+    """An installed distribution; DataError when it is not installed."""
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        raise DataError(_not_installed(name)) from None
 
 
 def canonical(name: str) -> str:
@@ -217,10 +223,18 @@ def _module_name(file: PurePosixPath) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
-def _not_installed(name: str) -> str:
+@functools.cache  # half a second: every file list of every distribution
+def _installed() -> tuple[set[str], Mapping[str, list[str]]]:
+    """Distributions by name, and by what they let import."""
     known = {canonical(d.metadata["Name"] or "") for d in importlib.metadata.distributions()}
-    by_import = importlib.metadata.packages_distributions().get(name, [])
-    near = by_import or difflib.get_close_matches(canonical(name), sorted(known), n=1, cutoff=0.5)
+    return known, importlib.metadata.packages_distributions()
+
+
+def _not_installed(name: str) -> str:
+    known, imports = _installed()
+    near = imports.get(name) or difflib.get_close_matches(
+        canonical(name), sorted(known), n=1, cutoff=0.5
+    )
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return (
         f"package {name!r} (a data.*-packages key) is not installed: install it, or name another "

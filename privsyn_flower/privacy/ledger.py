@@ -29,11 +29,11 @@ import fcntl
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from privsyn_flower.privacy.accounting import Mechanism
 from privsyn_flower.privacy.charges import Charge, find, replay
@@ -244,6 +244,27 @@ class Ledger:
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
         return max(0, math.floor(left / self.header.cost(wanted)))
 
+    def room_for(self, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
+        """How many of these charges, in this order, the total still takes; None without a total.
+
+        wanted: arguments of `reserve` for the noise of each. run: one that will be resumed, and
+        then gives back what it reserved without sending. Nothing is written. Raises ValueError on
+        noise that this ledger does not take.
+        """
+        if self.header.budget is None:
+            return None
+        stays = [c for c in self._read() if c.run != run or c.sent or c.state != "reserved"]
+        left = self.header.budget * (1 + SLACK) - self.header.spent(stays)
+        costs: dict[Charge, float] = {}  # of thousands of rounds, most are alike
+        taken = 0
+        for noise in wanted:
+            charge = self._new(**noise)
+            left -= costs.setdefault(charge, costs.get(charge) or self.header.cost(charge))
+            if left < 0:
+                break
+            taken += 1
+        return taken
+
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
         """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`.
 
@@ -303,8 +324,8 @@ class Ledger:
     def _new(
         self,
         noise_multiplier: float,
-        mechanism: Mechanism,
-        sensitivity: float | None,
+        mechanism: Mechanism = "gaussian",
+        sensitivity: float | None = None,
         total_variation: float = 0.0,
         sampling_rate: float = 1.0,
     ) -> Charge:

@@ -33,14 +33,19 @@ def is_deployment(config: RunConfig) -> bool:
     return config.data.source == "files" and not config.data.path
 
 
+def check_deployment(config: RunConfig) -> None:
+    """Raises ConfigError for keys that are not for real users."""
+    if is_deployment(config) and (config.benchmark or config.simulation_seeded_noise):
+        raise ConfigError(
+            "benchmark and simulation-seeded-noise are for simulation only; with data.path "
+            "empty the users are real: set both to false"
+        )
+
+
 def public_text(config: RunConfig, progress: Progress) -> PublicText:
     """The public side of the data. Raises ConfigError for keys that deployment forbids."""
+    check_deployment(config)
     if is_deployment(config):
-        if config.benchmark or config.simulation_seeded_noise:
-            raise ConfigError(
-                "benchmark and simulation-seeded-noise are for simulation only; with data.path "
-                "empty the users are real: set both to false"
-            )
         if config.trains and not config.data.public_path:
             return PublicText([], None)  # nothing is made of it there
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
@@ -110,12 +115,19 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
         folder,
         ledger=config.ledger,
         population_name=config.population_name,
-        total_epsilon=config.ledger_epsilon or config.epsilon,
-        total_delta=config.delta,
-        simulation=config.simulation_seeded_noise,
-        mechanism="gaussian" if config.trusts_aggregator else "skellam",
-        order=_filter_order(config),
+        **ledger_terms(config),
     )
+
+
+def ledger_terms(config: RunConfig) -> dict[str, Any]:
+    """What the run's ledger is made with, or must have been made with (`Ledger.open`)."""
+    return {
+        "total_epsilon": config.ledger_epsilon or config.epsilon,
+        "total_delta": config.delta,
+        "simulation": config.simulation_seeded_noise,
+        "mechanism": "gaussian" if config.trusts_aggregator else "skellam",
+        "order": _filter_order(config),
+    }
 
 
 def _filter_order(config: RunConfig) -> int | None:

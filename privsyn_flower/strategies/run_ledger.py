@@ -66,11 +66,16 @@ def shared_ledger(ledger: str | Path, population_name: str) -> Path | None:
     return ledger_folder() / f"{population_name}.jsonl" if population_name else None
 
 
+def own_ledger(run: str) -> Path:
+    """The ledger of a run that shares none, by the run's id."""
+    return ledger_folder() / "runs" / f"{run}.jsonl"
+
+
 def ledger_path(folder: RunFolder, ledger: str | Path, population_name: str) -> Path:
     """Where the run's ledger lies. Raises ConfigError for a file in the run folder, too."""
     path = shared_ledger(ledger, population_name)
     if path is None:
-        return ledger_folder() / "runs" / f"{run_id(folder)}.jsonl"
+        return own_ledger(run_id(folder))
     if folder.path.resolve() in path.resolve().parents:
         raise ConfigError(
             f"the ledger {path} lies in the run folder: a copy of the folder would forget what was "

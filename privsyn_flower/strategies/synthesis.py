@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
@@ -19,6 +21,8 @@ from privsyn_flower.strategies.promises import PROMISED, check_promise, promise_
 from privsyn_flower.strategies.rounds import Rounds, Strategy
 from privsyn_flower.strategies.run_ledger import held, ledger_scope, open_ledger, run_id
 from privsyn_flower.text.prompts import LabelledText
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
@@ -75,10 +79,15 @@ class SynthesisStrategy(Strategy):
         folder) with the total ledger_epsilon (0: epsilon). Without it the run has a ledger of its
         own, and epsilon covers this run alone. node_keys: declared, what the nodes check each
         other's keys against (it goes into the statement). Raises ValueError on arguments that
-        promise something else than those that `folder` was begun with.
+        promise something else than those that `folder` was begun with. Noise that leaves nothing of
+        so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         """
         run = RunFolder(folder)
         noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
+        for doubt in doubts(
+            epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"
+        ):
+            logger.warning("%s", doubt.text)
         how = aggregation or SecureAggregation()
         statement = PrivacyStatement(
             epsilon=epsilon,

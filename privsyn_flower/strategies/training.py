@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from flwr.serverapp.strategy import Result
 
 from privsyn_flower.config import ledger_folder
 from privsyn_flower.privacy.accounting import Mechanism as NoiseName
+from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -37,7 +39,7 @@ from privsyn_flower.strategies.app_records import (
 )
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.generalised_fedavg import GeneralisedFedAvg
-from privsyn_flower.strategies.mechanisms import Mechanism
+from privsyn_flower.strategies.mechanisms import AggregatorNoise, Mechanism
 from privsyn_flower.strategies.promises import PROMISED, check_promise, promise_of
 from privsyn_flower.strategies.rounds import Rounds
 from privsyn_flower.strategies.run_ledger import held, ledger_scope, open_ledger, run_id
@@ -165,7 +167,9 @@ class TrainingStrategy(GeneralisedFedAvg):
         the run has a ledger of its own, and epsilon covers this run alone. node_keys: declared,
         what the nodes check each other's keys against. noise_keys: folder, outside `folder`, for
         the key of an aggregator's noise; "" for the user's own.
-        progress: told how far the run is; None writes finished rounds to Flower's log.
+        progress: told how far the run is; None writes finished rounds to Flower's log, where
+        noise that leaves nothing of so many users' updates, and a delta of 1 / users or more, are
+        warnings.
         Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
         arguments that promise something else than those that `folder` was begun with.
         """
@@ -205,6 +209,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             public = {"users": users, "greeting": "train", "seed": self.seed}
             plan = RoundPlan(run=run_id(run), **{**shared, **waits, **public, **terms.plan})
             mechanism = terms.mechanism(plan.run)
+            self._doubt(statement, plan, mechanism)
             whole = self._promised(statement, plan, mechanism, population_name)
             whole["evaluation"] = evaluation.promise if evaluation else None
             check_promise(run, whole)
@@ -248,6 +253,22 @@ class TrainingStrategy(GeneralisedFedAvg):
             statement=replace(statement, simulated=simulated(run, engine)),
             metrics=run.metrics(),
         )
+
+    def _doubt(self, statement: PrivacyStatement, plan: RoundPlan, mechanism: Mechanism) -> None:
+        """Warn of numbers that cannot give much: a model is the sum of its rounds."""
+        noise = statement.noise_multiplier * math.sqrt(statement.rounds)
+        if isinstance(mechanism, AggregatorNoise):
+            noise = mechanism.summed_std
+        for doubt in doubts(
+            epsilon=statement.epsilon,
+            delta=statement.delta,
+            users=plan.users,
+            noise=noise,
+            answers=self.expected_users(plan.users) * statement.rounds,
+            summed=f"the sum of all {statement.rounds} rounds",
+            key="users",
+        ):
+            logger.warning("%s", doubt.text)
 
     def _promised(
         self,

@@ -38,7 +38,7 @@ def load_embedder(name: str, device: str = "auto", progress: bool | Progress = T
     when the model is not here and cannot be fetched or loaded. The latest model stays in memory,
     so that a call per user costs no load. Threads are the caller's (`torch.set_num_threads`).
     """
-    dimension = _ngram_dimension(name)
+    dimension = ngram_dimension(name)
     if dimension is not None:
         return NgramEmbedder(dimension)
     try:
@@ -51,7 +51,7 @@ def load_embedder(name: str, device: str = "auto", progress: bool | Progress = T
 
 def embedder_fingerprint(name: str) -> str:
     """The fingerprint that `load_embedder(name)` would carry, without importing torch."""
-    dimension = _ngram_dimension(name)
+    dimension = ngram_dimension(name)
     if dimension is not None:
         return text_fingerprint(f"{NGRAM_SCHEME}:{dimension}")
     return folder_fingerprint(_model_folder(name))
@@ -173,7 +173,7 @@ def _check_texts(texts: Sequence[str]) -> None:
             raise TypeError(f"text {index} is of type {type(text).__name__}, expected str")
 
 
-def _ngram_dimension(name: str) -> int | None:
+def ngram_dimension(name: str) -> int | None:
     """`ngram-256` -> 256; None for another kind of name; ValueError for a bad dimension."""
     if not name.startswith("ngram"):
         return None

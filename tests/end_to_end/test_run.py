@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.privacy import Ledger
 from tests.end_to_end.conftest import left_running, privsyn
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -144,20 +145,18 @@ def test_interrupt_stops_flower_and_says_how_to_go_on(mini: Path) -> None:
 
 
 def test_failure_of_the_server_app_is_the_exit_status_and_the_last_line(mini: Path) -> None:
-    folder = mini / "failing"
-    process = privsyn(
-        "run",
-        mini / "mini.toml",
-        "--set",
-        f"run-folder={folder}",
-        "--set",
-        "pretext.population=9999",
-        cwd=mini,
-    )
-    code, out, err = finish(process)
+    folder, path = mini / "failing", mini / "held.jsonl"
+    ledger = Ledger.open(
+        path, population="held", total_epsilon=50.0, total_delta=3e-6, simulation=True,
+        mechanism="skellam",
+    )  # fmt: skip
+    settings = [f"run-folder={folder}", "population-name=held", f"ledger={path}"]
+    with ledger.exclusive():  # what nothing before the ServerApp looks at
+        chosen = [part for setting in settings for part in ("--set", setting)]
+        code, out, err = finish(privsyn("run", mini / "mini.toml", *chosen, cwd=mini))
     assert code == 1
     assert out == []
-    assert "pretext.population" in err[-1]
+    assert f"{path} is in use by the run of process {os.getpid()}" in err[-1]
 
 
 def test_wrong_key_fails_before_anything_starts(mini: Path) -> None:

@@ -95,6 +95,32 @@ def test_adaptive_noise_composes_by_sum_of_mu_squared(path):
     assert ledger.remaining_rounds(6.0) == math.floor(left * 36)
 
 
+def test_room_for_releases_of_different_noise(path):
+    ledger = make(path)
+    reserve(ledger, 5.0)
+    wanted = [{"noise_multiplier": z} for z in (3.0, 1.0, 0.8, 0.4, 9.0)]
+    content = path.read_bytes()
+    room = ledger.room_for(wanted)
+    assert path.read_bytes() == content and 0 < room < 5
+    for noise in wanted[:room]:
+        reserve(ledger, noise["noise_multiplier"])
+    with pytest.raises(BudgetExceeded):
+        reserve(ledger, wanted[room]["noise_multiplier"])
+    assert ledger.room_for(wanted[room:]) == 0 and ledger.room_for([]) == 0
+    assert make(path.with_name("open.jsonl"), total=None).room_for(wanted) is None
+
+
+def test_a_resumed_run_has_room_for_what_it_gives_back(path):
+    ledger, z = make(path), calibrate(7.58, 2, DELTA)
+    wanted = [{"noise_multiplier": z}] * 2
+    ledger.commit(reserve(ledger, z, run="killed"))
+    charge = reserve(ledger, z, run="killed")
+    assert ledger.room_for(wanted) == ledger.room_for(wanted, run="other") == 0
+    assert ledger.room_for(wanted, run="killed") == 1
+    ledger.mark_sent(charge)  # from here on it stays
+    assert ledger.room_for(wanted, run="killed") == 0
+
+
 def test_void_gives_back_and_states_go_one_way(path):
     ledger, z = make(path), calibrate(7.58, 1, DELTA)
     charge = reserve(ledger, z, round=1, attempt=1)

@@ -73,6 +73,30 @@ def test_it_trains_as_federated_averaging_does(tmp_path: Path, loopback: Any) ->
     assert all(node.greeted == ["train"] for node in nodes.values())
 
 
+@pytest.mark.parametrize("noise", ["nodes", "aggregator"])
+def test_numbers_that_give_nothing_are_warnings(
+    tmp_path: Path,
+    loopback: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    noise: str,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def warned(folder: str, **options: Any) -> list[str]:
+        caplog.clear()
+        strategy = DPFedAvg(10.0, noise=noise)
+        keys = {"noise_keys": tmp_path / f"{folder}-keys"}
+        train(loopback(trainers(4, users=25)), tmp_path / folder, strategy, **options, **keys)
+        return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+
+    assert warned("useful", users=100) == []
+    [said] = warned("drowned", users=100, epsilon=0.01)
+    assert "the noise of the sum of all 3 rounds" in said and "(users)" in said
+    [said] = warned("published", users=100, delta=0.02)
+    assert "delta = 0.02 is not below 1 / users = 0.01" in said
+
+
 def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers()
     result = train(loopback(nodes), tmp_path)

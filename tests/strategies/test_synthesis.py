@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,29 @@ def test_the_statement_says_whether_this_was_a_simulation(
         assert result.statement.simulated is simulated
         assert ("This was a simulation" in result.statement.sentence()) is simulated
         assert strategy.attached == [tmp_path]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epsilon": 4.0}, []),
+        ({"epsilon": 0.001}, ["epsilon = 0.001: the noise of a released sum"]),
+        ({"epsilon": 4.0, "delta": 0.5}, ["delta = 0.5 is not below 1 / users"]),
+    ],
+)
+def test_numbers_that_give_nothing_are_warnings_in_flowers_log(
+    changes: dict[str, Any],
+    words: list[str],
+    tmp_path: Path,
+    loopback: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    grid, options = grid_of(loopback, [False] * 3), {"aggregation": PlainSum(), "delta": 1e-5}
+    Counting().start(grid, folder=tmp_path, users=75, nodes=3, **{**options, **changes})
+    warned = [
+        r.getMessage() for r in caplog.records if r.name == "flwr" and r.levelname == "WARNING"
+    ]
+    assert len(warned) == len(words)
+    assert all(word in text for word, text in zip(words, warned, strict=True))

@@ -1,0 +1,73 @@
+"""How every command ends that cannot do its work: lines on stderr that begin with "error:"."""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import sys
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+
+def fail(text: str, code: int = 2) -> typer.Exit:
+    """An error as the last line on stderr."""
+    typer.secho(f"error: {text}", fg=typer.colors.RED, err=True)
+    return typer.Exit(code)
+
+
+def described(error: OSError | UnicodeError) -> str:
+    """The error with its file, in words for whoever named the file."""
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error}: set PYTHONUTF8=1 or a UTF-8 locale, or rename what it stands in"
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        other = f" -> {error.filename2}" if error.filename2 else ""
+        return f"{error.filename}{other}: {error.strerror}"
+    return str(error)
+
+
+class Commands(TyperGroup):
+    """A group of commands in which files that cannot be read or written are no tracebacks."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; OSError and UnicodeError end it with 2, or 1 where it is a run."""
+        _print_everything()
+        try:
+            return super().invoke(ctx)
+        except (OSError, UnicodeError) as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of the output has gone: not an error to explain
+            raise fail(described(error), 1 if ctx.invoked_subcommand == "run" else 2) from None
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("privsyn_flower"):
+                raise  # ours to mend, not the user's
+            what = f"{error.name} is not installed: pip install 'privsyn-flower[simulation]'"
+            raise fail(what, 1 if ctx.invoked_subcommand == "run" else 2) from None
+
+
+def _print_everything() -> None:
+    """No locale may end a command because of a character in a path or a table."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=PRINTABLE)
+
+
+def _printable(error: UnicodeError) -> tuple[bytes, int]:
+    """Bytes of a path go out as they came in; a character that a terminal has not, escaped."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    parts = [
+        bytes([ord(c) - 0xDC00])
+        if "\udc80" <= c <= "\udcff"
+        else c.encode("ascii", "backslashreplace")
+        for c in text
+    ]
+    return b"".join(parts), error.end
+
+
+PRINTABLE = "privsyn-printable"
+codecs.register_error(PRINTABLE, _printable)

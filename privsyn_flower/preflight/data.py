@@ -1,0 +1,149 @@
+"""The text that a run names: is it there, can it be read, is there enough of it?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.data.docstrings import STDLIB, find_distribution
+from privsyn_flower.data.preview import Preview, preview
+from privsyn_flower.data.sources import columns_of, package_lists
+from privsyn_flower.data.storage import DataError
+from privsyn_flower.data.users import Columns
+from privsyn_flower.server_apps.parts import is_deployment
+
+from .findings import Finding, Findings
+
+HUB = "hub:"
+
+
+def private_file(config: RunConfig) -> Findings:
+    """The users' text of a simulation: columns, rows that are skipped, users against keys."""
+    data = config.data
+    if data.source != "files" or not data.path:
+        return
+    columns = columns_of(data)
+    seen = _look(data.path, columns, "data.path")
+    if seen is None:
+        return
+    if not seen.rows:
+        yield Finding(f"{data.path} (data.path) holds no row that can be read")
+    else:
+        # Labels and dates may begin below what was looked at.
+        sure = columns if seen.whole else Columns(columns.user, columns.text)
+        sure.require(seen.columns, f"{data.path} (data.path)")
+    yield from _oddities(seen, data.path, "data.path")
+    if seen.whole and seen.rows and not data.chunk:
+        yield from _too_few_users(config, seen)
+
+
+def _too_few_users(config: RunConfig, seen: Preview) -> Findings:
+    """At most as many users can be enrolled as the file has: fewer are left after the split."""
+    data = config.data
+    asked = data.users + data.held_out_users + data.development_users
+    sizes = (
+        f"data.users = {data.users}, data.held-out-users = {data.held_out_users} and "
+        f"data.development-users = {data.development_users} need"
+    )
+    if data.partition == "uniform":
+        needed = asked * data.samples_per_user
+        if seen.samples < needed:
+            yield Finding(
+                f"{sizes} {needed} texts (data.partition = 'uniform'), and {data.path} has "
+                f"{seen.samples}: lower them, or give more text"
+            )
+        return
+    there = seen.users(data.min_samples_per_user)
+    if there < asked:
+        of = f" with {data.min_samples_per_user} texts or more" * (data.min_samples_per_user > 1)
+        yield Finding(
+            f"{sizes} {asked} users{of}, and {data.path} has {there}: lower them, or give the "
+            "text of more users"
+        )
+
+
+def public_file(config: RunConfig) -> Findings:
+    """The public text: there at all, readable, and enough for the pool and the population."""
+    data = config.data
+    if data.source == "docstrings":
+        return
+    if not data.public_path:
+        if config.method == "pretext" or (config.method == "popri" and config.popri.examples):
+            yield Finding(
+                f"data.public-path is empty, and method = {config.method!r} begins with public "
+                "text: name a file of it, or hub:NAME"
+            )
+        return
+    text = data.public_text_column or data.text_column
+    seen = _look(data.public_path, Columns("", text), "data.public-path")
+    if seen is None:
+        return
+    if not seen.rows:
+        yield Finding(f"{data.public_path} (data.public-path) holds no row that can be read")
+        return
+    if text not in seen.columns:
+        key = "data.public-text-column" if data.public_text_column else "data.text-column"
+        yield Finding(
+            f"column {text!r} ({key}) is not in {data.public_path} (data.public-path), which has: "
+            f"{', '.join(sorted(seen.columns))}"
+        )
+        return
+    yield from _oddities(seen, data.public_path, "data.public-path")
+    if seen.whole and not data.chunk:
+        yield from _too_little_public(config, seen.samples)
+
+
+def _too_little_public(config: RunConfig, texts: int) -> Findings:
+    """At most this many texts: fewer are left when repetitions are gone."""
+    data, facts = config.data, f"{config.data.public_path} (data.public-path) has {texts} texts"
+    if not is_deployment(config):
+        if texts < data.public_pool + data.public_validation:
+            yield Finding(
+                f"{facts}, and data.public-pool = {data.public_pool} and data.public-validation = "
+                f"{data.public_validation} need more: lower them, or give more public text"
+            )
+    elif config.method == "pretext" and texts < config.pretext.population:  # the pool is all of it
+        yield Finding(
+            f"{facts}, fewer than pretext.population = {config.pretext.population}: lower it, or "
+            "give more public text"
+        )
+
+
+def docstring_packages(config: RunConfig) -> Findings:
+    """Packages whose docstrings are the text: all installed, none on two sides."""
+    if config.data.source != "docstrings":
+        return
+    for names in package_lists(config.data):
+        for name in names:
+            if name != STDLIB:
+                try:
+                    find_distribution(name)
+                except DataError as error:
+                    yield Finding(str(error))
+
+
+def _look(place: str, columns: Columns, key: str) -> Preview | None:
+    """A look at a file; None for a data set of the hub. Raises DataError, OSError."""
+    if place.startswith(HUB):
+        return None
+    path = Path(place)
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} ({key}) {what}: name a .jsonl, .csv, .tsv or .parquet file")
+    return preview(path, columns)
+
+
+def _oddities(seen: Preview, place: str, key: str) -> Findings:
+    """What is skipped or repaired, by kind; as counts, never as text."""
+    if not seen.odd_lines:
+        return
+    kinds = "; ".join(
+        f"{problem} ({count}, first in line {first})"
+        for problem, (count, first) in seen.oddities.items()
+    )
+    among = f"{seen.lines:,} lines" if seen.whole else f"the first {seen.lines:,} lines"
+    yield Finding(
+        f"{place} ({key}): {seen.odd_lines:,} of {among} are skipped or repaired: {kinds}; "
+        f"`privsyn data check {place}` lists them",
+        fatal=False,
+    )

@@ -1,0 +1,20 @@
+"""What the checks find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line for the user: what is wrong, and the key or command to mend it.
+
+    fatal: the run could only fail, or give nothing; else a warning.
+    """
+
+    text: str
+    fatal: bool = True
+
+
+Findings = Iterator[Finding]

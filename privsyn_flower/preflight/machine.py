@@ -1,0 +1,212 @@
+"""What a run needs of this machine: libraries, models, folders, and nodes that are up."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tomllib
+from pathlib import Path
+
+from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
+from privsyn_flower.local_federation import LocalFederation
+from privsyn_flower.server_apps.parts import is_deployment
+from privsyn_flower.strategies.run_ledger import shared_ledger
+from privsyn_flower.strategies.training import noise_key_folder
+from privsyn_flower.text.embedders import KEY, MINILM_HUB, MINILM_PACKAGE, ngram_dimension
+from privsyn_flower.text.pretrained import ModelUnavailableError, local_folder
+from privsyn_flower.text.vllm_server import default_python
+
+from .findings import Finding, Findings
+
+LITTLE, TOO_LITTLE = 2**30, 2**26  # bytes of disk: a warning, and what not even a miniature has
+DESCRIBES = {"embedder": ("modules.json", "config.json")}  # one of them is in a model's folder
+
+
+def missing(*modules: str) -> list[str]:
+    """Those that are not installed; nothing is imported."""
+    return [name for name in modules if importlib.util.find_spec(name) is None]
+
+
+def libraries(config: RunConfig) -> Findings:
+    """The extras that method, models and data need: one line with the command."""
+    absent: dict[str, list[str]] = {}
+    for why, modules in _needed(config):
+        for name in missing(*modules):
+            absent.setdefault(name, []).append(why)
+    if absent:
+        listed = ", ".join(f"{name} ({', '.join(whys)})" for name, whys in absent.items())
+        extra = "server" if is_deployment(config) else "simulation"
+        yield Finding(f"not installed: {listed}: pip install 'privsyn-flower[{extra}]'")
+
+
+def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
+    """(what for, modules)."""
+    data, names = config.data, used_models(config)
+    places = (data.path, data.public_path)
+    needed: list[tuple[str, tuple[str, ...]]] = [
+        ("simulated nodes", ("ray", "pyarrow")) if not is_deployment(config) else ("", ()),
+        ("parquet", ("pyarrow",)) if any(p.endswith(".parquet") for p in places) else ("", ()),
+        ("noise of an aggregator", ("scipy",)) if config.trusts_aggregator else ("", ()),
+        ("benchmark", ("matplotlib",)) if config.benchmark else ("", ()),
+    ]
+    if data.source.startswith("hub:") or any(place.startswith("hub:") for place in places):
+        needed.append(("data.source", ("datasets",)))
+    if "embedder" in names and not names["embedder"].startswith("ngram"):
+        needed.append(("models.embedder", ("torch", "sentence_transformers")))
+    for kind in sorted(set(names) - {"embedder"}):
+        served = kind == "generator" and config.generation.backend != "huggingface"
+        here = ("httpx",) if served else ("torch", "transformers")
+        needed.append((f"models.{kind}", here))
+    if config.method == "popri":
+        needed.append(("popri", ("torch", "transformers", "peft", "trl", "datasets")))
+    return needed
+
+
+def used_models(config: RunConfig) -> dict[str, str]:
+    """kind -> name of the models that the run will load."""
+    models, pretext = config.models, "pretext" in (config.method, config.evaluation.rival)
+    writes = config.method == "popri" or (config.method == "pretext" and config.expand.samples)
+    measured = config.trains or config.benchmark
+    used = {
+        "embedder": not config.trains,
+        "infiller": pretext and config.pretext.variation != "retrieval",
+        "generator": bool(writes),
+        "downstream": measured or (config.method == "popri" and config.popri.select == "federated"),
+    }
+    return {kind: getattr(models, kind) for kind, needed in used.items() if needed}
+
+
+def models(config: RunConfig) -> Findings:
+    """Names that can be told wrong without loading: folders, sizes of n-grams, servers."""
+    used = used_models(config)
+    for kind, name in used.items():
+        if fault := _fault(config, kind, name):
+            yield Finding(fault)
+    if "generator" in used:
+        yield from _server(config)
+
+
+def _fault(config: RunConfig, kind: str, name: str) -> str | None:
+    """What is wrong with a model's name. Raises ValueError on an n-gram embedder's size."""
+    key = f"models.{kind}"
+    if kind == "embedder" and ngram_dimension(name) is not None:
+        return None
+    if kind != "embedder" and (name == "tiny" or (kind, name) == ("downstream", "lstm")):
+        if not is_deployment(config):
+            return None  # shipped, or trained by the run
+        return (
+            f"{key} = {name!r} is trained on the simulated federation's public text; in "
+            "deployment name a folder or a Hugging Face model"
+        )
+    if kind == "generator" and config.generation.base_url:
+        return None  # the name is the server's
+    try:
+        folder = local_folder(name, key)
+    except ModelUnavailableError as error:
+        return f"{error}; name a folder with a model, or one of the hub"
+    files = DESCRIBES.get(kind, ("config.json",))
+    if folder is None and _out_of_reach(name):
+        return (
+            f"{key} = {name!r} is not in the cache of the model hub, and HF_HUB_OFFLINE is "
+            "set: fetch it, or name a folder with a model"
+        )
+    if folder is not None and not any((folder / file).is_file() for file in files):
+        return f"{key} = {name!r} holds no model: {' or '.join(files)} is missing"
+    return None
+
+
+def _out_of_reach(name: str) -> bool:
+    """Whether a model of the hub is neither here nor may be fetched."""
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() not in ("1", "true", "yes", "on"):
+        return False
+    if name == "minilm":
+        if not missing(MINILM_PACKAGE):
+            return False
+        name = MINILM_HUB
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return not (cache / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _server(config: RunConfig) -> Findings:
+    where = config.generation
+    if where.base_url or where.backend == "huggingface":
+        return
+    if where.backend == "openai":
+        yield Finding("generation.backend = 'openai' needs the server: set generation.base-url")
+        return
+    python = Path(where.vllm_python) if where.vllm_python else default_python()
+    if not python.is_file():
+        yield Finding(
+            f"generation.vllm-python = {python}: no such interpreter. `make vllm` makes vLLM's "
+            "environment; or set generation.base-url to a running server"
+        )
+
+
+def places(config: RunConfig, folder: Path) -> Findings:
+    """Folders that the run writes to: writable, and some room on their disks."""
+    wanted = {"run-folder": folder, "cache": cache_folder(config)}
+    shared = shared_ledger(config.ledger, config.population_name)
+    wanted["ledger"] = ledger_folder() if shared is None else shared.parent
+    if config.assets and not Path(config.assets).is_dir():
+        yield Finding(f"assets = {config.assets!r} is no folder: leave it empty for the package's")
+    if config.trusts_aggregator:
+        wanted["noise keys: XDG_DATA_HOME"] = noise_key_folder()
+    disks = set[int]()
+    for key, place in wanted.items():
+        there = next(p for p in (place, *place.parents) if os.path.lexists(p))
+        if not there.is_dir():
+            yield Finding(f"{place} ({key}) cannot be made: {there} is no folder")
+        elif not os.access(there, os.W_OK | os.X_OK):
+            yield Finding(f"{place} ({key}) cannot be written: no permission in {there}")
+        elif (disk := there.stat().st_dev) not in disks:
+            disks.add(disk)
+            yield from _room(there, key)
+
+
+def _room(place: Path, key: str) -> Findings:
+    free = shutil.disk_usage(place).free
+    if free < LITTLE:
+        yield Finding(
+            f"{free // 2**20} MiB are free on the disk of {place} ({key}): make room, or choose "
+            "another",
+            fatal=free < TOO_LITTLE,
+        )
+
+
+def federation_nodes(config: RunConfig, federation: LocalFederation) -> Findings:
+    """A federation of this machine: up, as many users as declared, the same embedder."""
+    folder = federation.folder
+    if not federation.healthy():
+        yield Finding(f"{folder} is not running: privsyn federation start {folder}")
+    count = len(federation.facts["nodes"])
+    nodes = [
+        tomllib.loads((federation.node_folder(n) / "node.toml").read_text("utf-8"))
+        for n in range(count)
+    ]
+    weight, users = sum(int(node["weight"]) for node in nodes), config.data.users
+    turns = config.cohort_nodes or (
+        config.ftrl.schedule == "nodes" and config.ftrl.min_separation > 1
+    )
+    least = 1.0 if turns else (config.min_surviving_weight + config.colluding_weight) * users
+    if weight > users:
+        yield Finding(f"the nodes of {folder} have {weight} users: raise data.users = {users}")
+    elif weight < least - 1e-9:
+        yield Finding(
+            f"the nodes of {folder} have {weight} users, and a sum needs {least:g} "
+            f"(min-surviving-weight and colluding-weight of data.users = {users}): lower one"
+        )
+    if count < config.nodes:
+        yield Finding(
+            f"nodes = {config.nodes}, and {folder} has {count}: each round waits node-timeout = "
+            f"{config.node_timeout:g} s for the others; lower nodes",
+            fatal=count < (config.cohort_nodes or 1),
+        )
+    used = used_models(config).get("embedder")
+    others = sorted({str(node.get("embedder", used)) for node in nodes} - {str(used)})
+    if used and others:
+        yield Finding(
+            f"{KEY} = {used!r}, and nodes of {folder} have {', '.join(others)}: they would refuse",
+            fatal=False,
+        )

@@ -1,0 +1,125 @@
+"""The numbers of a run: keys that exclude each other, what noise leaves, what the ledger has."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.privacy.feasibility import doubts
+from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
+from privsyn_flower.server_apps.parts import (
+    check_deployment,
+    ledger_terms,
+    noise_multiplier,
+    paid_evaluations,
+)
+from privsyn_flower.strategies.run_ledger import own_ledger, shared_ledger
+
+from .findings import Finding, Findings
+from .machine import missing
+
+
+def keys(config: RunConfig) -> Findings:
+    """Values that only fail together, and that no single key's bounds exclude."""
+    check_deployment(config)
+    retrieves = config.method == "pretext" or config.evaluation.rival == "pretext"
+    if retrieves and config.pretext.population > config.data.public_pool:
+        yield Finding(
+            f"pretext.population = {config.pretext.population} exceeds data.public-pool = "
+            f"{config.data.public_pool}, from which it is drawn: lower the one or raise the other"
+        )
+
+
+def promise(config: RunConfig) -> Findings:
+    """The noise against the users who answer, and delta against 1 / users."""
+    noise, answers, summed = _noise(config)
+    for doubt in doubts(
+        epsilon=config.epsilon,
+        delta=config.delta,
+        users=config.data.users,
+        noise=noise,
+        answers=answers,
+        summed=summed,
+    ):
+        yield Finding(doubt.text, doubt.hopeless)
+
+
+def _noise(config: RunConfig) -> tuple[float, float, str]:
+    """Standard deviation of the noise in bounds of one answer, answers in the sum, which sum."""
+    users, rounds = config.data.users, config.rounds
+    if not config.trains:
+        drawn = config.cohort_nodes / config.nodes if config.cohort_nodes else 1.0
+        return noise_multiplier(config), users * config.sampling_rate * drawn, "a released sum"
+    # A model is the sum of its rounds: what counts is the noise of all of them together.
+    answers = training_strategy(config).expected_users(users) * rounds
+    summed = f"the sum of all {rounds} rounds"
+    if not config.trusts_aggregator:
+        return noise_multiplier(config) * math.sqrt(rounds), answers, summed
+    if missing("scipy"):  # `libraries` says so
+        return 0.0, answers, summed
+    if config.ftrl.mechanism in ("blt", "banded-optimised"):
+        # To optimise coefficients takes seconds; those of the square root are nearly as good.
+        like = config.ftrl.model_copy(update={"mechanism": "banded"})
+        config = config.model_copy(update={"ftrl": like})
+    noise = aggregator_budget(config, checked=False).noise(Path(), "")
+    return noise.summed_std, answers, summed
+
+
+def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:
+    """What an existing ledger has left, against the releases that are still to come."""
+    run = _run_id(folder)
+    path = shared_ledger(config.ledger, config.population_name) or own_ledger(run)
+    if not path.exists() or not path.stat().st_size:
+        return
+    if config.trusts_aggregator and missing("scipy"):
+        return
+    population = config.population_name or f"run {run}"
+    try:
+        ledger = Ledger.open(path, population=population, **ledger_terms(config))
+    except LedgerError:
+        if resumed:  # the ServerApp names the keys that changed since the run began
+            return
+        raise
+    released = [*folder.glob("releases/round-*"), *folder.glob("evaluations/*/releases/round-*")]
+    wanted = _charges(config)[len(released) :]
+    room = ledger.room_for(wanted, run=run)
+    if room is None or room >= len(wanted):
+        return
+    spent, total = ledger.spent_epsilon(), ledger.header.total_epsilon
+    whose = f"population {config.population_name!r}" if config.population_name else "this run"
+    facts = (
+        f"the ledger of {whose} ({path}) has spent epsilon = {spent:.4g} of {total:g} and has "
+        f"room for {room} of {len(wanted)} releases at this noise"
+    )
+    if room or resumed:  # a begun run ends with the rounds that it has
+        yield Finding(f"{facts}: the run will end early", fatal=False)
+    else:
+        way = f"set a smaller epsilon beside ledger-epsilon = {total:g}, or ask another population"
+        yield Finding(f"{facts}: {way}")
+
+
+def _run_id(folder: Path) -> str:
+    """The begun run's name in the ledger; "" before it has one."""
+    path = folder / "checkpoints" / "run.json"
+    return str(json.loads(path.read_text("utf-8"))) if path.exists() else ""
+
+
+def _charges(config: RunConfig) -> list[Mapping[str, Any]]:
+    """What the ledger is asked for, release by release; spare rounds left out."""
+    if config.trusts_aggregator:
+        noise = aggregator_budget(config).noise(Path(), "")
+        return [{"noise_multiplier": z} for z in noise.charged()]
+    charge = {
+        "noise_multiplier": noise_multiplier(config),
+        "mechanism": "skellam",
+        "sensitivity": SENSITIVITY,
+        "sampling_rate": config.sampling_rate,
+    }
+    return [charge] * (config.rounds + paid_evaluations(config))
