@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.question import Query
+from privsyn_flower.run_log import logged
 
 Json = dict[str, Any]
 
@@ -83,7 +84,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder exclusively. Raises RunLocked naming the holder's process id."""
+        """Hold the folder exclusively, and log to its run.log. Raises RunLocked naming the
+        holder's process id."""
         with (self.path / ".lock").open("a+") as file:
             try:
                 _lock_soon(file.fileno())
@@ -97,7 +99,8 @@ class RunFolder:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            yield
+            with logged(self.path):
+                yield
 
     # Checkpoints -------------------------------------------------------------------------
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.node_failures import NODES
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -24,7 +26,8 @@ from privsyn_flower.text.prompts import LabelledText
 class SynthesisResult:
     """seeds: differentially private texts. epsilon, delta: the run's guarantee, which
     `statement.sentence()` puts into words; spent: what was charged so far (no guarantee).
-    texts: written by the method's own generator, if it has one; as private as the seeds."""
+    texts: written by the method's own generator, if it has one; as private as the seeds.
+    ended_early: why there are fewer rounds than asked for; "" when there are not."""
 
     seeds: list[str]
     rounds: int
@@ -34,6 +37,7 @@ class SynthesisResult:
     spent: float
     statement: PrivacyStatement
     texts: list[LabelledText] = field(default_factory=list)
+    ended_early: str = ""
 
 
 class SynthesisStrategy(Strategy):
@@ -110,10 +114,12 @@ class SynthesisStrategy(Strategy):
             )
             with book.exclusive():
                 engine = Rounds(grid, self, plan, run, book, how, progress)
+                engine.node_caches = cache_folder(RunConfig()) / NODES
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
             statement = replace(statement, simulated=simulated(run, engine))
-        return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
+        result = SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
+        return replace(result, ended_early=engine.ended_early)
 
 
 def simulated(folder: RunFolder, engine: Rounds) -> bool:
