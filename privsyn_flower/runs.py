@@ -15,6 +15,7 @@ the old or the new content and never a part of it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -71,6 +72,16 @@ def read_jsonl(path: Path) -> list[Json]:
         return []
     # Not splitlines: a text may hold U+2028 and its like, which JSON leaves as they are.
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def failure(error: Exception, folder: Path | str = "FOLDER") -> str:
+    """An exception as one line that says what to do about it. folder: the run's."""
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += f" (free space there, then `privsyn run --resume {folder}`)"
+        return text
+    return f"{type(error).__name__}: {error}"
 
 
 class RunFolder:

@@ -10,6 +10,7 @@ from typing import Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.last_word import telling
 from privsyn_flower.node_failures import NODES
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.ledger import Ledger
@@ -48,6 +49,7 @@ class SynthesisStrategy(Strategy):
     def attach(self, folder: RunFolder) -> None:
         """Where the strategy may keep files of its own; called before the first round."""
 
+    @telling
     def start(
         self,
         grid: Grid,

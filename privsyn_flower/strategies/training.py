@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
+from privsyn_flower.last_word import telling
 from privsyn_flower.node_failures import DROP_IN
 from privsyn_flower.privacy.accounting import Mechanism as NoiseName
 from privsyn_flower.privacy.ledger import Ledger
@@ -123,6 +124,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             metrics |= {EVALUATION + key: value for key, value in found.items()}
         return metrics
 
+    @telling
     def start(
         self,
         grid: Grid,
