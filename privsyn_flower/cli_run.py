@@ -191,12 +191,12 @@ class _Follower:
 
     def show(self) -> None:
         """What came since the last look."""
-        warnings, self.log = read_warnings(self.folder, self.log)
-        for text in warnings:
-            self.display.warn(text)
         events, self.events = read_events(self.folder / "progress.jsonl", self.events)
         for event in events:
             self.display.show(event)
+        warnings, self.log = read_warnings(self.folder, self.log)
+        for text in warnings:
+            self.display.warn(text)
 
 
 def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:

@@ -53,8 +53,8 @@ def telling(start: Callable[P, T]) -> Callable[P, T]:
             missing = [name for name in required if name not in named]
             if missing:
                 raise TypeError(
-                    f"start lacks {', '.join(missing)}: a private run needs them besides what "
-                    "Flower's own start takes (docs/dropin.md)"
+                    f"start lacks {', '.join(missing)}: a private run needs more than Flower's "
+                    "own start (docs/dropin.md)"
                 )
             return start(*arguments, **named)
         except Exception as error:

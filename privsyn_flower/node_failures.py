@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,38 +33,35 @@ class AllNodesFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Failure:
-    """A row. users: how many; None: the node's users could not be read at all."""
+    """A row. users: how many of the `of` that took part; None: the node could not read any."""
 
     run: str
     round: int
     attempt: int
     users: int | None
+    of: int
     cause: str
     partition: int
     log: Path
 
 
 def all_failed(folder: Path, ticket: Ticket, nodes: Sequence[Hello]) -> str:
-    """What all nodes of an attempt failed of, in words; "" unless every one failed for all of the
-    users that it stands for. folder: of the nodes' caches. One that is deployed: ""."""
-    weights = {facts.partition: facts.weight for facts in nodes if not facts.deployed}
-    if not weights or len(weights) < len(nodes):
+    """What all nodes of an attempt failed of, in words; "" unless every one failed for all of its
+    users who took part. folder: of the nodes' caches. One that is deployed: ""."""
+    places = {facts.partition for facts in nodes if not facts.deployed}
+    if not places or len(places) < len(nodes):
         return ""
     asked = (ticket.run, ticket.round, ticket.attempt)
     rows = [
         row
         for row in read_failures(folder)
-        if (row.run, row.round, row.attempt) == asked and row.partition in weights
+        if (row.run, row.round, row.attempt) == asked and row.partition in places
     ]
-    failed = {
-        row.partition: row
-        for row in rows
-        if row.users is None
-        or sum(r.users or 0 for r in rows if r.partition == row.partition) >= weights[row.partition]
-    }
-    if failed.keys() != weights.keys():
-        return ""
-    return _told(failed, len(weights))
+    users = Counter[int]()
+    for row in rows:
+        users[row.partition] += row.users or 0
+    failed = {r.partition: r for r in rows if r.users is None or users[r.partition] >= r.of > 0}
+    return _told(failed, len(places)) if failed.keys() == places else ""
 
 
 def _told(failed: Mapping[int, Failure], nodes: int) -> str:
@@ -87,6 +85,15 @@ def report(folder: Path, run: str) -> list[str]:
         f"({min(places[cause])})"
         for cause, count in users.most_common()
     ]
+
+
+def show(folder: Path, run: str, nodes: Iterable[Hello]) -> None:
+    """Print the report on stderr when all nodes are simulated. It may depend on a user's text, so
+    it is for the terminal of who runs the simulation, and in no log or file of the run."""
+    known = list(nodes)
+    if known and not any(facts.deployed for facts in known):
+        for line in report(folder, run):
+            print(f"warning: {line}", file=sys.stderr)
 
 
 def read_failures(folder: Path) -> Iterator[Failure]:
@@ -122,6 +129,7 @@ def _row(line: bytes) -> dict[str, Any] | None:
             "round": int(row["round"]),
             "attempt": int(row["attempt"]),
             "users": None if kind == "users" else max(0, int(row["users"])),
+            "of": int(row["of"]),
             "cause": row["error"] + (f" at {at}" if at else ""),
         }
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError):

@@ -19,7 +19,7 @@ TICKET = Ticket("r", "votes", 1, 1)
 
 def note(cache: Path, place: str, **changes: Any) -> Path:
     """A row as a node writes it into its cache."""
-    row = {"run": "r", "round": 1, "attempt": 1, "kind": "answer", "users": 25}
+    row = {"run": "r", "round": 1, "attempt": 1, "kind": "answer", "users": 25, "of": 25}
     row |= {"error": "NameError", "at": "train.py:12", **changes}
     path = cache / place / "failures.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def begun(tmp_path: Path, loopback: Any, deployed: bool = False, **row: Any) -> 
     return run
 
 
-@pytest.mark.parametrize("row", [{}, {"kind": "users", "users": 0}])
+@pytest.mark.parametrize("row", [{}, {"kind": "users", "users": 0, "of": 0}, {"users": 3, "of": 3}])
 def test_a_simulation_stops_before_round_2_when_all_nodes_fail(
     tmp_path: Path, loopback: Any, row: dict[str, Any]
 ) -> None:
@@ -140,3 +140,33 @@ def test_garbage_and_absence_are_nothing(tmp_path: Path) -> None:
         "NameError at train.py:12",
         "NameError",
     ]
+
+
+def test_a_simulated_start_prints_what_failed_for_the_terminal_alone(
+    tmp_path: Path,
+    loopback: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from privsyn_flower.strategies import DPFedAvg
+    from privsyn_flower.strategies.aggregation import PlainSum
+    from tests.strategies.training_rig import record, trainers
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    caches = tmp_path / ".cache" / "privsyn-flower" / "nodes" / "drop-in"
+    options: dict[str, Any] = {"epsilon": 50.0, "delta": 1e-5, "users": 4}
+    options |= {"num_rounds": 2, "folder": tmp_path / "run", "aggregation": PlainSum()}
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "run.json").write_text('"a-run"')
+    note(caches, "2-of-4", run="a-run", users=1, of=1)
+    result = DPFedAvg().start(loopback(trainers()), record(), **options)
+    assert (result.rounds, result.ended_early) == (2, "")
+    assert "warning: NameError at train.py:12 on 1 nodes, 1 times" in capsys.readouterr().err
+    assert "NameError" not in caplog.text + (tmp_path / "run" / "run.log").read_text()
+    for place in range(4):
+        note(caches, f"{place}-of-4", run="b-run", users=1, of=1)
+    (tmp_path / "two" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "two" / "checkpoints" / "run.json").write_text('"b-run"')
+    with pytest.raises(AllNodesFailed, match="4 of 4 nodes failed: NameError at train"):
+        DPFedAvg().start(loopback(trainers()), record(), **{**options, "folder": tmp_path / "two"})

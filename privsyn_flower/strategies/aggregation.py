@@ -53,7 +53,8 @@ _CHUNK = 1 << 20  # coordinates that noise is rounded and added to at a time
 
 # Refusals of the question itself: whoever gives one gives it again.
 FINAL = {Refusal.PROTOCOL, Refusal.KIND, Refusal.EMBEDDER, Refusal.MODEL, Refusal.POLICY}
-PASSING_KEYS = {"min-cohort", "min-colluding-share", "roster"}  # of POLICY: about who else is there
+# Of POLICY: about who else is there, which may be others the next time.
+PASSING_KEYS = {"min-cohort", "min-colluding-share", "max-member-share", "max-population", "roster"}
 
 
 class Refused(TooFewSurvivors):

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.last_word import telling
-from privsyn_flower.node_failures import NODES
+from privsyn_flower.node_failures import NODES, show
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -119,6 +119,7 @@ class SynthesisStrategy(Strategy):
                 engine.node_caches = cache_folder(RunConfig()) / NODES
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
+            show(engine.node_caches, plan.run, engine.cohort.nodes.values())
             statement = replace(statement, simulated=simulated(run, engine))
         result = SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
         return replace(result, ended_early=engine.ended_early)

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
 from privsyn_flower.last_word import telling
-from privsyn_flower.node_failures import DROP_IN
+from privsyn_flower.node_failures import DROP_IN, show
 from privsyn_flower.privacy.accounting import Mechanism as NoiseName
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -216,12 +216,15 @@ class TrainingStrategy(GeneralisedFedAvg):
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
             run.save_value(PROMISED, whole)
             engine = Rounds(grid, self, plan, run, book, how, progress or log_rounds, mechanism)
-            engine.node_caches = cache_folder(RunConfig()) / DROP_IN
-            if evaluation is None:
-                return self._finished(engine, statement, None)
-            asked[ORDER] = self.options[ORDER]
-            own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
-            return self._finished(engine, statement, own)
+            engine.node_caches = caches = cache_folder(RunConfig()) / DROP_IN
+            own = None
+            if evaluation is not None:
+                asked[ORDER] = self.options[ORDER]
+                own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
+            try:
+                return self._finished(engine, statement, own)
+            finally:
+                show(caches, plan.run, engine.cohort.nodes.values())
 
     def _finished(
         self, engine: Rounds, statement: PrivacyStatement, evaluations: AppEvaluations | None
