@@ -17,7 +17,7 @@ RUN_LOG = "run.log"
 LOGGERS = ("privsyn_flower", "flwr")  # strategies in somebody's ServerApp write to Flower's log
 _PACKAGE = f"{Path(__file__).parent}{os.sep}"
 _NODES = f"{_PACKAGE}client_apps{os.sep}"  # where nodes are functions of this process
-_WARNING = re.compile(r"\S+ \S+ (?:WARNING|ERROR|CRITICAL) (.*)")
+_WARNING = re.compile(r"\S+ \S+ WARNING (.*)")
 
 
 class _OneLine(logging.Formatter):
@@ -46,7 +46,7 @@ class _File(logging.Handler):
 
 @contextmanager
 def logged(folder: Path) -> Iterator[None]:
-    """Append our lines to FOLDER/run.log (mode 0600) until the block ends."""
+    """Append our lines to FOLDER/run.log (mode 0600) until the block ends; an error is the last."""
     with ExitStack() as stack:
         with suppress(OSError):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
@@ -57,7 +57,11 @@ def logged(folder: Path) -> Iterator[None]:
             for name in LOGGERS:
                 logging.getLogger(name).addHandler(handler)
                 stack.callback(logging.getLogger(name).removeHandler, handler)
-        yield
+        try:
+            yield
+        except Exception as error:
+            logging.getLogger(LOGGERS[0]).error("%s: %s", type(error).__name__, error)
+            raise
 
 
 def log_size(folder: Path) -> int:
@@ -67,7 +71,7 @@ def log_size(folder: Path) -> int:
 
 
 def read_warnings(folder: Path, offset: int) -> tuple[list[str], int]:
-    """The warnings and errors after byte `offset`, and the offset to go on from."""
+    """The warnings after byte `offset`, and the offset to go on from."""
     path = folder / RUN_LOG
     if not path.exists():
         return [], offset

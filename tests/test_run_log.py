@@ -55,11 +55,13 @@ def test_warnings_are_read_as_they_come(tmp_path: Path) -> None:
         found, offset = read_warnings(tmp_path, 0)
         assert found == ["one | WARNING of two lines"]
         with (tmp_path / "run.log").open("a") as file:
-            file.write("2026-01-01 00:00:00,000 INFO privacy: all of it\n2026-01-01 00:00:01,0 ERR")
+            file.write(
+                "2026-01-01 00:00:00,000 INFO privacy: all of it\n2026-01-01 00:00:01,0 WARN"
+            )
         found, offset = read_warnings(tmp_path, offset)
         assert found == []
         with (tmp_path / "run.log").open("a") as file:
-            file.write("OR disk\n")
+            file.write("ING disk\n")
         assert read_warnings(tmp_path, offset) == (["disk"], log_size(tmp_path))
 
 

@@ -43,7 +43,6 @@ def _tell(folder: RunFolder, error: Exception) -> None:
     """Why the run failed: on disk, and where that is full, at the end of Flower's own log."""
     text = failure(error, folder.path)
     last_word(text)
-    logger.error("%s", text)
     for name, content in (("error", f"{text}\n"), ("traceback", traceback.format_exc())):
         with suppress(OSError):
             write_atomic(folder.path / f"{name}.txt", content.encode())

@@ -22,8 +22,10 @@ def told(folder: RunFolder, error: Exception) -> None:
 
 def test_a_failure_is_in_the_folder_and_in_its_log(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    with folder.lock():
-        told(folder, ValueError("pretext.population = 9999 is above the pool"))
+    error = ValueError("pretext.population = 9999 is above the pool")
+    with pytest.raises(ValueError), folder.lock():
+        told(folder, error)
+        raise error
     text = "ValueError: pretext.population = 9999 is above the pool"
     assert (tmp_path / "error.txt").read_text() == f"{text}\n"
     assert "Traceback" in (tmp_path / "traceback.txt").read_text()
