@@ -67,20 +67,27 @@ def run(
         typer.Option(help="Folder of a running federation (privsyn federation); else simulate."),
     ] = None,
 ) -> None:
-    """Run a configuration through `flwr run`; the last line on stdout is the run folder."""
-    from privsyn_flower.cli_run import RunFailed, run_command
+    """Run a configuration through `flwr run`; the last line on stdout is the run folder.
+
+    Ends with 3 when the run ended early, with a result but fewer rounds than planned.
+    """
+    from privsyn_flower.cli_run import ENDED_EARLY, RunFailed, ended_early, run_command
     from privsyn_flower.config import ConfigError
     from privsyn_flower.launch import FlowerError
     from privsyn_flower.report import ReportError
-    from privsyn_flower.runs import RunLocked
+    from privsyn_flower.runs import RunLocked, failure
 
     try:
         folder = run_command(config, settings or [], resume, federation)
     except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
         raise fail(str(error), 1) from None
+    except OSError as error:
+        raise fail(failure(error), 1) from None
     except KeyboardInterrupt:
         raise fail("interrupted; the Flower run was stopped", 130) from None
     print(folder)
+    if ended_early(folder):
+        raise typer.Exit(ENDED_EARLY)
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]

@@ -11,17 +11,20 @@ from datetime import datetime
 from pathlib import Path
 from types import FrameType
 
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.config_file import load_config, parse_override, relocated, to_toml
 from privsyn_flower.display import Display, result_table
+from privsyn_flower.last_word import LAST_WORD
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
 from privsyn_flower.report import read_summary
-from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
+from privsyn_flower.run_log import log_size, read_warnings
+from privsyn_flower.runs import RunFolder, RunLocked, lock_holder, write_atomic
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
+ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
 
@@ -69,7 +72,7 @@ def run_command(
 
 def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
     """A federation's users are on its nodes; a simulation's are named here."""
-    deployed = config.data.source == "files" and not config.data.path
+    deployed = _deployed(config)
     if federation is not None and not deployed:
         raise ConfigError(
             f"data.source = {config.data.source!r}, data.path = {config.data.path!r}: the users of "
@@ -81,6 +84,11 @@ def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
             "data.path is empty, so the users are on real nodes: name their --federation, or "
             "a file of users in data.path to simulate"
         )
+
+
+def _deployed(config: RunConfig) -> bool:
+    """The users' texts are on real nodes."""
+    return config.data.source == "files" and not config.data.path
 
 
 def default_config() -> Path | None:
@@ -152,7 +160,7 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             )
         print(f"attached to the run in {folder}", file=sys.stderr)
         with _stoppable():
-            return _watch(folder, flower)
+            return _watch(folder, flower, log=0)
     if flower is not None:
         flower.close()
     _check_ready(config, folder, federation, resumed=True)
@@ -175,6 +183,7 @@ def _check_ready(
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
     (folder / "error.txt").unlink(missing_ok=True)
+    log = log_size(folder)
     flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
     with _stoppable():
         try:
@@ -183,7 +192,7 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
         except BaseException:
             flower.close()
             raise
-        return _watch(folder, flower)
+        return _watch(folder, flower, log)
 
 
 @contextmanager
@@ -200,15 +209,31 @@ def _stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _watch(folder: Path, flower: LocalFlower) -> Path:
+class _Follower:
+    """Shows a run's progress and warnings as they come. log: where in run.log to begin."""
+
+    def __init__(self, folder: Path, display: Display, log: int) -> None:
+        self.folder, self.display = folder, display
+        self.events, self.log = 0, log
+
+    def show(self) -> None:
+        """What came since the last look."""
+        events, self.events = read_events(self.folder / "progress.jsonl", self.events)
+        for event in events:
+            self.display.show(event)
+        warnings, self.log = read_warnings(self.folder, self.log)
+        for text in warnings:
+            self.display.warn(text)
+
+
+def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:
     """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error."""
-    offset, checked, seen_alive, gone = 0, time.monotonic(), False, 0.0
+    checked, seen_alive, gone = time.monotonic(), False, 0.0
     try:
         with Display() as display:
+            follower = _Follower(folder, display, log)
             while True:
-                events, offset = read_events(folder / "progress.jsonl", offset)
-                for event in events:
-                    display.show(event)
+                follower.show()
                 ended = (folder / "summary.json").exists() or (folder / "error.txt").exists()
                 # A killed ServerApp lets go of the folder long before Flower misses it.
                 alive = lock_holder(folder) is not None
@@ -222,6 +247,7 @@ def _watch(folder: Path, flower: LocalFlower) -> Path:
                     if flower.status().startswith("finished"):
                         break
                 time.sleep(0.2)
+            follower.show()
         status = "failed"
         # The ServerApp's own error says enough. Flower's word costs a process start or two, which
         # on a busy machine takes minutes.
@@ -261,8 +287,29 @@ def _error(folder: Path, flower: LocalFlower, status: str) -> str:
         log = flower.log().strip().splitlines()[-30:]
     except (FlowerError, OSError):
         log = []
+    for line in reversed(log):  # a full disk took no error.txt
+        if line.startswith(LAST_WORD):
+            return line.removeprefix(LAST_WORD)
     return "\n".join([*log, f"the run ended with status {status} and no summary"])
 
 
 def _finish(folder: Path) -> None:
     print(result_table(read_summary(folder)))
+    for line in _node_failures(folder):
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def _node_failures(folder: Path) -> list[str]:
+    """What failed on a simulation's nodes. It depends on users' text: for this terminal alone, and
+    in no file of the run."""
+    config, run = load_config(folder / "config.toml"), RunFolder(folder).load_value("run")
+    if _deployed(config) or not isinstance(run, str):
+        return []
+    from privsyn_flower.node_failures import NODES, report
+
+    return report(cache_folder(config) / NODES, run)
+
+
+def ended_early(folder: Path) -> bool:
+    """Whether a finished run has fewer rounds than planned."""
+    return bool(read_summary(folder).get("ended_early"))

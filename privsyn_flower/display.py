@@ -62,6 +62,13 @@ class Display:
         elif done >= total and stage.startswith("round "):
             self.progress.update(task, visible=False)
 
+    def warn(self, text: str) -> None:
+        """A warning of the run, above the bars."""
+        if self.live:
+            self.console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+        else:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+
     def _print(self, stage: str, done: float, total: float, note: str) -> None:
         fraction = done / total if total else 1.0
         last = self.printed.get(stage, -1.0)
@@ -78,6 +85,9 @@ def result_table(summary: Mapping[str, Any]) -> str:
     for key in ("users", "rounds", "epsilon", "delta", "noise_multiplier", "synthetic_samples"):
         value = summary[key]
         table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
+    early = summary.get("ended_early")
+    if early:
+        table.add_row("rounds planned", str(summary["rounds_planned"]))
     for key in ("bytes_down_per_user_round", "bytes_up_per_user_round", "wall_seconds"):
         table.add_row(key, f"{summary[key]:,.0f}")
     # Drawn with what the terminal can show: lines, or ASCII.
@@ -88,6 +98,9 @@ def result_table(summary: Mapping[str, Any]) -> str:
     console.print(table)
     for extra in benchmark_tables(summary.get("benchmark") or {}):
         console.print(extra)
+    if early:
+        planned = summary["rounds_planned"]
+        console.print(f"ended early after {summary['rounds']} of {planned} rounds: {early}")
     console.print(f"privacy: {summary['privacy']}")
     return console.export_text().rstrip()
 

@@ -4,14 +4,50 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 
 from flwr.app import Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 Arrived = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Why a node's answer is not in a sum, in words that follow "3 of 4 nodes". Public.
+
+    code, key: of its refusal, and the policy key that refused; "" when it did not refuse.
+    """
+
+    text: str
+    code: str = ""
+    key: str = ""
+
+    @classmethod
+    def refusal(cls, code: str, key: str = "") -> Absence:
+        """The node refused."""
+        return cls(f"refused: {code}{f' ({key})' if key else ''}", code, key)
+
+    @classmethod
+    def failure(cls, error: int) -> Absence:
+        """Flower answered for the node; of its error only the code may be told."""
+        return cls(f"failed (Flower error code {error})")
+
+    @classmethod
+    def silence(cls, seconds: float) -> Absence:
+        """No reply came in time."""
+        return cls(f"sent nothing within {seconds:g} s")
+
+
+def tally(absent: Mapping[int, Absence], asked: int) -> str:
+    """How many of the nodes that were asked are missing, by reason, the most frequent first."""
+    counts = Counter(absence.text for absence in absent.values())
+    return "; ".join(f"{count} of {asked} nodes {text}" for text, count in counts.most_common())
+
 
 _IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)
 

@@ -15,6 +15,7 @@ the old or the new content and never a part of it.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import json
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.question import Query
+from privsyn_flower.run_log import logged
 
 Json = dict[str, Any]
 
@@ -88,6 +90,16 @@ def read_jsonl(path: Path) -> list[Json]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
+def failure(error: Exception, folder: Path | str = "FOLDER") -> str:
+    """An exception as one line that says what to do about it. folder: the run's."""
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text += f" (free space there, then `privsyn run --resume {folder}`)"
+        return text
+    return f"{type(error).__name__}: {error}"
+
+
 class RunFolder:
     """One run on disk. Methods that save are atomic; loads return None for what is absent."""
 
@@ -99,7 +111,8 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder exclusively. Raises RunLocked naming the holder's process id."""
+        """Hold the folder exclusively, and log to its run.log. Raises RunLocked naming the
+        holder's process id."""
         with (self.path / ".lock").open("a+") as file:
             try:
                 _lock_soon(file.fileno())
@@ -113,7 +126,8 @@ class RunFolder:
             file.truncate(0)
             file.write(str(os.getpid()))
             file.flush()
-            yield
+            with logged(self.path):
+                yield
 
     def has_rounds(self) -> bool:
         """Whether anything was asked from this folder."""

@@ -19,7 +19,7 @@ from typing import Any, cast, get_args
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
-from privsyn_flower.exchange import outgoing, record_bytes
+from privsyn_flower.exchange import Absence, outgoing, record_bytes
 from privsyn_flower.privacy.quantize import pack, unpack
 from privsyn_flower.question import (
     METRICS,
@@ -53,12 +53,52 @@ class Refusal(StrEnum):
     SETUP = "node-setup"
 
 
-class WireError(ValueError):
-    """A message does not follow the protocol; `code` is what may be told to the other side."""
+# The keys of a node's policy that a refusal may name: each compares public numbers of a question,
+# or of a sum's members, with what the node's owner set. A user's own limits never refuse.
+POLICY_KEYS = frozenset(
+    {
+        "aggregation",
+        "queries",
+        "trusted-aggregator",
+        "min-noise-multiplier",
+        "min-surviving-weight",
+        "max-surviving-weight",
+        "max-population",
+        "max-member-share",
+        "min-cohort",
+        "min-colluding-share",
+        "max-candidates",
+        "max-parameters",
+        "max-neighbors",
+        "max-tokens",
+        "allowed-models",
+        "max-rounds-per-run",
+        "roster",
+    }
+)
 
-    def __init__(self, code: Refusal, text: str) -> None:
+
+class WireError(ValueError):
+    """A message does not follow the protocol; `code` and, of the code POLICY, `key` (one of
+    POLICY_KEYS, or "") are what may be told to the other side."""
+
+    def __init__(self, code: Refusal, text: str, key: str = "") -> None:
         super().__init__(f"{code.value}: {text}")
         self.code = code
+        self.key = told_key(code.value, key)
+
+
+class Absent(WireError):
+    """A reply without an answer: the node refused, or Flower says that it failed."""
+
+    def __init__(self, code: Refusal, absence: Absence) -> None:
+        super().__init__(code, absence.text, absence.key)
+        self.absence = absence
+
+
+def told_key(code: str, key: object) -> str:
+    """The policy key of a refusal; whatever is not on the list is nobody's to tell."""
+    return key if code == Refusal.POLICY and isinstance(key, str) and key in POLICY_KEYS else ""
 
 
 @dataclass(frozen=True)
@@ -295,11 +335,16 @@ def answer(message: Message, ticket: Ticket, residues: Residues, bits: int) -> M
     return Message(RecordDict({"answer": head}), reply_to=message)
 
 
-def refuse(message: Message, code: Refusal) -> Message:
-    """A node's refusal: a code, bound to the ticket it was asked with, and nothing else."""
+def refuse(message: Message, code: Refusal, key: str = "") -> Message:
+    """A node's refusal: a code, bound to the ticket it was asked with, and nothing else.
+
+    key: the policy key that refused, if it is one of POLICY_KEYS.
+    """
     asked = message.content.config_records.get("ask", ConfigRecord())
     ticket = {key: asked[key] for key in ("run", "query", "round", "attempt") if key in asked}
     head = ConfigRecord({**ticket, "protocol": PROTOCOL, "code": code.value})
+    if told := told_key(code.value, key):  # Flower cannot count the bytes of an empty string
+        head["key"] = told
     return Message(RecordDict({"answer": head}), reply_to=message)
 
 
@@ -327,13 +372,13 @@ def read_answer(message: Message, ticket: Ticket, length: int, bits: int) -> Ans
 
 
 def accepted(message: Message) -> ConfigRecord:
-    """The head of a reply that is no refusal. Raises WireError for refusals and errors."""
+    """The head of a reply that is no refusal. Raises Absent for refusals and errors, WireError."""
     if not message.has_content():
         # Flower's error text may hold a user's data or a traceback: only its code is kept.
-        raise WireError(Refusal.SETUP, f"the node failed (Flower error code {message.error.code})")
+        raise Absent(Refusal.SETUP, Absence.failure(message.error.code))
     config = checked(message.content, "answer")
     code = str(config.get("code", ""))
     if code != "ok":
         known = code if code in {item.value for item in Refusal} else Refusal.MALFORMED.value
-        raise WireError(Refusal(known), "the node refused")
+        raise Absent(Refusal(known), Absence.refusal(known, told_key(known, config.get("key"))))
     return config

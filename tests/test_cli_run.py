@@ -7,9 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from privsyn_flower import cli_run
+from privsyn_flower.cli import app
 from privsyn_flower.cli_run import RunFailed, _watch
+from privsyn_flower.config import RunConfig
+from privsyn_flower.config_file import to_toml
 from privsyn_flower.launch import FlowerError, LocalFlower
+from privsyn_flower.run_log import log_size
+from privsyn_flower.runs import RunFolder, write_json
+from tests.test_display import SUMMARY
+from tests.test_node_failures import note
 
 
 class SlowFlower(LocalFlower):
@@ -51,3 +60,105 @@ def test_a_flower_that_does_not_answer_is_named(tmp_path: Path, asked: list[str]
     with pytest.raises(FlowerError, match="flwr log did not answer within 60 s"):
         flower.log()
     assert asked == ["list", "log"]
+
+
+class Quiet(LocalFlower):
+    """A SuperLink that says whatever it is told to."""
+
+    def __init__(self, folder: Path, status: str = "finished:completed", log: str = "") -> None:
+        super().__init__(folder, port=1, run_id="7")
+        self.word, self.text = status, log
+
+    def status(self) -> str:
+        return self.word
+
+    def log(self) -> str:
+        return self.text
+
+    def close(self) -> None:
+        return
+
+
+def finished(folder: Path, **changes: Any) -> Path:
+    """A run folder as the ServerApp leaves it."""
+    run = RunFolder(folder)
+    summary = {**SUMMARY, "rounds_planned": 8, "ended_early": None, **changes}
+    write_json(folder / "summary.json", summary)
+    run.save_value("run", "the-run")
+    config = RunConfig(cache=str(folder / "cache"))
+    (folder / "config.toml").write_text(to_toml(config))
+    return folder
+
+
+def row(level: str, text: str) -> str:
+    return f"2026-01-01 00:00:00,000 {level} {text}\n"
+
+
+def test_warnings_of_the_run_are_shown_as_they_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = finished(tmp_path) / "run.log"
+    log.write_text(row("WARNING", "of the run before the resume"))
+    offset = log_size(tmp_path)
+    with log.open("a") as file:
+        file.write(row("INFO", "privacy: all") + row("WARNING", "round 1: 4 of 4 nodes refused"))
+    _watch(tmp_path, Quiet(tmp_path), offset)
+    err = capsys.readouterr().err.splitlines()
+    assert err == ["warning: round 1: 4 of 4 nodes refused"]
+
+
+def run_cli(monkeypatch: pytest.MonkeyPatch, result: Any) -> Any:
+    """`privsyn run` whose work is done: a folder, or what it raises."""
+
+    def command(*_: Any) -> Path:
+        if isinstance(result, Exception):
+            raise result
+        cli_run._finish(result)
+        return Path(result)
+
+    monkeypatch.setattr(cli_run, "run_command", command)
+    return CliRunner().invoke(app, ["run"])
+
+
+def test_a_run_that_ended_early_has_a_status_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = "the ledger of population X is used up"
+    result = run_cli(
+        monkeypatch, finished(tmp_path, rounds=1, rounds_planned=2, ended_early=reason)
+    )
+    assert result.exit_code == 3
+    assert f"ended early after 1 of 2 rounds: {reason}" in result.stdout
+    assert result.stdout.splitlines()[-1] == str(tmp_path)
+    whole = run_cli(monkeypatch, finished(tmp_path))
+    assert whole.exit_code == 0 and "ended early" not in whole.stdout
+
+
+def test_failures_of_simulated_nodes_are_for_the_terminal_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = finished(tmp_path / "run")
+    note(folder / "cache" / "nodes", "0-of-4", run="the-run", users=3)
+    note(folder / "cache" / "nodes", "1-of-4", run="another")
+    result = run_cli(monkeypatch, folder)
+    assert result.exit_code == 0
+    assert "warning: NameError at train.py:12 on 1 nodes, 3 times: zeros" in result.stderr
+    assert "NameError" not in result.stdout
+
+
+def test_a_full_disk_is_the_reason_and_has_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = OSError(28, "No space left on device", str(tmp_path / "checkpoints"))
+    result = run_cli(monkeypatch, full)
+    assert result.exit_code == 1
+    assert result.stderr.strip() == (
+        f"error: No space left on device: {tmp_path}/checkpoints (free space there, then "
+        "`privsyn run --resume FOLDER`)"
+    )
+    text = f"No space left on device: {tmp_path}/checkpoints (free space there, ...)"
+    log = f"Traceback ...\nExit Code: 700\nFor more information, visit: <...>\nprivsyn: {text}\n\n"
+    monkeypatch.setattr(cli_run, "STATUS_EVERY", 0.0)
+    with pytest.raises(RunFailed) as caught:  # there was no room for error.txt
+        _watch(tmp_path, Quiet(tmp_path, "finished:failed", log))
+    assert str(caught.value) == text

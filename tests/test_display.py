@@ -38,6 +38,13 @@ def test_table_without_benchmark() -> None:
     assert text.endswith("Epsilon = 7.58 for each user.")
 
 
+def test_table_of_a_run_that_ended_early() -> None:
+    early = {"rounds": 1, "rounds_planned": 2, "ended_early": "the ledger of X is used up"}
+    text = result_table({**SUMMARY, **early})
+    assert "ended early after 1 of 2 rounds: the ledger of X is used up" in text
+    assert "rounds planned" in text and "rounds planned" not in result_table(SUMMARY)
+
+
 def test_table_with_benchmark() -> None:
     text = result_table({**SUMMARY, "benchmark": BENCHMARK})
     for part in ("(b) synthetic text", "0.2209", "4.4899", "+0.0076 [+0.0045, +0.0107]", "0.1948"):

@@ -321,17 +321,17 @@ def _data_failures(  # type: ignore[no-untyped-def]
 def guarded(message: Message, handler: Callable[[], Message]) -> Message:
     """Run a handler so that only refusal codes leave the node, never an error text."""
 
-    def refused(code: Refusal | Code) -> Message:
+    def refused(code: Refusal | Code, key: str = "") -> Message:
         if stage_of(message) is not None:
-            return refusal(message, code.value)
-        return refuse(message, code if isinstance(code, Refusal) else Refusal.MALFORMED)
+            return refusal(message, code.value, key)
+        return refuse(message, code if isinstance(code, Refusal) else Refusal.MALFORMED, key)
 
     try:
         return handler()
     except (WireError, SecaggError) as error:
         # Set-up and protocol only, never user data: the operator's own log may explain it.
         logger.warning("refused: %s", error)
-        return refused(error.code)
+        return refused(error.code, error.key if isinstance(error, WireError) else "")
     except (RecordsError, IdentityError, WrapAround) as error:
         logger.warning("refused: %s", error)
         return refused(Refusal.SETUP)

@@ -192,6 +192,7 @@ def check_query(
         raise WireError(
             Refusal.POLICY,
             f"noise is to be added by the {source}: policy key trusted-aggregator = false",
+            "trusted-aggregator",
         )
     if kind == "update":
         _at_most("length", length, policy.max_parameters, "max-parameters")
@@ -234,6 +235,7 @@ def check_cohort(
             Refusal.POLICY,
             f"weight {weight} less {colluding} assumed colluding is below W_min = {min_weight}: "
             "the sum would not carry the guaranteed noise",
+            "min-surviving-weight",
         )
 
 
@@ -271,12 +273,14 @@ def check_member(roster: Roster, key: bytes, weight: int) -> RosterEntry:
     """The entry of a peer's key; raises WireError(POLICY) when unknown, revoked or reweighted."""
     entry = roster.get(key)
     if entry is None:
-        raise WireError(Refusal.POLICY, f"key {key.hex()} is not in this node's roster")
+        raise WireError(Refusal.POLICY, f"key {key.hex()} is not in this node's roster", "roster")
     if entry.revoked:
-        raise WireError(Refusal.POLICY, f"key {key.hex()} of {entry.name!r} is revoked")
+        raise WireError(Refusal.POLICY, f"key {key.hex()} of {entry.name!r} is revoked", "roster")
     if entry.weight != weight:
         raise WireError(
-            Refusal.POLICY, f"{entry.name!r} has weight {entry.weight} in the roster, not {weight}"
+            Refusal.POLICY,
+            f"{entry.name!r} has weight {entry.weight} in the roster, not {weight}",
+            "roster",
         )
     return entry
 
@@ -284,19 +288,23 @@ def check_member(roster: Roster, key: bytes, weight: int) -> RosterEntry:
 def _one_of(what: str, value: str, allowed: tuple[str, ...], key: str) -> None:
     if value not in allowed:
         raise WireError(
-            Refusal.POLICY, f"{what} {value!r} is not among {list(allowed)}: policy key {key}"
+            Refusal.POLICY, f"{what} {value!r} is not among {list(allowed)}: policy key {key}", key
         )
 
 
 def _at_least(what: str, value: float, bound: float, key: str) -> None:
     # Written so that NaN fails; an infinite W_min would make every share of the noise zero.
     if not bound <= value < math.inf:
-        raise WireError(Refusal.POLICY, f"{what} = {value} must be >= {bound}: policy key {key}")
+        raise WireError(
+            Refusal.POLICY, f"{what} = {value} must be >= {bound}: policy key {key}", key
+        )
 
 
 def _at_most(what: str, value: float, bound: float, key: str) -> None:
     if not value <= bound:
-        raise WireError(Refusal.POLICY, f"{what} = {value} must be <= {bound}: policy key {key}")
+        raise WireError(
+            Refusal.POLICY, f"{what} = {value} must be <= {bound}: policy key {key}", key
+        )
 
 
 def _toml(path: Path) -> dict[str, Any]:

@@ -259,6 +259,7 @@ def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> No
             Refusal.POLICY,
             f"run {run!r} had {asked - 1} answers, attempts included: policy key "
             f"max-rounds-per-run = {policy.max_rounds_per_run}",
+            "max-rounds-per-run",
         )
 
 

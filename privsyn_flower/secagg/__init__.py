@@ -3,12 +3,13 @@
 `secure_vector` wraps a ClientApp's handler, `secure_sum` is the one call in the ServerApp.
 """
 
-from privsyn_flower.secagg.cohort import Cohort, Member
+from privsyn_flower.secagg.cohort import LEAST_NODES, Cohort, Member
 from privsyn_flower.secagg.flower import Party, Summed, Transport, respond, run_session
 from privsyn_flower.secagg.session import Code, SecaggError, Session
 from privsyn_flower.secagg.standalone import secure_sum, secure_vector
 
 __all__ = [
+    "LEAST_NODES",
     "Code",
     "Cohort",
     "Member",

@@ -13,6 +13,7 @@ from privsyn_flower.secagg.graph import Graph, fewest, neighbourhoods, plan, rin
 from privsyn_flower.secagg.session import Code, SecaggError, Session
 
 LARGEST_COHORT = 1 << 16
+LEAST_NODES = 3  # of a sum: with two, each knows the other's vector
 
 _RECORD = np.dtype(
     [
@@ -62,9 +63,10 @@ class Cohort:
     def of(cls, session: Session, members: Sequence[Member]) -> Cohort:
         """Checked: distinct ids and keys, weights from 1 up, enough nodes and weight."""
         cohort = cls(session, tuple(sorted(members, key=lambda member: member.id)))
-        if len(cohort.members) < 3:
+        if len(cohort.members) < LEAST_NODES:
             raise SecaggError(
-                Code.COHORT, f"{len(cohort.members)} nodes: secure aggregation needs at least 3"
+                Code.COHORT,
+                f"{len(cohort.members)} nodes: secure aggregation needs at least {LEAST_NODES}",
             )
         for values in ("id", "identity", "cipher", "mask"):
             if len({getattr(member, values) for member in members}) != len(members):

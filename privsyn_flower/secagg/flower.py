@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.exchange import Arrived, exchange, outgoing, record_bytes
+from privsyn_flower.exchange import Absence, Arrived, exchange, outgoing, record_bytes, tally
 from privsyn_flower.secagg import node
 from privsyn_flower.secagg.cohort import Cohort, Member
 from privsyn_flower.secagg.server import Residues, SecureSum
@@ -73,9 +73,9 @@ def respond(message: Message, state: RecordDict, party: Party) -> Message:
 OK = "ok"
 
 
-def refusal(message: Message, code: str) -> Message:
-    """A node's refusal to take further part."""
-    return _reply(message, code, b"")
+def refusal(message: Message, code: str, key: str = "") -> Message:
+    """A node's refusal to take further part. key: what the application says beside its code."""
+    return _reply(message, code, b"", key)
 
 
 def forget(state: RecordDict) -> None:
@@ -128,8 +128,10 @@ def _bytes(record: ConfigRecord, key: str) -> bytes:
     return value
 
 
-def _reply(message: Message, code: str, data: bytes) -> Message:
+def _reply(message: Message, code: str, data: bytes, key: str = "") -> Message:
     head = ConfigRecord({"code": code, "data": data})
+    if key:  # Flower cannot count the bytes of an empty string
+        head["key"] = key
     return Message(RecordDict({RECORD: head}), reply_to=message)
 
 
@@ -147,7 +149,8 @@ class Summed:
 @dataclass
 class Transport:
     """How stages travel. mask_timeout bounds the stage in which nodes compute, stage_timeout the
-    others, in seconds. arrived(n, of): progress."""
+    others, in seconds. arrived(n, of): progress. told(code, key): the keys that a refusal of the
+    application may name; all others are dropped. absent: who left, and why."""
 
     grid: Grid
     message_type: str
@@ -155,6 +158,8 @@ class Transport:
     stage_timeout: float = 60.0
     poll: float = 0.1
     arrived: Arrived = lambda n, total: None
+    told: Callable[[str, object], str] = lambda code, key: ""
+    absent: dict[int, Absence] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.down: dict[int, int] = {}
@@ -173,27 +178,33 @@ class Transport:
         silent: Arrived = lambda n, total: None  # noqa: E731 - progress shows one bar a round
         arrived = self.arrived if name == "mask" else silent
         found: dict[int, bytes] = {}
+        absent = dict.fromkeys(payload, Absence.silence(timeout))
         for node_id, reply in exchange(self.grid, messages, timeout, arrived, self.poll).items():
-            data = _data(name, node_id, reply)
-            if data is not None:
-                found[node_id] = data
-                self.up[node_id] = self.up.get(node_id, 0) + record_bytes(reply.content)
-        for node_id in payload.keys() - found.keys():
-            logger.warning("node %d is left out from stage %s on", node_id, name)
+            data = self._data(reply)
+            if isinstance(data, Absence):
+                absent[node_id] = data
+                continue
+            found[node_id] = data
+            del absent[node_id]
+            self.up[node_id] = self.up.get(node_id, 0) + record_bytes(reply.content)
+        if absent:
+            logger.warning("stage %s: %s", name, tally(absent, len(payload)))
+            for node_id, absence in absent.items():
+                logger.info("stage %s: node %d %s", name, node_id, absence.text)
+        self.absent |= absent
         return found
 
-
-def _data(stage: Stage, node_id: int, reply: Message) -> bytes | None:
-    if not reply.has_content():  # Flower's error text may hold a traceback: only its code is kept
-        logger.warning("node %d failed at stage %s (code %d)", node_id, stage, reply.error.code)
-        return None
-    record = reply.content.config_records.get(RECORD, ConfigRecord())
-    code, data = record.get("code"), record.get("data")
-    if code != OK or not isinstance(data, bytes):
+    def _data(self, reply: Message) -> bytes | Absence:
+        """What a reply carries. Codes and keys come from an untrusted side."""
+        if not reply.has_content():  # Flower's error text may hold a traceback: the code is kept
+            return Absence.failure(reply.error.code)
+        record = reply.content.config_records.get(RECORD, ConfigRecord())
+        code, data = record.get("code"), record.get("data")
+        if code == OK and isinstance(data, bytes):
+            return data
         known = isinstance(code, str) and len(code) < 40 and code.replace("-", "").isalnum()
-        logger.warning("node %d refused stage %s: %s", node_id, stage, code if known else "?")
-        return None
-    return data
+        code = str(code) if known else "?"
+        return Absence.refusal(code, self.told(code, record.get("key")))
 
 
 def run_session(

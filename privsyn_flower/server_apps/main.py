@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tomllib
 import traceback
+from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import Context
@@ -12,7 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from privsyn_flower.config import RunConfig, cache_folder, flatten
 from privsyn_flower.config_file import relocated, to_toml
-from privsyn_flower.runs import RunFolder, write_atomic
+from privsyn_flower.last_word import last_word
+from privsyn_flower.runs import RunFolder, failure, write_atomic
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.training import TrainingPipeline
 
@@ -33,10 +35,17 @@ def main(grid: Grid, context: Context) -> None:
             _same_config(folder, config)
             (TrainingPipeline if config.trains else Pipeline)(config, grid, folder).run()
         except Exception as error:
-            write_atomic(folder.path / "traceback.txt", traceback.format_exc().encode())
-            text = f"{type(error).__name__}: {error}\n"
-            write_atomic(folder.path / "error.txt", text.encode())
+            _tell(folder, error)
             raise
+
+
+def _tell(folder: RunFolder, error: Exception) -> None:
+    """Why the run failed: on disk, and where that is full, at the end of Flower's own log."""
+    text = failure(error, folder.path)
+    last_word(text)
+    for name, content in (("error", f"{text}\n"), ("traceback", traceback.format_exc())):
+        with suppress(OSError):
+            write_atomic(folder.path / f"{name}.txt", content.encode())
 
 
 def _log_to_stderr() -> None:

@@ -59,7 +59,9 @@ class Pipeline(Run):
             engine = Rounds(
                 self.grid, strategy, plan, self.folder, ledger, self.aggregation, self.progress
             )
+            engine.node_caches = self.node_caches
             done = engine.run()
+            self.ended_early = engine.ended_early
             if isinstance(strategy, POPri) and self.config.popri.select == "federated":
                 self.selection = select_round(
                     strategy,

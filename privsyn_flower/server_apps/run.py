@@ -9,8 +9,9 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
+from privsyn_flower.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
@@ -42,6 +43,8 @@ class Run:
         self.progress = ProgressLog(folder.path / "progress.jsonl")
         self.multiplier = noise_multiplier(config)
         self.statement = statement(config, self.multiplier)
+        self.node_caches = cache_folder(config) / NODES
+        self.ended_early = ""
         self.aggregation = AGGREGATIONS[config.aggregation]()
         logger.info("privacy: %s", self.statement.sentence())
         if config.simulation_seeded_noise:
@@ -100,6 +103,8 @@ class Run:
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
             "rounds": done,
+            "rounds_planned": config.rounds,
+            "ended_early": self.ended_early or None,
             "participations_per_user": min(done, self.statement.most_participations),
             "unit": self.statement.unit,
             "adjacency": self.statement.adjacency,

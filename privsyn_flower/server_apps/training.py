@@ -169,7 +169,10 @@ class TrainingPipeline(Run):
             self.progress,
             self.noise,
         )
-        return engine.run()
+        engine.node_caches = self.node_caches
+        done = engine.run()
+        self.ended_early = engine.ended_early
+        return done
 
     def _mechanism(self) -> Mechanism:
         """Who adds the noise."""

@@ -17,9 +17,9 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.exchange import Arrived, exchange, record_bytes
+from privsyn_flower.exchange import Absence, Arrived, exchange, record_bytes, tally
 from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors
+from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors, check_weight
 from privsyn_flower.privacy.rotation import rotate
 from privsyn_flower.privacy.sampling import AggregationName
 from privsyn_flower.question import (
@@ -32,13 +32,16 @@ from privsyn_flower.question import (
 )
 from privsyn_flower.secagg import SecaggError, Transport, run_session
 from privsyn_flower.wire import (
+    Absent,
     Answer,
+    Refusal,
     WireError,
     ask,
     ask_records,
     message_type,
     read_answer,
     session_for,
+    told_key,
 )
 
 logger = logging.getLogger("privsyn_flower")
@@ -46,6 +49,16 @@ logger = logging.getLogger("privsyn_flower")
 Residues = np.ndarray[Any, np.dtype[np.uint64]]
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 _CHUNK = 1 << 20  # coordinates that noise is rounded and added to at a time
+
+
+# Refusals of the question itself: whoever gives one gives it again.
+FINAL = {Refusal.PROTOCOL, Refusal.KIND, Refusal.EMBEDDER, Refusal.MODEL, Refusal.POLICY}
+# Of POLICY: about who else is there, which may be others the next time.
+PASSING_KEYS = {"min-cohort", "min-colluding-share", "max-member-share", "max-population", "roster"}
+
+
+class Refused(TooFewSurvivors):
+    """The nodes that refuse the question leave too few others, however often it is asked."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,18 @@ class Exchange:
         """Seconds between two looks for replies; Flower's own are 3 s apart in deployment."""
         return 1.0 if any(facts.deployed for facts in self.cohort.values()) else 0.05
 
+    def failed(self, error: str, absent: Mapping[int, Absence]) -> TooFewSurvivors:
+        """Why there is no sum; Refused where asking again cannot give one."""
+        told = tally(absent, len(self.cohort))
+        left = sum(
+            facts.weight
+            for node, facts in self.cohort.items()
+            if not (node in absent and _is_final(absent[node]))
+        )
+        hopeless = left - self.noise.colluding < self.noise.min_weight
+        kind = Refused if hopeless else TooFewSurvivors
+        return kind(f"{told}; {error}" if told else error)
+
 
 class Aggregation(Protocol):
     """Puts one query to the cohort and returns the sum of the answers.
@@ -158,6 +183,7 @@ class SecureAggregation:
             stage_timeout=exchange.stage_timeout,
             poll=exchange.poll,
             arrived=exchange.arrived,
+            told=told_key,
         )
 
         def along(stage: str) -> RecordDict:
@@ -169,7 +195,7 @@ class SecureAggregation:
         try:
             summed = run_session(transport, session, weights, along, exchange.revealing)
         except SecaggError as error:
-            raise TooFewSurvivors(str(error)) from None
+            raise exchange.failed(str(error), transport.absent) from None
         return Collected(
             total=_modular_sum(summed.residues, exchange, summed.survivors),
             nodes_asked=len(weights),
@@ -187,7 +213,12 @@ class PlainSum:
     def collect(self, exchange: Exchange) -> Collected:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
         query, noise = exchange.query, exchange.noise
-        answers, down = self._answers(exchange)
+        answers, absent, down = self._answers(exchange)
+        weight = sum(exchange.cohort[node].weight for node in answers)
+        try:
+            check_weight(weight, noise.colluding, noise.min_weight)
+        except TooFewSurvivors as error:
+            raise exchange.failed(str(error), absent) from None
         residues = np.zeros(encoded_length(query), dtype=np.uint64)
         for answer in answers.values():
             residues += answer.residues  # 2^bits divides 2^64: reduced once below
@@ -200,7 +231,7 @@ class PlainSum:
             bytes_up_per_node=max((answer.bytes_up for answer in answers.values()), default=0),
         )
 
-    def _answers(self, sending: Exchange) -> tuple[dict[int, Answer], int]:
+    def _answers(self, sending: Exchange) -> tuple[dict[int, Answer], dict[int, Absence], int]:
         query, ticket, noise = sending.query, sending.ticket, sending.noise
         messages = [
             ask(query, ticket, noise, node, facts.weight, sending.timeout)
@@ -209,12 +240,27 @@ class PlainSum:
         sending.revealing()
         replies = exchange(sending.grid, messages, sending.timeout, sending.arrived, sending.poll)
         length, answers = encoded_length(query), dict[int, Answer]()
+        absent = dict.fromkeys(sending.cohort, Absence.silence(sending.timeout))
         for node, reply in replies.items():
             try:
                 answers[node] = read_answer(reply, ticket, length, noise.bits)
+                del absent[node]
+            except Absent as error:
+                absent[node] = error.absence
             except WireError as error:
-                logger.warning("round %d: node %d left out: %s", ticket.round, node, error)
-        return answers, record_bytes(messages[0].content) if messages else 0
+                absent[node] = Absence(f"sent no answer ({error})")
+        if absent:
+            logger.warning("round %d: %s", ticket.round, tally(absent, len(messages)))
+            for node, absence in absent.items():
+                logger.info("round %d: node %d %s", ticket.round, node, absence.text)
+        return answers, absent, record_bytes(messages[0].content) if messages else 0
+
+
+def _is_final(absence: Absence) -> bool:
+    """Whether the node would refuse the question again. A policy that names no key looks at what
+    was asked before, and an attempt later may pass."""
+    passing = absence.code == Refusal.POLICY and (not absence.key or absence.key in PASSING_KEYS)
+    return absence.code in FINAL and not passing
 
 
 def _modular_sum(residues: Residues, exchange: Exchange, survivors: list[int]) -> ModularSum:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
+from privsyn_flower.node_failures import AllNodesFailed
 from privsyn_flower.queries.app_metrics import (
     LARGEST_COUNT,
     MOST_METRICS,
@@ -216,7 +217,7 @@ class AppEvaluations:
         try:
             question = self._asked(name, rnd, arrays, noise, last or rnd == self.rounds)
             figures = self.settings.read(question)
-        except (NoRelease, TooNoisyError, TooFewNodes) as error:
+        except (NoRelease, TooNoisyError, TooFewNodes, AllNodesFailed) as error:
             logger.warning("the evaluation after round %d gave nothing: %s", rnd, error)
             own.save_value(FAILED, str(error))
             noise.close(complete=True)  # nobody asks again: the key of its noise goes now
@@ -242,6 +243,7 @@ class AppEvaluations:
             mechanism=noise,
             spare=self._spare(last),
             cohort=engine.cohort,
+            node_caches=engine.node_caches,
         )
         return question
 

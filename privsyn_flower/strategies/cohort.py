@@ -11,16 +11,18 @@ from typing import Literal
 import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.exchange import exchange
+from privsyn_flower.exchange import Absence, exchange, tally
 from privsyn_flower.greeting import HELLO, Hello, hello, read_hello
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.wire import WireError
+from privsyn_flower.secagg import LEAST_NODES
+from privsyn_flower.wire import TRAIN, Absent, WireError
 
 logger = logging.getLogger("privsyn_flower")
 
 GREETING_SECONDS = 30.0
+SETTLE_SECONDS = 3.0  # without a newcomer: nobody else is about to come
 
 
 class WrongNode(RuntimeError):
@@ -105,6 +107,16 @@ class RoundPlan:
         return self.noise_multiplier * bound * float(np.sqrt(weight / self.min_weight))
 
 
+def check_enough(nodes: int, aggregation: str) -> None:
+    """Raises TooFewNodes where no sum can be made of so few, whatever they weigh."""
+    if aggregation == "secure" and nodes < LEAST_NODES:
+        raise TooFewNodes(
+            f"secure aggregation needs at least {LEAST_NODES} nodes, {nodes} would be asked: start "
+            "more SuperNodes (in Flower's simulation: num-supernodes, which is 2 unless set; with "
+            "privsyn run: nodes) and count them in users and nodes"
+        )
+
+
 @dataclass
 class Cohort:
     """The nodes of a run: every one that is connected, or a draw of a fixed size a round."""
@@ -114,6 +126,14 @@ class Cohort:
     folder: RunFolder
     progress: Progress = silent
     nodes: dict[int, Hello] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._waited = bool(self.nodes)  # for those who are missing; once a run
+        self._tried: dict[int, float] = {}  # when a node answered its greeting with no facts
+        self._absent: dict[int, Absence] = {}
+        self._here: set[int] = set()
+        self._grown = time.monotonic()  # when a node came last
+        self._noted: tuple[int, ...] = ()
 
     def draw(self, rnd: int, attempt: int) -> dict[int, Hello]:
         """The nodes of this attempt: all who are there, whose turn it is, or a draw of them."""
@@ -175,19 +195,18 @@ class Cohort:
     def present(self) -> dict[int, Hello]:
         """Every connected node with its facts, once their weight reaches W_min.
 
-        Raises TooFewNodes after node_timeout, or when the weights exceed the declared users.
+        The first time it waits for all nodes, node_timeout at most; later it goes on without who
+        is missing, as long as the weight suffices. Raises TooFewNodes when it does not, when all
+        nodes fail or refuse, or when the weights exceed the declared users.
         """
         # A draw brings its own W_min: here it needs its nodes, not the population's weight.
         size = self.plan.cohort_nodes or self.plan.cycle
         needed = 1 if size else self.plan.min_weight + self.plan.colluding
-        deadline = time.monotonic() + self.plan.node_timeout
+        start = time.monotonic()
         while True:
-            present = set(self.grid.get_node_ids())
-            new = sorted(present - set(self.nodes))
-            if new:
-                # One silent node must not hold up the others for the whole node-timeout.
-                self._greet(new, min(GREETING_SECONDS, self.plan.node_timeout))
-            cohort = {node: facts for node, facts in self.nodes.items() if node in present}
+            here = set(self.grid.get_node_ids())
+            self._greet_new(here)
+            cohort = {node: facts for node, facts in self.nodes.items() if node in here}
             weight = sum(facts.weight for facts in cohort.values())
             if weight > self.plan.users:
                 raise TooFewNodes(
@@ -195,17 +214,103 @@ class Cohort:
                     f"{self.plan.users}: raise data.users or lower the nodes' weights"
                 )
             complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
-            late = time.monotonic() > deadline
-            if weight >= needed and len(cohort) >= size and (complete or late):
+            waited = time.monotonic() - start
+            late = waited > self.plan.node_timeout or self._nobody_else(here)
+            enough = weight >= needed and len(cohort) >= size
+            if enough and (complete or late or self._waited):
+                self._waited = True
+                self._note_missing(cohort, weight, needed)
                 order = sorted(cohort, key=lambda node: (cohort[node].partition, node))
                 return {node: cohort[node] for node in order}
             if late:
-                raise TooFewNodes(
-                    f"{len(cohort)} nodes of weight {weight} answered within "
-                    f"{self.plan.node_timeout:g} s, but a sum needs weight {needed:g} "
-                    "(min-surviving-weight x data.users): start more nodes or raise node-timeout"
-                )
+                raise TooFewNodes(self._too_few(cohort, weight, needed, waited))
+            self._note_waiting(cohort, weight, needed, waited)
             time.sleep(0.2)
+
+    def _greet_new(self, here: set[int]) -> None:
+        """Greet who is new or came back; while a run waits for its first cohort, also those again
+        who gave no facts. Raises TooFewNodes when nobody ever does."""
+        if here - self._here:
+            self._grown = time.monotonic()
+        self._here = here
+        self._tried = {node: at for node, at in self._tried.items() if node in here}
+        self._absent = {node: why for node, why in self._absent.items() if node in here}
+        now, again = time.monotonic(), math.inf if self._waited else GREETING_SECONDS
+        strangers = sorted(here - set(self.nodes))
+        new = [node for node in strangers if now - self._tried.get(node, -math.inf) >= again]
+        if new:
+            # One silent node must not hold up the others for the whole node-timeout.
+            self._greet(new, min(GREETING_SECONDS, self.plan.node_timeout))
+            if self._absent:
+                logger.warning("greeting: %s", tally(self._absent, len(here)))
+        failed = [not why.code for why in self._absent.values()]
+        everybody = len(failed) == len(here) and (all(failed) or len(here) >= self.plan.nodes)
+        if here and not self.nodes and everybody and self._settled():
+            raise TooFewNodes(self._nobody())
+
+    def _settled(self) -> bool:
+        return time.monotonic() - self._grown > min(SETTLE_SECONDS, self.plan.node_timeout)
+
+    def _nobody_else(self, here: set[int]) -> bool:
+        """Whether it is no use to wait: a simulation's nodes are all there from the start."""
+        simulated = not any(facts.deployed for facts in self.nodes.values())
+        return bool(self.nodes) and here <= set(self.nodes) and simulated and self._settled()
+
+    def _nobody(self) -> str:
+        """What is wrong when no node gives its facts."""
+        told = tally(self._absent, len(self._here))
+        if any(why.code for why in self._absent.values()):
+            return f"{told}: the nodes' own logs say why (docs/deployment.md)"
+        if self.plan.greeting == TRAIN:
+            return (
+                f"{told}: their train function is not private. Put @private_training below "
+                "@app.train() in the ClientApp (docs/dropin.md)"
+            )
+        return (
+            f"{told}: the app's ClientApp must be privsyn_flower.client_apps.main:app, and its "
+            "packages must be installed on the nodes (docs/deployment.md)"
+        )
+
+    def _too_few(self, cohort: dict[int, Hello], weight: int, needed: float, waited: float) -> str:
+        text = (
+            f"{len(cohort)} nodes of weight {weight} answered within {waited:.0f} s, but a sum "
+            f"needs weight {needed:g} (min-surviving-weight x data.users): start more nodes"
+        )
+        if cohort and not any(facts.deployed for facts in cohort.values()):
+            text += " (in Flower's simulation: num-supernodes, which is 2 unless set)"
+        else:
+            text += " or raise node-timeout"
+        return text + (f"; {tally(self._absent, len(self._here))}" if self._absent else "")
+
+    def _note_waiting(
+        self, cohort: dict[int, Hello], weight: int, needed: float, waited: float
+    ) -> None:
+        """Say once for each number of nodes for how many more the run waits, and for whom."""
+        if self._noted == (len(cohort),):
+            return
+        self._noted = (len(cohort),)
+        known = self.folder.load_value("weights") or {}
+        gone = sorted(known.keys() - {_name(node, facts) for node, facts in cohort.items()})
+        note = (
+            f"waiting for {max(1, self.plan.nodes - len(cohort))} more of {self.plan.nodes} nodes "
+            f"(weight {weight}, {needed:g} needed; {self.plan.node_timeout - waited:.0f} s at most)"
+        )
+        note += f": {', '.join(gone[:3])}" if gone else ""
+        self.progress("nodes", len(cohort), max(self.plan.nodes, len(cohort) + 1), note)
+
+    def _note_missing(self, cohort: dict[int, Hello], weight: int, needed: float) -> None:
+        """Say once who of the enrolled is not there."""
+        gone = tuple(sorted(self.nodes.keys() - cohort.keys()))
+        if gone and gone != self._noted:
+            names = ", ".join(_name(node, self.nodes[node]) for node in gone[:3])
+            logger.warning(
+                "going on without %d nodes (%s): weight %d is there, %g needed",
+                len(gone),
+                names,
+                weight,
+                needed,
+            )
+        self._noted = gone
 
     def _greet(self, nodes: list[int], timeout: float) -> None:
         """Ask new nodes for their public facts; their weight is fixed for the run from here."""
@@ -217,13 +322,19 @@ class Cohort:
             lambda n, total: self.progress("nodes", n, total),
             poll=0.1,
         )
+        for node in nodes:
+            if node in replies or self._waited:  # the silent are waited for once, too
+                self._tried[node] = time.monotonic()
         for node, reply in replies.items():
             try:
                 facts = read_hello(reply)
             except WireError as error:
-                logger.warning("node %d is not enrolled: %s", node, error)
+                odd = Absence(f"sent no facts ({error})")
+                self._absent[node] = error.absence if isinstance(error, Absent) else odd
+                logger.info("node %d %s", node, self._absent[node].text)
                 continue
             self._check_kind(facts)
+            self._absent.pop(node, None)
             self._enrol(node, facts)
 
     def _check_kind(self, facts: Hello) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,14 +75,15 @@ def ask_once(
     spare: int = 0,
     progress: Progress = silent,
     cohort: Cohort | None = None,
+    node_caches: Path | None = None,
 ) -> None:
     """Fill in `question`'s release, which is read from disk when it was made before.
 
     folder, plan, ledger: the run's; the question keeps its files in `evaluations/NAME`, and is
     charged under the run RUN-NAME with the plan's noise multiplier. All nodes are asked, whoever's
     turn it is. spare: attempts that may fail after they were charged. cohort: of the run, whose
-    nodes and weights are then known; None greets them. Raises NoRelease and TooFewNodes, and
-    ValueError when NAME was another question.
+    nodes and weights are then known; None greets them. node_caches: as of `Rounds`. Raises
+    NoRelease, TooFewNodes and AllNodesFailed, and ValueError when NAME was another question.
     """
     own = RunFolder(folder.path / "evaluations" / name)
     asked = own.load_value("asked")
@@ -92,7 +94,9 @@ def ask_once(
         )
     own.save_value("asked", question.digest())
     plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare, cycle=0)
-    engine = Rounds(grid, question, plan, own, ledger, aggregation, progress, mechanism)
+    engine = Rounds(
+        grid, question, plan, own, ledger, aggregation, progress, mechanism, node_caches
+    )
     if cohort is not None:
         engine.cohort = Cohort(grid, plan, folder, progress, cohort.nodes)
     engine.run()

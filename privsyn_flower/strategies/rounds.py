@@ -10,11 +10,14 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.greeting import Hello
+from privsyn_flower.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.privacy.charges import Charge
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
@@ -26,9 +29,10 @@ from privsyn_flower.strategies.aggregation import (
     Aggregation,
     Collected,
     Exchange,
+    Refused,
     SecureAggregation,
 )
-from privsyn_flower.strategies.cohort import Cohort, RoundPlan
+from privsyn_flower.strategies.cohort import Cohort, RoundPlan, check_enough
 from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
 
 logger = logging.getLogger("privsyn_flower")
@@ -78,7 +82,11 @@ class Strategy(Protocol):
 
 @dataclass
 class Rounds:
-    """Drives a strategy through its rounds over a Flower grid."""
+    """Drives a strategy through its rounds over a Flower grid.
+
+    node_caches: where simulated nodes of this machine note what failed; None: nobody looks.
+    ended_early: why rounds are missing, once `run` is over; "" when none are.
+    """
 
     grid: Grid
     strategy: Strategy
@@ -88,18 +96,22 @@ class Rounds:
     aggregation: Aggregation = field(default_factory=SecureAggregation)
     progress: Progress = silent
     mechanism: Mechanism = field(default_factory=NodeNoise)
+    node_caches: Path | None = None
+    ended_early: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
+        self._last = ""  # how the last attempt ended
         self.cohort = Cohort(self.grid, self.plan, self.folder, self.progress)
         self._void_before = 0  # attempts of earlier starts that cost nothing
 
     def run(self) -> int:
         """All rounds, from the last checkpoint on; returns the number of rounds learned from.
 
-        Fewer than strategy.rounds when the spare rounds or the budget are used up: the run then
-        ends early with what it has. Raises NoRelease or NothingLearned when not even one round
-        worked, TooFewNodes when the nodes present cannot reach the guaranteed weight, LedgerError
-        when folder and ledger do not tell of the same releases.
+        Fewer than strategy.rounds when the spare rounds or the budget are used up, or the nodes
+        refuse: the run then ends early with what it has, and `ended_early` says why. Raises
+        NoRelease or NothingLearned when not even one round worked, TooFewNodes when the nodes
+        present cannot reach the guaranteed weight, LedgerError when folder and ledger do not tell
+        of the same releases, AllNodesFailed in a simulation.
         """
         charges = self.ledger.charges(run=self.plan.run)
         self._check_ledger(charges)
@@ -116,11 +128,10 @@ class Rounds:
         finally:  # whatever ended the rounds: others may have the key of the noise
             self.mechanism.close(complete=complete)
         if done == 0:
-            raise NoRelease(
-                "no round was released: too few nodes answered, or the ledger's budget is used up "
-                "(the warnings in the log say which); look at the nodes' refusal codes, "
-                "round-timeout, spare-rounds, min-surviving-weight and ledger"
-            )
+            raise NoRelease(f"no round was released: {self.ended_early}")
+        if not complete:
+            rounds = self.strategy.rounds
+            logger.warning("ended early after %d of %d rounds: %s", done, rounds, self.ended_early)
         return done
 
     def _after(self, done: int) -> int:
@@ -135,7 +146,7 @@ class Rounds:
             except NothingLearned as error:
                 if done == 0:
                     raise
-                logger.warning("%s; the run ends with the %d rounds before", error, done)
+                self.ended_early = str(error)
                 break
             metrics = {"round": rnd, **facts, **learned, **self._privacy()}
             metrics["seconds"] = round(time.monotonic() - start, 3)
@@ -177,9 +188,15 @@ class Rounds:
                 self._attempt(rnd, name)
             except BudgetExceeded as error:
                 logger.warning("round %d is not asked: %s", rnd, error)
+                name = self.ledger.header.population
+                self.ended_early = f"the ledger of population {name} is used up"
+                return None
+            except Refused as error:
+                self.ended_early = f"round {rnd}: {error}"
                 return None
             except TooFewSurvivors as error:
                 logger.warning("round %d: %s; nothing was released", rnd, error)
+                self._last = f"; the last, of round {rnd}: {error}"
 
     def _settle(self, rnd: int) -> bool:
         """After a kill: commit the charge of a stored release, void what was never sent."""
@@ -201,19 +218,16 @@ class Rounds:
         charges = self.ledger.charges(run=self.plan.run)
         aborted = sum(c.state == "void" for c in charges) - self._void_before
         if aborted >= self.strategy.rounds + MOST_ABORTS:
-            logger.warning("%d attempts ended before anything was unmasked: giving up", aborted)
+            self.ended_early = f"{aborted} attempts ended before anything was unmasked{self._last}"
             return False
         charged = [c for c in charges if c.state != "void"]
         failed = sum(c.state == "reserved" for c in charged)
         spare = self.plan.spare_rounds
         if failed <= spare and len(charged) < self.strategy.rounds + spare:
             return True
-        logger.warning(
-            "%d attempts charged, %d of them without a release, spare-rounds = %d: the run ends "
-            "early",
-            len(charged),
-            failed,
-            spare,
+        self.ended_early = (
+            f"{len(charged)} attempts are charged, {failed} of them without a release, with "
+            f"spare-rounds = {spare}{self._last}"
         )
         return False
 
@@ -256,6 +270,7 @@ class Rounds:
         charges = [c for c in self.ledger.charges(run=self.plan.run) if c.round == rnd]
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
         cohort = self.cohort.draw(rnd, ticket.attempt)
+        check_enough(len(cohort), self.aggregation.name)
         plan = self.plan.drawn(sum(facts.weight for facts in cohort.values()))
         noise = self.mechanism.noise(plan, query)
         charge = self.ledger.reserve(
@@ -296,6 +311,18 @@ class Rounds:
             self.mechanism.bind(rnd)
 
         release(total, ledger=self.ledger, charge_id=charge, store=store)
+        self._check_nodes(ticket, list(cohort.values()))
+
+    def _check_nodes(self, ticket: Ticket, asked: list[Hello]) -> None:
+        """In a simulation, where nodes' files are this machine's: raises AllNodesFailed."""
+        known = [*self.cohort.nodes.values(), *asked]
+        if self.node_caches is None or any(facts.deployed for facts in known):
+            return
+        if failed := all_failed(self.node_caches, ticket, asked):
+            raise AllNodesFailed(
+                f"round {ticket.round} released noise alone: {failed}. Mend it and start a new "
+                "run; a resume would go on after this round"
+            )
 
     def _revealing(self, charge: str) -> None:
         """From here on the charge stands, but for a trusted aggregator: it gives nothing away

@@ -9,6 +9,9 @@ from typing import Literal
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.last_word import telling
+from privsyn_flower.node_failures import NODES, show
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -29,7 +32,8 @@ logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 class SynthesisResult:
     """seeds: differentially private texts. epsilon, delta: the run's guarantee, which
     `statement.sentence()` puts into words; spent: what was charged so far (no guarantee).
-    texts: written by the method's own generator, if it has one; as private as the seeds."""
+    texts: written by the method's own generator, if it has one; as private as the seeds.
+    ended_early: why there are fewer rounds than asked for; "" when there are not."""
 
     seeds: list[str]
     rounds: int
@@ -39,6 +43,7 @@ class SynthesisResult:
     spent: float
     statement: PrivacyStatement
     texts: list[LabelledText] = field(default_factory=list)
+    ended_early: str = ""
 
 
 class SynthesisStrategy(Strategy):
@@ -49,6 +54,7 @@ class SynthesisStrategy(Strategy):
     def attach(self, folder: RunFolder) -> None:
         """Where the strategy may keep files of its own; called before the first round."""
 
+    @telling
     def start(
         self,
         grid: Grid,
@@ -128,10 +134,13 @@ class SynthesisStrategy(Strategy):
             run.save_value(PROMISED, whole)
             with held(book, run):
                 engine = Rounds(grid, self, plan, run, book, how, progress)
+                engine.node_caches = cache_folder(RunConfig()) / NODES
                 done = engine.run()
                 spent = book.spent_epsilon(run=plan.run)
+            show(engine.node_caches, plan.run, engine.cohort.nodes.values())
             statement = replace(statement, simulated=simulated(run, engine))
-        return SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
+        result = SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
+        return replace(result, ended_early=engine.ended_early)
 
 
 def simulated(folder: RunFolder, engine: Rounds) -> bool:

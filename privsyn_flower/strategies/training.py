@@ -14,7 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from privsyn_flower.config import ledger_folder
+from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
+from privsyn_flower.last_word import telling
+from privsyn_flower.node_failures import DROP_IN, show
 from privsyn_flower.privacy.accounting import Mechanism as NoiseName
 from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -37,7 +39,7 @@ from privsyn_flower.strategies.app_records import (
     node_figures,
     server_figures,
 )
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.cohort import RoundPlan, check_enough
 from privsyn_flower.strategies.generalised_fedavg import GeneralisedFedAvg
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, Mechanism
 from privsyn_flower.strategies.promises import PROMISED, check_promise, promise_of
@@ -75,10 +77,11 @@ class TrainingResult(Result):
 
     arrays: the final model, public. epsilon, delta: the run's guarantee, which
     `statement.sentence()` puts into words; spent: what was charged so far (no guarantee). rounds:
-    releases learned from. metrics: a row for each of them. evaluate_metrics_serverapp: what
-    evaluate_fn returned, by round. evaluate_metrics_clientapp: of each evaluation on the nodes
-    that gave something, by round, NAME, NAME-low and NAME-high for each metric: the noisy mean
-    over users and its interval. train_metrics_clientapp stays empty: none leave a node.
+    releases learned from; ended_early: why they are fewer than asked for, or "". metrics: a row
+    for each of them. evaluate_metrics_serverapp: what evaluate_fn returned, by round.
+    evaluate_metrics_clientapp: of each evaluation on the nodes that gave something, by round, NAME,
+    NAME-low and NAME-high for each metric: the noisy mean over users and its interval.
+    train_metrics_clientapp stays empty: none leave a node.
     """
 
     epsilon: float
@@ -88,6 +91,7 @@ class TrainingResult(Result):
     spent: float
     statement: PrivacyStatement
     metrics: list[dict[str, Any]]
+    ended_early: str = ""
 
 
 class TrainingStrategy(GeneralisedFedAvg):
@@ -121,6 +125,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             metrics |= {EVALUATION + key: value for key, value in found.items()}
         return metrics
 
+    @telling
     def start(
         self,
         grid: Grid,
@@ -175,6 +180,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         """
         asked = evaluation_options(evaluate_config, evaluation)
         how, run = aggregation or SecureAggregation(), RunFolder(folder)
+        check_enough(nodes or users, how.name)
         waited, extra = nodes or users, evaluation.count(num_rounds) if evaluation else 0
         terms = self.terms(
             epsilon,
@@ -225,11 +231,15 @@ class TrainingStrategy(GeneralisedFedAvg):
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
             run.save_value(PROMISED, whole)
             engine = Rounds(grid, self, plan, run, book, how, progress or log_rounds, mechanism)
-            if evaluation is None:
-                return self._finished(engine, statement, None)
-            asked[ORDER] = self.options[ORDER]
-            own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
-            return self._finished(engine, statement, own)
+            engine.node_caches = caches = cache_folder(RunConfig()) / DROP_IN
+            own = None
+            if evaluation is not None:
+                asked[ORDER] = self.options[ORDER]
+                own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
+            try:
+                return self._finished(engine, statement, own)
+            finally:
+                show(caches, plan.run, engine.cohort.nodes.values())
 
     def _finished(
         self, engine: Rounds, statement: PrivacyStatement, evaluations: AppEvaluations | None
@@ -252,6 +262,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             spent=book.spent_epsilon(engine.plan.run, statement.delta),
             statement=replace(statement, simulated=simulated(run, engine)),
             metrics=run.metrics(),
+            ended_early=engine.ended_early,
         )
 
     def _doubt(self, statement: PrivacyStatement, plan: RoundPlan, mechanism: Mechanism) -> None:

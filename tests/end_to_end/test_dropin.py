@@ -177,6 +177,35 @@ def test_the_private_accuracy_is_that_of_the_clinics(
     assert figures["accuracy"] == pytest.approx(true, abs=6 * std)
 
 
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_a_forgotten_decorator_is_the_last_line(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Below Flower's exit code, and each node was greeted, and failed, once."""
+    app = tmp_path / "app"
+    shutil.copytree(EXAMPLE / "after", app)
+    client, project = app / "tabular" / "client_app.py", app / "pyproject.toml"
+    source = client.read_text()
+    client.write_text(
+        source.replace("@private_training\n", "").replace("@private_evaluation\n", "")
+    )
+    text = re.sub(r"^clinics = .*$", "clinics = 4", project.read_text(), flags=re.MULTILINE)
+    project.write_text(text)
+    command = ["flwr", "run", str(app), "--stream"]
+    command += ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240
+    )
+    log = result.stdout + result.stderr
+    lines = [line for line in result.stdout.splitlines() if line and "ClientAppActor" not in line]
+    assert lines[-1] == (
+        "privsyn: TooFewNodes: 4 of 4 nodes failed (Flower error code 2): their train function is "
+        "not private. Put @private_training below @app.train() in the ClientApp (docs/dropin.md)"
+    ), log
+    assert "Exit Code: 700" in log and len(log.splitlines()) < 1000
+
+
 def test_the_page_shows_the_whole_difference() -> None:
     page = (ROOT / "docs" / "dropin.md").read_text(encoding="utf-8")
     shown = re.findall(r"```diff\n(.*?)```", page, re.DOTALL)

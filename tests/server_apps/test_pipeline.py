@@ -165,7 +165,7 @@ def test_deployed_nodes_refuse_plain_aggregation_without_permission(
     config, contexts = deployed(tmp_path)
     config = RunConfig.from_flat({**config.flat(), "aggregation": "plain"})
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(NoRelease, match="refusal codes"):
+    with pytest.raises(NoRelease, match=r"3 of 3 nodes refused: policy \(aggregation\)"):
         Pipeline(config, grid_for(loopback, contexts), folder).run()
     assert not (folder.path / "releases").exists()
 

@@ -1,0 +1,86 @@
+"""The ServerApp's own error reaches the person who runs it, on a full disk too."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps import main
+
+
+def told(folder: RunFolder, error: Exception) -> None:
+    try:
+        raise error
+    except Exception as caught:
+        main._tell(folder, caught)
+
+
+def test_a_failure_is_in_the_folder_and_in_its_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    error = ValueError("pretext.population = 9999 is above the pool")
+    with pytest.raises(ValueError), folder.lock():
+        told(folder, error)
+        raise error
+    text = "ValueError: pretext.population = 9999 is above the pool"
+    assert (tmp_path / "error.txt").read_text() == f"{text}\n"
+    assert "Traceback" in (tmp_path / "traceback.txt").read_text()
+    assert f"ERROR {text}" in (tmp_path / "run.log").read_text()
+
+
+def test_a_full_disk_is_told_without_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(main, "write_atomic", full)
+    folder = RunFolder(tmp_path)
+    place = tmp_path / "checkpoints" / "round-0001.json"
+    told(folder, OSError(errno.ENOSPC, "No space left on device", str(place)))
+    logging.getLogger("flwr").error("Exit Code: 700\nFor more information, visit: <...>")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1] == (
+        f"privsyn: No space left on device: {place} (free space there, then `privsyn run --resume "
+        f"{tmp_path}`)"
+    )
+    assert not (tmp_path / "error.txt").exists()
+
+
+def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) -> None:
+    import json
+
+    from privsyn_flower.config import RunConfig
+    from privsyn_flower.privacy.ledger import Ledger
+    from privsyn_flower.server_apps.pipeline import Pipeline
+    from tests.server_apps.test_pipeline import deployed, grid_for
+
+    config, contexts = deployed(tmp_path)
+    path = tmp_path / "shared.jsonl"
+    shared = {"ledger": str(path), "population-name": "X", "rounds": 2, "spare-rounds": 0}
+    config = RunConfig.from_flat({**config.flat(), **shared})
+    pipeline = Pipeline(config, grid_for(loopback, contexts), RunFolder(tmp_path / "run"))
+    book = Ledger.open(
+        path,
+        population="X",
+        total_epsilon=config.epsilon,
+        total_delta=config.delta,
+        mechanism="skellam",
+    )
+    book.reserve(
+        run="before",
+        query="votes",
+        round=1,
+        attempt=1,
+        noise_multiplier=pipeline.multiplier,
+        mechanism="skellam",
+        sensitivity=4096.0,
+    )
+    pipeline.run()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["rounds"], summary["rounds_planned"]) == (1, 2)
+    assert summary["ended_early"] == "the ledger of population X is used up"

@@ -1,0 +1,200 @@
+"""Waiting for nodes: once a run, with a word on who is missing, and never for who cannot come."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from privsyn_flower import wire
+from privsyn_flower.question import Ticket
+from privsyn_flower.strategies import DPFedAvg, cohort
+from privsyn_flower.strategies.cohort import TooFewNodes
+from privsyn_flower.strategies.rounds import Rounds
+from privsyn_flower.wire import Refusal
+from tests.strategies.test_rounds import Counting, VotingNode, engine
+from tests.strategies.training_rig import record
+
+
+@pytest.fixture
+def nodes() -> dict[int, VotingNode]:
+    return {100 + i: VotingNode(25, i, deployed=True) for i in range(4)}
+
+
+def begun(tmp_path: Path, grid: Any, strategy: Counting, **plan: Any) -> Rounds:
+    run = engine(tmp_path, grid, strategy)
+    for name, value in plan.items():
+        object.__setattr__(run.plan, name, value)
+    return run
+
+
+class Notes:
+    def __init__(self) -> None:
+        self.nodes: list[str] = []
+
+    def __call__(self, stage: str, done: float, total: float, note: str = "") -> None:
+        if stage == "nodes" and note:
+            self.nodes.append(note)
+
+
+def test_an_absent_node_is_waited_for_once_and_named(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    del nodes[103]
+    grid = loopback(nodes)
+    ids, looks = grid.get_node_ids, list[int]()
+
+    def get_node_ids() -> list[int]:
+        looks.append(len(nodes[100].seen))  # rounds so far
+        found: list[int] = ids()
+        return found
+
+    grid.get_node_ids = get_node_ids
+    run = begun(tmp_path, grid, Counting(4), node_timeout=0.7)
+    run.cohort.progress = notes = Notes()
+    assert run.run() == 4
+    assert looks.count(0) > 1 and [looks.count(done) for done in (1, 2, 3)] == [1, 1, 1]
+    assert notes.nodes == ["waiting for 1 more of 4 nodes (weight 75, 75 needed; 1 s at most)"]
+
+
+def test_who_was_here_before_is_named_when_a_run_is_resumed(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode]
+) -> None:
+    crashing = Counting()
+    crashing.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, loopback(nodes), crashing).run()
+    del nodes[102]
+    run = begun(tmp_path, loopback(nodes), Counting(), node_timeout=0.3)
+    run.cohort.progress = notes = Notes()
+    assert run.run() == 3
+    assert notes.nodes[0].endswith(": node 102")
+
+
+def test_a_node_that_goes_is_missed_aloud_and_welcome_again(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = nodes[103]
+
+    def look(ticket: Ticket) -> None:
+        nodes.pop(103, None)
+        if ticket.round == 3:
+            nodes[103] = gone
+
+    nodes[100].before_answer = look
+    run = begun(tmp_path, loopback(nodes), Counting(4), node_timeout=60.0)
+    start = time.monotonic()
+    assert run.run() == 4
+    assert time.monotonic() - start < 20.0
+    assert [row["nodes_asked"] for row in run.folder.metrics()] == [4, 3, 3, 4]
+    said = [m for m in caplog.messages if "going on" in m]
+    assert said == ["going on without 1 nodes (node 103): weight 75 is there, 75 needed"]
+
+
+def test_a_silent_node_is_not_greeted_in_every_round(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "GREETING_SECONDS", 0.2)
+    greeted: list[Message] = []
+    nodes[103] = lambda message: greeted.append(message)  # type: ignore[assignment]
+    run = begun(tmp_path, loopback(nodes), Counting(4), node_timeout=0.5)
+    assert run.run() == 4
+    assert 1 <= len(greeted) <= 4  # while the first cohort was waited for
+
+
+def test_a_simulation_waits_for_nobody_who_cannot_come(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.3)
+    nodes = {100 + i: VotingNode(25, i) for i in range(3)}
+    assert begun(tmp_path, loopback(nodes), Counting(), node_timeout=60.0).run() == 3
+    del nodes[100]
+    run = begun(tmp_path / "two", loopback(nodes), Counting(), node_timeout=60.0)
+    start = time.monotonic()
+    with pytest.raises(TooFewNodes, match=r"weight 50.*num-supernodes, which is 2 unless set"):
+        run.run()
+    assert time.monotonic() - start < 20.0
+
+
+def test_a_greeting_that_all_refuse_ends_the_wait(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.3)
+    asked: list[Message] = []
+
+    def refuses(message: Message) -> Message:
+        asked.append(message)
+        return wire.refuse(message, Refusal.SETUP)
+
+    grid = loopback({100 + i: refuses for i in range(4)})
+    with pytest.raises(
+        TooFewNodes, match=r"^4 of 4 nodes refused: node-setup: the nodes' own logs"
+    ):
+        begun(tmp_path, grid, Counting(), node_timeout=60.0).run()
+    assert len(asked) == 4
+
+
+def test_a_node_that_starts_late_is_still_waited_for(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of four refuses; the others are on their way: nobody gives up."""
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    late = dict(nodes)
+    nodes.clear()
+    nodes[104] = lambda message: wire.refuse(message, Refusal.SETUP)  # type: ignore[assignment]
+    grid = loopback(nodes)
+    start = time.monotonic()
+    ids = grid.get_node_ids
+
+    def get_node_ids() -> list[int]:
+        if time.monotonic() - start > 0.6:
+            nodes.update(late)
+        found: list[int] = ids()
+        return found
+
+    grid.get_node_ids = get_node_ids
+    assert begun(tmp_path, grid, Counting(), node_timeout=60.0).run() == 3
+
+
+def test_a_forgotten_decorator_is_named_within_seconds(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.3)
+    called: list[Message] = []
+
+    def undecorated(message: Message) -> Message:
+        called.append(message)
+        message.content["arrays"]  # a greeting has none
+        raise AssertionError
+
+    start = time.monotonic()
+    with pytest.raises(TooFewNodes) as caught:
+        DPFedAvg().start(
+            loopback({100 + i: undecorated for i in range(20)}),
+            record(),
+            epsilon=4.0,
+            delta=1e-5,
+            users=20,
+            folder=tmp_path / "run",
+        )
+    assert time.monotonic() - start < 20.0
+    assert len(called) == 20  # each one is a traceback in Flower's log
+    assert str(caught.value) == (
+        "20 of 20 nodes failed (Flower error code 2): their train function is not private. Put "
+        "@private_training below @app.train() in the ClientApp (docs/dropin.md)"
+    )
+
+
+def test_another_app_than_ours_is_named(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.3)
+
+    def raises(message: Message) -> Message:
+        raise ValueError("no such handler")
+
+    with pytest.raises(TooFewNodes, match=r"ClientApp must be privsyn_flower\.client_apps\.main"):
+        engine(tmp_path, loopback({100: raises}), Counting()).run()
