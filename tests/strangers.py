@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import ssl
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,13 +79,19 @@ def _waiting() -> dict[str, tuple[str, str, int]]:
     return found
 
 
-def spoken_to(port: int, path: str = "/health", *, account: int | None = None) -> bytes:
-    """What a server without TLS answers to a POST of nothing, as another account if one is named.
+def spoken_to(
+    port: int,
+    path: str = "/",
+    *,
+    account: int | None = None,
+    trusted: ssl.SSLContext | None = None,
+) -> bytes:
+    """What an HTTP server answers to a POST of nothing, as another account if one is named.
 
-    b"": it hung up. Only root can become another account.
+    b"": it hung up. Only root can become another account. trusted: for a server with TLS.
     """
     if account is None:
-        return _post(port, path)
+        return _post(port, path, trusted)
     ours, theirs = os.pipe()
     child = os.fork()
     if not child:  # nothing but sockets from here on: the parent has threads
@@ -93,7 +100,7 @@ def spoken_to(port: int, path: str = "/health", *, account: int | None = None) -
             os.setgroups([])
             os.setgid(account)
             os.setuid(account)
-            answer = _post(port, path)
+            answer = _post(port, path, trusted)
         os.write(theirs, answer)
         os._exit(0)
     os.close(theirs)
@@ -103,15 +110,15 @@ def spoken_to(port: int, path: str = "/health", *, account: int | None = None) -
     return answer
 
 
-def _post(port: int, path: str) -> bytes:
-    with socket.socket() as client:
-        client.settimeout(10)
-        client.connect(("127.0.0.1", port))
+def _post(port: int, path: str, trusted: ssl.SSLContext | None) -> bytes:
+    request = f"POST {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+    request += "Content-Type: application/protobuf\r\nContent-Length: 0\r\n\r\n"
+    with socket.socket() as plain:
+        plain.settimeout(10)
+        plain.connect(("127.0.0.1", port))
         try:
-            client.sendall(
-                f"POST {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
-                "Content-Type: application/protobuf\r\nContent-Length: 0\r\n\r\n".encode()
-            )
+            client = trusted.wrap_socket(plain, server_hostname="127.0.0.1") if trusted else plain
+            client.sendall(request.encode())
             return b"".join(iter(lambda: client.recv(4096), b""))
-        except ConnectionError:
+        except (ConnectionError, ssl.SSLEOFError):
             return b""
