@@ -63,10 +63,10 @@ def _token(listener: Listener) -> str:
 def _ray_says(listener: Listener, token: str) -> set[str]:
     header = [("authorization", f"Bearer {token}")] if token else []
     if "RuntimeEnvAgent" in listener.command:
-        return _agent_says(listener.port, dict(header))
+        return _agent_says(listener, dict(header))
     found = set()
     for question in RAY:
-        with grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
+        with grpc.insecure_channel(f"{listener.reachable}:{listener.port}") as channel:
             try:
                 channel.unary_unary(question)(b"", timeout=10, metadata=header)
                 found.add("OK")
@@ -76,8 +76,8 @@ def _ray_says(listener: Listener, token: str) -> set[str]:
     return found - {"UNIMPLEMENTED"}  # asked of another kind of server
 
 
-def _agent_says(port: int, headers: dict[str, str]) -> set[str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+def _agent_says(listener: Listener, headers: dict[str, str]) -> set[str]:
+    connection = http.client.HTTPConnection(listener.reachable, listener.port, timeout=10)
     connection.request("POST", "/get_or_create_runtime_env", b"", headers)
     status = connection.getresponse().status
     connection.close()
