@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import sys
 import time
@@ -18,7 +17,7 @@ from privsyn_flower import own_account
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config_file import load_config, parse_override, to_toml
 from privsyn_flower.display import Display, result_table
-from privsyn_flower.launch import FlowerError, LocalFlower
+from privsyn_flower.launch import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.progress import read_events
 from privsyn_flower.runs import RunLocked, lock_holder, write_atomic
@@ -177,7 +176,7 @@ def _say_what_is_open() -> None:
     """On stderr, what other accounts of this machine could reach. Mostly nothing."""
     if not own_account.can_tell():
         print(own_account.OPEN, file=sys.stderr)
-    if cluster := os.environ.get("RAY_ADDRESS"):
+    if cluster := users_cluster():
         print(
             f"RAY_ADDRESS = {cluster}: the simulation runs there, and is as protected as that "
             "cluster is; without it the run starts a Ray of its own, on loopback, under a token",

@@ -111,7 +111,7 @@ class LocalFlower:
     def start(self) -> None:
         """Start the SuperLink and wait until it answers. Raises FlowerError with its log."""
         self.home.mkdir(parents=True, exist_ok=True)
-        if "RAY_ADDRESS" not in os.environ:  # a cluster of the user's own is the user's to protect
+        if not users_cluster():
             self.scratch = ray_folder()
             self._ray = private_ray(self.scratch)
         log = self.home / "superlink.log"
@@ -195,6 +195,12 @@ class LocalFlower:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         return flwr([*arguments, "--format", "json"], self.environment(), self.home)
+
+
+def users_cluster() -> str:
+    """The Ray cluster that the user wants simulations in, and protects; "": none, we start one."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
 
 
 def ray_folder() -> Path:

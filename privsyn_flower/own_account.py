@@ -9,6 +9,7 @@ command is started as it is, and `can_tell` is false.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import socket
@@ -32,11 +33,19 @@ OPEN = (
 )
 
 Address = tuple[str, int]
+ANYBODY: Address = ("0.0.0.0", 0)  # the other end of a socket that listens
 
 
+@functools.cache
 def can_tell() -> bool:
-    """Whether this system says which account a connection belongs to."""
-    return os.access(TABLE, os.R_OK)
+    """Whether this system says which account a connection belongs to: tried with one of our own."""
+    if not os.access(TABLE, os.R_OK):
+        return False
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()
+        with socket.create_connection(here) as client:
+            ours = account_of(client.getsockname(), here), account_of(here, ANYBODY, LISTENING)
+    return ours == (os.getuid(), os.getuid())
 
 
 def command(name: str) -> list[str]:
@@ -63,7 +72,7 @@ def answers(port: int, authority: Path | None = None) -> bool:
     authority: the certificates to trust, for a server with TLS.
     """
     here = ("127.0.0.1", port)
-    if can_tell() and account_of(here, ("0.0.0.0", 0), LISTENING) != os.getuid():
+    if can_tell() and account_of(here, ANYBODY, LISTENING) != os.getuid():
         return False  # nobody, or somebody else, who was faster at taking a port that was free
     trusted = None if authority is None else ssl.create_default_context(cafile=str(authority))
     scheme = "http" if authority is None else "https"
@@ -90,6 +99,7 @@ def guard(config: Any) -> None:
 
 def _guarded(protocol: Any) -> Any:
     """uvicorn's protocol, deaf to other accounts' connections."""
+    told: set[int | None] = set()  # one line for each account, however often it tries
 
     class OwnAccount(protocol):  # type: ignore[misc]
         refused = False
@@ -99,11 +109,13 @@ def _guarded(protocol: Any) -> Any:
             here = transport.get_extra_info("sockname")
             account = account_of(there, here) if len(there) == 2 else None  # IPv6 is not ours
             self.refused = account != os.getuid()
-            if self.refused:
-                print(f"hung up on account {account}", file=sys.stderr, flush=True)
-                transport.abort()
-            else:
+            if not self.refused:
                 super().connection_made(transport)
+                return
+            transport.abort()
+            if account not in told:
+                told.add(account)
+                print(f"hung up on account {account}", file=sys.stderr, flush=True)
 
         def data_received(self, data: bytes) -> None:
             if not self.refused:
@@ -134,7 +146,7 @@ def main() -> None:
     if name not in COMMANDS:
         raise SystemExit(f"{name!r} is none of {', '.join(COMMANDS)}")
     if not can_tell():
-        raise SystemExit(f"this system has no {TABLE}, so other accounts cannot be told apart")
+        raise SystemExit(f"other accounts cannot be told apart here: no {TABLE} that names them")
     guard(uvicorn.Config)
     entry = next(iter(importlib.metadata.entry_points(group="console_scripts", name=name)))
     sys.argv = sys.argv[1:]

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from privsyn_flower import own_account
-from privsyn_flower.launch import LocalFlower, private_ray, ray_folder
+from privsyn_flower import cli_run, own_account
+from privsyn_flower.launch import LocalFlower, private_ray, ray_folder, users_cluster
 from tests.strangers import NOBODY, descendants, listeners, spoken_to
 
 pytestmark = pytest.mark.skipif(not own_account.can_tell(), reason="only Linux has the table")
@@ -119,16 +119,36 @@ def test_the_table_is_read_again_before_a_row_counts_as_missing(
     assert own_account.account_of(here, there) == 4711
 
 
+@pytest.mark.parametrize("account", [None, os.getuid() + 1])  # no table; one that says nothing
 def test_where_accounts_cannot_be_told_apart_flowers_command_is_started_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: int, capsys: Any, account: int | None
 ) -> None:
-    monkeypatch.setattr(own_account, "TABLE", tmp_path / "none")
-    assert not own_account.can_tell()
-    assert own_account.command("flower-superlink") == ["flower-superlink"]
-    assert own_account.answers(bare)
-    monkeypatch.setattr("sys.argv", ["own_account", "flower-superlink"])
-    with pytest.raises(SystemExit, match="cannot be told apart"):
-        own_account.main()
+    if account is None:
+        monkeypatch.setattr(own_account, "TABLE", tmp_path / "none")
+    else:
+        monkeypatch.setattr(own_account, "account_of", lambda *_: account)
+    own_account.can_tell.cache_clear()
+    try:
+        assert not own_account.can_tell()
+        assert own_account.command("flower-superlink") == ["flower-superlink"]
+        assert own_account.answers(bare)
+        monkeypatch.setattr("sys.argv", ["own_account", "flower-superlink"])
+        with pytest.raises(SystemExit, match="cannot be told apart"):
+            own_account.main()
+        cli_run._say_what_is_open()
+        assert "can run code as you" in capsys.readouterr().err
+    finally:
+        own_account.can_tell.cache_clear()
+
+
+@pytest.mark.parametrize(("address", "said"), [("10.0.0.1:6379", True), ("local", False)])
+def test_only_a_cluster_of_the_users_own_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, address: str, said: bool
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert bool(users_cluster()) == said
+    cli_run._say_what_is_open()
+    assert ("as protected as that cluster is" in capsys.readouterr().err) == said
 
 
 def test_only_flowers_servers_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
