@@ -34,6 +34,7 @@ def start(
     ] = None,
 ) -> None:
     """Start a federation, or what is not running of it; returns when all nodes are online."""
+    from privsyn_flower import own_account
     from privsyn_flower.client_apps.policy import load_policy
     from privsyn_flower.federation_layout import create
     from privsyn_flower.launch import FlowerError
@@ -47,6 +48,8 @@ def start(
             if policy is not None:
                 common["policy"] = str(policy.expanduser().absolute())
             create(folder, data, nodes=nodes, node_config=common)
+        if not own_account.can_tell():
+            typer.echo(own_account.OPEN, err=True)
         federation = LocalFederation(folder)
         federation.start()
     except (ValueError, FlowerError) as error:

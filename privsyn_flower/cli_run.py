@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
+from privsyn_flower import own_account
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.config_file import load_config, parse_override, relocated, to_toml
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.last_word import LAST_WORD
-from privsyn_flower.launch import FlowerError, LocalFlower
+from privsyn_flower.launch import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
@@ -24,8 +27,11 @@ from privsyn_flower.run_log import log_size, read_warnings
 from privsyn_flower.runs import RunFolder, RunLocked, lock_holder, write_atomic
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
+ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
+
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 class NotReady(ConfigError):
@@ -57,15 +63,16 @@ def run_command(
         return _resume(resume.expanduser().absolute(), there)
     overrides = dict(parse_override(text) for text in settings)
     loaded = load_config(config or default_config(), overrides)
-    folder = Path(loaded.run_folder or _fresh_folder(loaded)).expanduser().absolute()
+    _check_place(loaded, there)
+    folder = Path(loaded.run_folder or _fresh_name(loaded)).expanduser().absolute()
     if (folder / "config.toml").exists():
         raise RunFailed(
             f"run folder {folder} already holds a run: continue it with "
             f"`privsyn run --resume {folder}` or choose another run-folder"
         )
-    _check_place(loaded, there)
+    _check_ready(absolute_paths(loaded, folder), folder, there)
+    folder = folder if loaded.run_folder else _claimed(folder)
     final = absolute_paths(loaded, folder)
-    _check_ready(final, folder, there)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
     return _start(folder, final, there)
 
@@ -97,9 +104,20 @@ def default_config() -> Path | None:
     return demo if demo.exists() else None
 
 
-def _fresh_folder(config: RunConfig) -> Path:
+def _fresh_name(config: RunConfig) -> Path:
+    """Where a run goes that names no folder."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{config.method}-eps{config.epsilon:g}-{stamp}"
+
+
+def _claimed(folder: Path) -> Path:
+    """A new folder of this name, or the next: made here, so that two at once get two."""
+    for number in itertools.count(1):
+        own = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        with suppress(FileExistsError):
+            own.mkdir(parents=True)
+            return own
+    raise AssertionError("unreachable")
 
 
 def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
@@ -185,28 +203,69 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
     (folder / "error.txt").unlink(missing_ok=True)
     log = log_size(folder)
     flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
+    if federation is None:
+        _say_what_is_open()
     with _stoppable():
         try:
             flower.start()
             flower.submit(config)
         except BaseException:
-            flower.close()
+            _close(flower)
             raise
         return _watch(folder, flower, log)
 
 
+def _say_what_is_open() -> None:
+    """On stderr, what other accounts of this machine could reach. Mostly nothing."""
+    if not own_account.can_tell():
+        print(own_account.OPEN, file=sys.stderr)
+    if cluster := users_cluster():
+        print(
+            f"RAY_ADDRESS = {cluster}: the simulation runs there, and is as protected as that "
+            "cluster is; without it the run starts a Ray of its own, on loopback, under a token",
+            file=sys.stderr,
+        )
+
+
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does."""
+    """SIGTERM, and a terminal that is closed, end a run as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    with _on_endings(interrupt):
+        yield
+
+
+@contextmanager
+def _on_endings(handler: Handler) -> Iterator[None]:
+    """Another handler of the signals that end a run; nohup's wish to outlive a terminal stays."""
+    before = {sign: signal.getsignal(sign) for sign in ENDINGS}
+    for sign, other in before.items():
+        signal.signal(sign, signal.SIG_IGN if other == signal.SIG_IGN else handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for sign, other in before.items():
+            signal.signal(sign, other)
+
+
+def _close(flower: LocalFlower) -> None:
+    """End what was started; a signal that comes meanwhile must leave no half of it."""
+    with _on_endings(signal.SIG_IGN):
+        flower.close()
+
+
+def _stop(folder: Path, flower: LocalFlower) -> None:
+    """Ask Flower to stop the run, once: a shell may repeat the signal that asked for it."""
+    with _on_endings(signal.SIG_IGN):
+        _tell("stopping the Flower run ...")
+        try:
+            flower.stop()
+        except FlowerError as error:
+            _tell(str(error))
+        _tell(f"continue it with: privsyn run --resume {folder}")
 
 
 class _Follower:
@@ -256,17 +315,18 @@ def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:
         if not (folder / "summary.json").exists() or status != "finished:completed":
             raise RunFailed(_error(folder, flower, status))
     except KeyboardInterrupt:
-        print("stopping the Flower run ...", file=sys.stderr)
-        try:
-            flower.stop()
-        except FlowerError as error:
-            print(error, file=sys.stderr)
-        print(f"continue it with: privsyn run --resume {folder}", file=sys.stderr)
+        _stop(folder, flower)
         raise
     finally:
-        flower.close()
+        _close(flower)
     _finish(folder)
     return folder
+
+
+def _tell(text: str) -> None:
+    """A line on stderr, if there still is somebody to read it: the terminal may be closed."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def _final_status(flower: LocalFlower, wait: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from collections.abc import Mapping
@@ -42,7 +43,8 @@ class Display:
         trace: TracebackType | None,
     ) -> None:
         if self.live:
-            self.progress.stop()
+            with contextlib.suppress(OSError):  # the terminal may be closed
+                self.progress.stop()
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""

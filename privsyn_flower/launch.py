@@ -3,23 +3,24 @@
 Flower's own `flwr run` starts a daemon that outlives it, keeps the first run's environment and
 exits 0 when the ServerApp failed. Here the SuperLink is a child process with a free port, an
 in-memory database (noisy node vectors are PRIVATE and must not stay on disk) and an FLWR_HOME
-inside the run folder; it ends with the run.
+inside the run folder; it ends with the run. It answers this account alone (`own_account`), and so
+does the simulation's Ray (`private_ray`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower import __version__
+from privsyn_flower import __version__, own_account
 from privsyn_flower.config import RunConfig, Scalar
 from privsyn_flower.config_file import to_toml, toml_value
 from privsyn_flower.processes import end_group, end_process, free_port, spawn, started_under
@@ -88,6 +89,8 @@ class LocalFlower:
         self.port = port or free_port()
         self.pid = pid
         self.run_id = run_id
+        self.scratch: Path | None = None  # Ray's files, PRIVATE: logs, what did not fit in memory
+        self._ray: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -98,17 +101,21 @@ class LocalFlower:
             return None
         facts = json.loads(path.read_text(encoding="utf-8"))
         found = cls(run_folder, port=facts["port"], pid=facts["pid"], run_id=facts["run_id"])
+        found.scratch = Path(facts["scratch"]) if facts.get("scratch") else None
         return found if found.healthy() else None
 
     def environment(self) -> dict[str, str]:
         """The environment of every process started here."""
-        return flower_environment(self.home, self.port)
+        return flower_environment(self.home, self.port) | self._ray
 
     def start(self) -> None:
         """Start the SuperLink and wait until it answers. Raises FlowerError with its log."""
         self.home.mkdir(parents=True, exist_ok=True)
+        if not users_cluster():
+            self.scratch = ray_folder()
+            self._ray = private_ray(self.scratch)
         log = self.home / "superlink.log"
-        command = ["flower-superlink", "--insecure", "--simulation"]
+        command = [*own_account.command("flower-superlink"), "--insecure", "--simulation"]
         command += ["--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.port)]
         self._process = spawn(command, self.environment(), log)
         self.pid = self._process.pid
@@ -126,12 +133,7 @@ class LocalFlower:
 
     def healthy(self) -> bool:
         """True when the SuperLink answers on its port."""
-        try:
-            url = f"http://127.0.0.1:{self.port}/health"
-            with urllib.request.urlopen(url, timeout=2) as reply:
-                return int(reply.status) < 400
-        except (OSError, urllib.error.URLError):
-            return False
+        return own_account.answers(self.port)
 
     def submit(self, config: RunConfig) -> str:
         """Start the run; returns Flower's run id."""
@@ -151,8 +153,13 @@ class LocalFlower:
 
     def facts(self) -> dict[str, Any]:
         """What finds the run again."""
-        here = {"folder": str(self.run_folder)}  # a copied folder's Flower is its original's
-        return {"port": self.port, "pid": self.pid, "run_id": self.run_id, **here}
+        return {
+            "port": self.port,
+            "pid": self.pid,
+            "run_id": self.run_id,
+            "folder": str(self.run_folder),  # a copied folder's Flower is its original's
+            "scratch": str(self.scratch or ""),
+        }
 
     def status(self) -> str:
         """Flower's word on the run, for example running or finished:completed."""
@@ -188,9 +195,36 @@ class LocalFlower:
         for left in started_under(self.home):
             end_process(left, wait=3.0)
         shutil.rmtree(self.home / "apps", ignore_errors=True)
+        if self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         return flwr([*arguments, "--format", "json"], self.environment(), self.home)
+
+
+def users_cluster() -> str:
+    """The Ray cluster that the user wants simulations in, and protects; "": none, we start one."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    return "" if address == "local" else address
+
+
+def ray_folder() -> Path:
+    """A new folder for Ray's files that only this account can enter; Ray opens its own to all.
+
+    Ray would also join any cluster that a file in the shared /tmp/ray names.
+    """
+    short = len(tempfile.gettempdir()) <= 20  # Ray's sockets lie in it: 107 characters at most
+    return Path(tempfile.mkdtemp(prefix="privsyn-", dir=None if short else "/tmp"))
+
+
+def private_ray(scratch: Path) -> dict[str, str]:
+    """The environment of a Ray on loopback that only holders of a new random token can use."""
+    return {
+        "RAY_TMPDIR": str(scratch),
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch for loopback, on Linux too
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    }
 
 
 def flower_environment(home: Path, port: int) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Nothing here is simulated: every SuperNode is a process with its own node config, data file,
 cache, policy and Flower home, admitted by its key, and every message is handled in a fresh
-process. All listen on 127.0.0.1. What belongs to a federation is in one folder
-(`federation_layout`).
+process. All listen on 127.0.0.1 and answer this account alone. What belongs to a federation is in
+one folder (`federation_layout`).
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import contextlib
 import json
 import os
 import signal
-import ssl
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower import own_account
 from privsyn_flower.certificates import (
     AUTHORITY,
     CERTIFICATE,
@@ -105,13 +103,7 @@ class LocalFederation:
         port, authority = self.facts["port"], self.folder / "tls" / AUTHORITY
         if not port or not authority.exists():
             return False
-        try:
-            trusted = ssl.create_default_context(cafile=str(authority))
-            url = f"https://127.0.0.1:{port}/health"
-            with urllib.request.urlopen(url, timeout=2, context=trusted) as reply:
-                return int(reply.status) < 400
-        except (OSError, urllib.error.URLError):
-            return False
+        return own_account.answers(port, authority)
 
     def node_folder(self, number: int) -> Path:
         """Where node `number` keeps everything."""
@@ -128,7 +120,13 @@ class LocalFederation:
         text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
         write_atomic(self.home / "config.toml", (text + flat_toml(connection)).encode())
         log = self.folder / "superlink.log"
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(port)]
+        command = [
+            *own_account.command("flower-superlink"),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         command += ["--ssl-ca-certfile", str(tls / AUTHORITY)]
         command += ["--ssl-certfile", str(tls / CERTIFICATE), "--ssl-keyfile", str(tls / KEY)]
         # In memory, without --database: noisy node vectors are PRIVATE under plain aggregation.
@@ -152,7 +150,8 @@ class LocalFederation:
 
     def _start_node(self, number: int) -> None:
         folder, nodes = self.node_folder(number), self.facts["nodes"]
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self.facts['port']}"]
+        command = own_account.command("flower-supernode")
+        command += ["--superlink", f"127.0.0.1:{self.facts['port']}"]
         command += ["--root-certificates", str(self.folder / "tls" / AUTHORITY)]
         command += ["--auth-supernode-private-key", str(folder / "key")]
         command += ["--host", "127.0.0.1", "--port", str(free_port())]

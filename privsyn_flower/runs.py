@@ -93,7 +93,7 @@ def read_jsonl(path: Path) -> list[Json]:
 def failure(error: Exception, folder: Path | str = "FOLDER") -> str:
     """An exception as one line that says what to do about it. folder: the run's."""
     if isinstance(error, OSError) and error.strerror:
-        text = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             text += f" (free space there, then `privsyn run --resume {folder}`)"
         return text

@@ -11,6 +11,7 @@ SUMMARY: dict[str, Any] = {
     "dataset": "docstrings:scipy",
     "users": 1000,
     "rounds": 8,
+    "threat_model": "honest-but-curious server",
     "epsilon": 7.58,
     "delta": 3e-6,
     "noise_multiplier": 1.97234,

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower import launch
+from privsyn_flower.certificates import AUTHORITY
 from privsyn_flower.cli_run import RunFailed, run_command
 from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
@@ -31,6 +32,8 @@ from privsyn_flower.privacy.quantize import decode, plan_histogram, to_modulus
 from privsyn_flower.processes import started_under
 from privsyn_flower.runs import RunFolder
 from tests.end_to_end.conftest import privsyn, processes_mentioning
+from tests.end_to_end.listening import IN, OUT, tried
+from tests.strangers import descendants, listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -210,6 +213,20 @@ def survivors_sum(
 
 def ledger(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
+
+
+def test_a_stranger_is_refused_at_every_port(federation: LocalFederation) -> None:
+    """All listen on loopback and answer their own account: the SuperLink, and every SuperNode."""
+    facts = federation.facts
+    pids = set().union(*map(descendants, [facts["pid"], *(n["pid"] for n in facts["nodes"])]))
+    homes = [federation.home, *(federation.node_folder(n) / "flower" for n in range(NODES))]
+    pids.update(pid for home in homes for pid in started_under(home))
+    opened = [tried(one, federation.folder / "tls" / AUTHORITY) for one in listeners(pids)]
+    assert len(opened) == 1 + NODES
+    for one in opened:
+        assert one.listener.loopback, one
+        assert one.owner == IN, one
+        assert one.stranger in (OUT, None), one
 
 
 def test_a_node_killed_at_each_stage_leaves_the_survivors_exact_sum(

@@ -13,7 +13,10 @@ import numpy as np
 import pytest
 
 from privsyn_flower.privacy import Ledger
+from privsyn_flower.processes import started_under
 from tests.end_to_end.conftest import left_running, privsyn
+from tests.end_to_end.listening import IN, OUT, Tried, tried
+from tests.strangers import NOBODY, descendants, listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
@@ -56,11 +59,17 @@ def releases(folder: Path) -> list[np.ndarray[Any, Any]]:
     return [np.load(file)["released"] for file in sorted((folder / "releases").glob("*.npz"))]
 
 
+OPENED: list[Tried] = []  # by the whole run
+
+
 @pytest.fixture(scope="module")
 def whole_run(mini: Path) -> tuple[Path, list[str]]:
-    """The uninterrupted long run that the killed one must equal."""
+    """The uninterrupted long run that the killed one must equal, tried by a stranger meanwhile."""
     folder = mini / "whole"
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
+    wait_for(folder / "metrics.jsonl", '"round": 1,')
+    pids = descendants(process.pid) | set(started_under(folder / ".flower"))
+    OPENED.extend(tried(listener) for listener in listeners(pids))
     code, out, err = finish(process)
     assert code == 0, "\n".join(err)
     return folder, out
@@ -87,6 +96,37 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     private_words = {"matrix", "vector", "tensor", "kernel", "lemma", "theorem"}
     hits = sum(bool(private_words & set(row["text"].split())) for row in synthetic)
     assert hits / len(synthetic) > 0.5
+
+
+def test_everything_listens_on_loopback(whole_run: tuple[Path, list[str]]) -> None:
+    commands = " ".join(one.listener.command for one in OPENED)
+    for name in ("flower-superlink", "gcs_server", "raylet", "flwr-simulation", "ClientAppActor"):
+        assert name in commands
+    assert [one.listener for one in OPENED if not one.listener.loopback] == []
+
+
+def test_a_stranger_is_refused_at_every_port(whole_run: tuple[Path, list[str]]) -> None:
+    for one in OPENED:
+        assert one.owner == IN, one  # the same question with leave is answered
+        assert one.stranger in (OUT, None), one
+    folder, _ = whole_run
+    log = (folder / ".flower" / "superlink.log").read_text()
+    assert (f"hung up on account {NOBODY}" in log) == (os.getuid() == 0)
+
+
+def test_rays_files_are_the_accounts_own_and_go_with_the_run(
+    whole_run: tuple[Path, list[str]],
+) -> None:
+    sessions = {
+        Path(word.partition("=")[2])
+        for one in OPENED
+        for word in one.listener.command.split()
+        if word.startswith("--log_dir=")
+    }
+    assert sessions
+    for session in sessions:
+        assert "privsyn-" in str(session)
+        assert not session.exists()
 
 
 def test_no_private_text_reaches_the_run_folder(

@@ -45,7 +45,7 @@ def test_a_full_disk_is_told_without_the_disk(
     logging.getLogger("flwr").error("Exit Code: 700\nFor more information, visit: <...>")
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1] == (
-        f"privsyn: No space left on device: {place} (free space there, then `privsyn run --resume "
+        f"privsyn: {place}: No space left on device (free space there, then `privsyn run --resume "
         f"{tmp_path}`)"
     )
     assert not (tmp_path / "error.txt").exists()

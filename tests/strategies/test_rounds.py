@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,41 @@ def test_charge_is_on_disk_before_a_node_is_asked(
     nodes[100].before_answer = look
     engine(tmp_path, loopback(nodes), Counting()).run()
     assert states == [["reserved"]] * 3
+
+
+def test_a_disk_that_is_full_at_any_write_loses_nothing(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the run; with room again the run goes on, and no sum is released twice."""
+    sync = os.fsync
+    for full_at in itertools.count(1):
+        place = tmp_path / str(full_at)
+        place.mkdir()
+        nodes = {100 + i: VotingNode(25, i) for i in range(4)}
+        left = iter(range(1, full_at))
+
+        def full(descriptor: int, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sync(descriptor)
+
+        monkeypatch.setattr(os, "fsync", full)
+        try:
+            engine(place, loopback(nodes), Counting(rounds=1)).run()
+            break
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+        finally:
+            monkeypatch.setattr(os, "fsync", sync)
+        strategy = Counting(rounds=1)
+        run = engine(place, loopback(nodes), strategy)
+        assert run.run() == 1
+        assert strategy.learned == {"1": [4.0] * 4}
+        states = [c.state for c in run.ledger.charges(run="r")]
+        assert states.count("committed") == 1 and len(states) <= 2  # one attempt is to spare
+        tickets = [ticket for ticket, _ in nodes[100].seen]
+        assert len(set(tickets)) == len(tickets)
+    assert full_at > 10
 
 
 @pytest.mark.parametrize("mode", ["silent", "raise", "refuse", "bits", "short", "old"])
