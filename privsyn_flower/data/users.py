@@ -69,7 +69,8 @@ class Finding:
 class Columns:
     """Which columns hold what, and the window of dates kept (inclusive, YYYY-MM-DD).
 
-    user: empty makes every row a user of its own. Raises DataError for a bad window.
+    user: empty makes every row a user of its own, named by its number. Raises DataError for a bad
+    window.
     """
 
     user: str = "user_id"
@@ -255,9 +256,15 @@ class _Gathered:
 
     def _add(self, line: int, row: Mapping[str, Any]) -> None:
         columns = self.columns
-        user = to_name(row.get(columns.user)) if columns.user else f"row-{line}"
+        user = to_name(row.get(columns.user)) if columns.user else f"row-{self.rows}"
         if not user:
-            self.report(line, "the row has no user id", "give every row a user id")
+            if row:  # else it could not be read at all, which was said
+                self.report(line, "the row has no user id", "give every row a user id")
+            return
+        # A user is one whatever the row holds: who is there must not depend on texts or dates.
+        own = self.users.setdefault(user, [])
+        self.first_line.setdefault(user, line)
+        if not row:
             return
         date = to_date(row.get(columns.date)) if columns.date else ""
         if columns.date and not date:
@@ -267,8 +274,6 @@ class _Gathered:
             columns.date_to and date > columns.date_to
         ):
             return
-        own = self.users.setdefault(user, [])
-        self.first_line.setdefault(user, line)
         text = self._text(line, row.get(columns.text))
         known = self.texts.setdefault(user, set())
         if text in known:
@@ -290,7 +295,7 @@ class _Gathered:
         if len(value) > MAX_TEXT:
             self.report(
                 line,
-                f"the text has {len(value)} characters, {MAX_TEXT} are kept",
+                f"the text is longer than the {MAX_TEXT} characters that are kept",
                 "split long texts into several rows",
             )
         text: str = value[:MAX_TEXT]
