@@ -21,7 +21,7 @@ from .sources import Group, identity, load_source
 from .storage import DataError, build_folder, make_private, read_table, write_table
 from .users import Sample, texts_of
 
-LAYOUT = 2  # raise it when the folder's content or the rules that fill it change
+LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
 
 Users = dict[str, list[str]]
 
@@ -113,10 +113,12 @@ class Federation:
         return self._sizes(partition, partitions)[partition]
 
     def held_out(self, which: Literal["test", "development"]) -> Users:
-        """user_id -> texts of held-out users; labels with them. PRIVATE, for the benchmark only."""
+        """user_id -> texts of held-out users who have any; labels with them. PRIVATE, for the
+        benchmark only."""
         if which not in ("test", "development"):
             raise DataError(f"held-out users {which!r} must be 'test' or 'development'")
-        return texts_of(_read_users(self.folder / f"{which}.arrow"))
+        users = _read_users(self.folder / f"{which}.arrow")
+        return texts_of({user: own for user, own in users.items() if own})
 
     @functools.cached_property
     def _corpus(self) -> dict[str, list[Any]]:
