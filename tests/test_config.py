@@ -29,7 +29,10 @@ ROOT = Path(__file__).parent.parent
         ({"benchmark": "yes"}, ["benchmark = 'yes'"]),
         ({"data.partition": "dates"}, ["data.partition = 'dates'", "'date'"]),
         ({"data.chunk": 8}, ["data.chunk = 8", "boolean"]),
-        ({"data.near-duplicates": "remove"}, ["data.near-duplicates = 'remove'", "benchmark = true"]),
+        (
+            {"data.near-duplicates": "remove"},
+            ["data.near-duplicates = 'remove'", "benchmark = true"],
+        ),
         ({"data.partition": "date"}, ["data.partition = 'date'", "benchmark = true"]),
         ({"data.min-samples-per-user": 2}, ["data.min-samples-per-user = 2", "benchmark = true"]),
     ],

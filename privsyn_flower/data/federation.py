@@ -19,36 +19,50 @@ from privsyn_flower.sections import DataConfig
 from .partition import Split, split
 from .sources import Group, identity, load_source
 from .storage import DataError, build_folder, make_private, read_table, write_table
-from .users import Sample, texts_of
+from .users import Sample, Tell, texts_of
 
 LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
+
+SKIPPED = "skipped.txt"  # what was left out of private rows, PRIVATE
 
 Users = dict[str, list[str]]
 
 
-def prepare(config: DataConfig, cache: Path, progress: Callable[[str], None] | None = None) -> Path:
+def prepare(
+    config: DataConfig,
+    cache: Path,
+    progress: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
+) -> Path:
     """Build, or find, the folder of this configuration's federation under `cache`/data.
 
     Its name is a hash of the configuration and of what the text is made of (package versions
     and files, or the bytes of the named files). Safe to call from several processes at once:
-    one builds, the others wait. progress: gets a line of text per step.
+    one builds, the others wait. progress: gets a line of text per step, nothing private, because
+    a run folder keeps it. tell: gets what was skipped of the private rows, which is PRIVATE: for
+    the terminal of whoever owns them.
     Raises DataError when the source is missing, malformed or too small. Such an error states
-    counts of users and texts, as it must to be of use: this prepares simulated data on one
-    machine, whose owner reads it. No deployed node comes here.
+    counts of ids, rows and public texts, and of private texts where the configuration chooses by
+    them (`DataConfig.chosen_by_text`). No deployed node comes here.
     """
     key = _prepared_key(config.model_dump_json(), *_stamps(config))
     target = cache / "data" / key[:24]
-    if target.is_dir():
-        return target
-    make_private(cache / "data")
     note = progress or (lambda _: None)
 
     def fill(folder: Path) -> None:
-        source = load_source(config, cache, note)
+        skipped: list[str] = []
+        source = load_source(config, cache, note, skipped.append)
         note("removing duplicates and splitting users")
         _write(folder, split(source, config), config, source.origin)
+        (folder / SKIPPED).write_text("".join(f"{line}\n" for line in skipped), "utf-8")
 
-    return build_folder(target, fill)
+    if not target.is_dir():
+        make_private(cache / "data")
+        build_folder(target, fill)
+    if tell is not None:
+        for line in (target / SKIPPED).read_text("utf-8").splitlines():
+            tell(line)
+    return target
 
 
 class Federation:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from .delimited import MAX_FIELDS, records
+from .findings import UTF8
 from .storage import DataError, require_arrow
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value
@@ -163,7 +164,7 @@ def _pieces(path: Path, report: Report) -> Iterator[tuple[int, str]]:
             whole = piece.endswith(end)
             if not piece.isascii() and _ESCAPED_BYTE.search(piece):
                 piece = piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-                report(number, "the line holds bytes that are not UTF-8", "save the file as UTF-8")
+                report(number, "the line holds bytes that are not UTF-8", UTF8)
             yield number, piece
 
 

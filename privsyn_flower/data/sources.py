@@ -16,7 +16,7 @@ from privsyn_flower.sections import DataConfig
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
 from .reading import Row, column_names
 from .storage import DataError, file_digest
-from .users import Columns, Sample, collect, collect_rows
+from .users import Columns, Sample, Tell, collect, collect_rows
 
 Progress = Callable[[str], None]
 
@@ -50,8 +50,13 @@ def identity(config: DataConfig) -> dict[str, str]:
     return {place: _place_identity(place) for place in _places(config) if place}
 
 
-def load_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
-    """Read every group the configuration names. Raises DataError for what cannot be read."""
+def load_source(
+    config: DataConfig, cache: Path, progress: Progress, tell: Tell | None = None
+) -> Source:
+    """Read every group the configuration names. Raises DataError for what cannot be read.
+
+    progress: gets public notes. tell: what was skipped of private rows, for who reads them anyway.
+    """
     if config.source == "docstrings":
         return _docstring_source(config, cache, progress)
     path, public_path = _places(config)
@@ -61,7 +66,7 @@ def load_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
     if config.partition == "uniform":  # the paper's partition knows no users
         columns = Columns("", *_without_user(columns))
     progress(f"reading {path}")
-    private = [Group(user, _cut(own, config)) for user, own in _read(path, columns).items()]
+    private = [Group(user, _cut(own, config)) for user, own in _read(path, columns, tell).items()]
     public = public_groups(config, progress) if public_path else []
     return Source(private, public, identity(config))
 
@@ -79,11 +84,11 @@ def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> li
     columns = _columns_at(path)
     label = config.label_column if config.label_column in columns else ""
     if user and user in columns:
-        users = _read(path, Columns(user, text, label))
+        users = _read(path, Columns(user, text, label), progress)
         return [Group(name, _cut(own, config)) for name, own in users.items() if own]
     samples = [
         sample
-        for own in _read(path, Columns("", text, label)).values()
+        for own in _read(path, Columns("", text, label), progress).values()
         for sample in _cut(own, config)
     ]
     blocks = range(0, len(samples), BLOCK)
@@ -160,12 +165,12 @@ def _places(config: DataConfig) -> tuple[str, str]:
     raise DataError(f"data.source = {config.source!r} must be 'docstrings', 'files' or 'hub:NAME'")
 
 
-def _read(place: str, columns: Columns) -> dict[str, list[Sample]]:
+def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sample]]:
     if not place.startswith("hub:"):
-        return collect(Path(place).expanduser(), columns, strict=True)
+        return collect(Path(place).expanduser(), columns, strict=True, tell=tell)
     data = load_hub(place)
     columns.require(data.column_names or _first_row(data), place)
-    return collect_rows(lambda _: _hub_rows(data, columns), columns, 0, place)
+    return collect_rows(lambda _: _hub_rows(data, columns), columns, 0, place, tell=tell)
 
 
 def _columns_at(place: str) -> list[str]:
