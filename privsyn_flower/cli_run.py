@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.config_file import load_config, parse_override, to_toml
+from privsyn_flower.data import DataError, prepare
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.launch import FlowerError, LocalFlower
 from privsyn_flower.local_federation import FederationRun, LocalFederation, find_run
@@ -53,6 +54,8 @@ def run_command(
         )
     _check_place(loaded, there)
     final = absolute_paths(loaded, folder)
+    if there is None:
+        _prepare(final)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
     return _start(folder, final, there)
 
@@ -142,6 +145,8 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             return _watch(folder, flower)
     if flower is not None:
         flower.close()
+    if federation is None:
+        _prepare(config)
     return _start(folder, config, federation)
 
 
@@ -156,6 +161,21 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
             flower.close()
             raise
         return _watch(folder, flower)
+
+
+def _prepare(config: RunConfig) -> None:
+    """Read a simulation's files here, where what they lack is told to their owner alone: how many
+    private rows were skipped is for this terminal, not for the run folder."""
+    if config.data.source == "docstrings":
+        return
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    try:
+        prepare(config.data, cache_folder(config), tell, tell)
+    except (DataError, OSError) as error:
+        raise RunFailed(str(error)) from None
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.cli_run import RunFailed, _watch
+from privsyn_flower import cli_run
+from privsyn_flower.cli_run import RunFailed, _watch, run_command
 from privsyn_flower.launch import FlowerError, LocalFlower
 
 
@@ -51,3 +52,29 @@ def test_a_flower_that_does_not_answer_is_named(tmp_path: Path, asked: list[str]
     with pytest.raises(FlowerError, match="flwr log did not answer within 60 s"):
         flower.log()
     assert asked == ["list", "log"]
+
+
+def test_skipped_rows_are_told_to_the_terminal_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_run, "_start", lambda folder, *_: folder)
+    users = tmp_path / "users.csv"
+    rows = [f"u{i % 9},{'' if i % 2 else f'text {i}'}\n" for i in range(2000)]
+    users.write_text("user_id,text\n" + "".join(rows) + "u1\n")
+    values = {
+        "data.source": "files", "data.path": str(users), "data.users": 9, "nodes": 3,
+        "data.held-out-users": 0, "data.development-users": 0,
+        "cache": str(tmp_path / "cache"), "run-folder": str(tmp_path / "run"),
+    }  # fmt: skip
+    settings = [f"{key}={value}" for key, value in values.items()]
+    (tmp_path / "empty.toml").write_text("")
+    for _ in range(2):  # prepared data is found again, and so is what was skipped
+        folder = run_command(tmp_path / "empty.toml", settings, None)
+        err = capfd.readouterr().err
+        assert "users.csv: skipped 1,001 of 2,001 rows: 1,000 x the text is empty (lines 3, " in err
+        assert "; 1 x the row has 1 fields" in err
+        assert [path.name for path in folder.iterdir()] == ["config.toml"]
+        (folder / "config.toml").unlink()
+    with pytest.raises(RunFailed, match=r"data\.users = 10, but the source gives only 9"):
+        run_command(tmp_path / "empty.toml", [*settings, "data.users=10"], None)
+    assert not (folder / "config.toml").exists()  # nothing is left that would have to be resumed

@@ -282,6 +282,26 @@ def test_files_keep_users_and_follow_the_bytes(tmp_path: Path) -> None:
     assert prepare(config, tmp_path) != federation.folder
 
 
+def test_skipped_rows_are_told_apart_from_progress(tmp_path: Path) -> None:
+    """Progress is kept in a run folder: counts of private rows never go there."""
+    private = write_users(tmp_path / "private.jsonl", 30)
+    public = write_users(tmp_path / "open.jsonl", 40)
+    with private.open("a") as handle:
+        handle.write('{"user_id": "u1", "text": ""}\nno json\n')
+    config = files_config(private, public_path=str(public), public_pool=50, public_validation=10)
+    notes: list[str] = []
+    told: list[str] = []
+    folder = prepare(config, tmp_path, notes.append, told.append)
+    assert told == [
+        "private.jsonl: skipped 3 of 93 rows: 2 x the text is empty (lines 91, 92); "
+        "1 x the line is not valid JSON (line 93)"
+    ]
+    assert not any("private.jsonl:" in note for note in notes)
+    assert "open.jsonl: skipped 1 of 121 rows: 1 x the text is empty (line 121)" in notes
+    assert prepare(config, tmp_path, None, told.append) == folder
+    assert told[0] == told[1]
+
+
 def test_public_text_without_users_is_grouped_in_rows(tmp_path: Path) -> None:
     private = write_users(tmp_path / "private.jsonl", 30)
     public = write_users(tmp_path / "open.jsonl", 40, name="ignored")
