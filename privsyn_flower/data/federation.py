@@ -18,11 +18,19 @@ from privsyn_flower.sections import DataConfig
 
 from .partition import Split, split
 from .sources import Group, identity, load_source
-from .storage import DataError, build_folder, make_private, read_table, write_table
+from .storage import (
+    DataError,
+    build_folder,
+    damaged,
+    make_private,
+    read_table,
+    write_table,
+)
 from .users import Sample, Tell, texts_of
 
 LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
 
+TABLES = ("private", "test", "development", "public", "public_validation")
 SKIPPED = "skipped.txt"  # what was left out of private rows, PRIVATE
 
 Users = dict[str, list[str]]
@@ -56,7 +64,9 @@ def prepare(
         _write(folder, split(source, config), config, source.origin)
         (folder / SKIPPED).write_text("".join(f"{line}\n" for line in skipped), "utf-8")
 
-    if not target.is_dir():
+    if target.is_dir():
+        _check_whole(target)
+    else:
         make_private(cache / "data")
         build_folder(target, fill)
     if tell is not None:
@@ -73,15 +83,14 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
+        meta = self.folder / "meta.json"
         try:
-            self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
+            self.meta: dict[str, Any] = json.loads(meta.read_text("utf-8"))
+            self.users = int(self.meta["users"])  # declared private users; public
         except OSError:
             raise DataError(f"{folder} holds no federation: build it with prepare()") from None
-
-    @property
-    def users(self) -> int:
-        """Declared number of private users; public."""
-        return int(self.meta["users"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise damaged(meta, error) from None
 
     def public(self) -> list[str]:
         """The pool: `public_pool` public texts in random order, `minority_share` of them from
@@ -148,6 +157,13 @@ class Federation:
         if not 0 <= partition < partitions:
             raise DataError(f"partition-id = {partition} must be in 0..{partitions - 1}")
         return sizes
+
+
+def _check_whole(folder: Path) -> None:
+    """DataError where a file of a prepared folder was cut off or lost; reads no text."""
+    Federation(folder)
+    for name in TABLES:
+        read_table(folder / f"{name}.arrow", length=0)
 
 
 def shard_sizes(users: int, partitions: int) -> list[int]:

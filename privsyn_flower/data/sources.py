@@ -81,6 +81,19 @@ def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> li
         raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
     progress(f"reading {path}")
     user, text = config.user_column, config.public_text_column or config.text_column
+    groups = _public_groups(config, path, Columns(user, text), progress)
+    if not groups:
+        raise DataError(
+            f"{path} (data.public-path) holds no text in column {text!r} (data.public-text-column, "
+            "data.text-column): name another file or column, or leave data.public-path empty"
+        )
+    return groups
+
+
+def _public_groups(
+    config: DataConfig, path: str, named: Columns, progress: Progress
+) -> list[Group]:
+    user, text = named.user, named.text
     columns = _columns_at(path)
     label = config.label_column if config.label_column in columns else ""
     if user and user in columns:

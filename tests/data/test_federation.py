@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -149,6 +150,37 @@ def test_wrong_partition_side_and_folder(federation: Federation, tmp_path: Path)
         federation.held_out("train")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="prepare"):
         Federation(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["meta.json", "private.arrow", "public.arrow"])
+@pytest.mark.parametrize("left", [0, 7, 200])
+def test_a_damaged_folder_is_named_with_the_way_out(tmp_path: Path, name: str, left: int) -> None:
+    config = files_config(write_users(tmp_path / "users.jsonl", 30))
+    folder = prepare(config, tmp_path)
+    (folder / name).write_bytes((folder / name).read_bytes()[:left])
+    with pytest.raises(DataError, match=rf"{name} is damaged.*delete the folder {folder}"):
+        prepare(config, tmp_path)
+    if name != "public.arrow":
+        with pytest.raises(DataError, match="delete the folder"):
+            Federation(folder).shard(0, 1)
+    shutil.rmtree(folder)
+    assert len(Federation(prepare(config, tmp_path)).shard(0, 1)) == 20
+
+
+def test_a_lost_table_is_damage_too(tmp_path: Path) -> None:
+    config = files_config(write_users(tmp_path / "users.jsonl", 30))
+    (prepare(config, tmp_path) / "test.arrow").unlink()
+    with pytest.raises(DataError, match=r"test\.arrow is damaged or incomplete \(FileNotFound"):
+        prepare(config, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"user_id": "p", "text": " "}\n', "\n\n"])
+def test_a_public_file_without_text(tmp_path: Path, content: str) -> None:
+    public = tmp_path / "open.jsonl"
+    public.write_text(content)
+    config = files_config(write_users(tmp_path / "users.jsonl", 30), public_path=str(public))
+    with pytest.raises(DataError, match=rf"{public} \(data\.public-path\)"):
+        prepare(config, tmp_path)
 
 
 def test_the_folder_is_for_its_owner(federation: Federation) -> None:
