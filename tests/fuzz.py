@@ -6,7 +6,7 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-EXAMPLES_A_SECOND = 40  # hypothesis counts examples, not seconds: about what a target manages
+EXAMPLES_A_SECOND = 100  # hypothesis counts examples, not seconds: about what a target manages
 
 
 def fuzz_settings() -> settings:
