@@ -15,17 +15,20 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import chain, groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TextIO
 
 from .delimited import MAX_FIELDS, records
 from .findings import UTF8
+from .long_lines import shortened
 from .storage import DataError, require_arrow
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value
 Report = Callable[[int, str, str], None]  # line, problem, advice; never given any text
 
-MAX_LINE = 8 * 2**20  # characters: a longer line is never held in memory as a whole
+MAX_LINE = 2**20  # characters: a longer line is never held in memory as a whole
 BATCH_ROWS = 256  # parquet rows held at once
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -60,28 +63,34 @@ def column_names(path: Path) -> list[str]:
 
 
 def _jsonl_rows(path: Path, report: Report) -> Iterator[Row]:
-    skipped = 0
-    for number, line in _pieces(path, report):
-        if number == skipped:
-            continue  # the rest of a line that is too long
-        if len(line) == MAX_LINE and not line.endswith(("\n", "\r")):
-            skipped = number
-            report(number, f"the line is longer than {MAX_LINE} characters", "split it up")
+    for number, pieces in groupby(_pieces(path, report), itemgetter(0)):
+        parts = [piece for _, piece in islice(pieces, 2)]
+        if len(parts) == 1 and not parts[0].strip():
+            continue
+        rest = (piece for _, piece in pieces)
+        try:
+            yield number, _json_row(parts, rest)
+        except Exception:  # whatever it is, it is this line's
+            report(number, "the line is no JSON object", "write one JSON object per line")
             yield number, {}
-        elif line.strip():
-            yield number, _json_row(number, line, report)
 
 
-def _json_row(number: int, line: str, report: Report) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except Exception:  # too deep, too long a number: whatever it is, it is this line's
-        report(number, "the line is not valid JSON", "write one JSON object per line")
-        return {}
+def _json_row(parts: list[str], rest: Iterator[str]) -> dict[str, Any]:
+    """The object of a line; where that is long or deep, as much of it as columns need."""
+    row: Any = None
+    if len(parts) == 1:
+        # Too deep or too long a number, or no JSON at all: the copy has the first two no more.
+        with contextlib.suppress(RecursionError, ValueError):
+            row = json.loads(parts[0])
+    if row is None:
+        row = json.loads(shortened(chain(parts, rest)), parse_int=_short_integer)
     if not isinstance(row, dict):
-        report(number, "the line is no JSON object", "write one JSON object per line")
-        return {}
+        raise TypeError(type(row).__name__)
     return row
+
+
+def _short_integer(digits: str) -> int | None:
+    return int(digits) if len(digits) < 100 else None
 
 
 def _csv_rows(path: Path, report: Report, delimiter: str) -> Iterator[Row]:

@@ -118,11 +118,11 @@ def test_stray_quotes_cost_no_more_than_a_second_reading(monkeypatch):
 
 @pytest.mark.parametrize(
     "line",
-    ['"' + "x\n" * 300_000, '"",' * 150_000, "x," * 300_000, '"x",' * 150_000, "x" * 800_000],
+    ['"' + "x\n" * 100_000, '"",' * 60_000, "x," * 100_000, '"x",' * 60_000, "x" * 300_000],
     ids=["never closed", "many quoted", "many", "many texts", "one long"],
 )  # fmt: skip
 def test_memory_is_bounded(line, monkeypatch):
-    for name, limit in (("FIELD", 2**14), ("REPLAY", 2**16), ("REPLAY_LINES", 2**10)):
+    for name, limit in (("FIELD", 2**13), ("REPLAY", 2**16), ("REPLAY_LINES", 2**10)):
         monkeypatch.setattr(delimited, f"MAX_{name}", limit)
     rows = ["u,t\n", *line.splitlines(keepends=True)]
     source = (
@@ -135,4 +135,4 @@ def test_memory_is_bounded(line, monkeypatch):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count >= 2
-    assert peak < 2**21
+    assert peak < 2**20

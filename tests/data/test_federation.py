@@ -326,7 +326,7 @@ def test_skipped_rows_are_told_apart_from_progress(tmp_path: Path) -> None:
     folder = prepare(config, tmp_path, notes.append, told.append)
     assert told == [
         "private.jsonl: skipped 3 of 93 rows: 2 x the text is empty (lines 91, 92); "
-        "1 x the line is not valid JSON (line 93)"
+        "1 x the line is no JSON object (line 93)"
     ]
     assert not any("private.jsonl:" in note for note in notes)
     assert "open.jsonl: skipped 1 of 121 rows: 1 x the text is empty (line 121)" in notes

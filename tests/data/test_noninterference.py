@@ -32,6 +32,7 @@ HOSTILE = {
     "repetitions": ["the very same"] * 9,
     "structure": ['"\nu5,"mine"\nu99,"mine', "a,b\tc", '{"user_id": "u5"}', "x\r\ny\rz", "\0"],
     "long": ["word " * 30_000, "x" * 150_000],
+    "longer than a line may be": ['a "\\n' * 300_000],
 }
 KINDS = ("jsonl", "csv", "tsv", "parquet")
 Rows = list[dict[str, str]]

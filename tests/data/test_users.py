@@ -153,7 +153,7 @@ def test_enormous_lines_and_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             {"user_id": "a", "text": "short"},
         ],
     )
-    assert load_users(path) == {"a": ["y" * 100, "short"]}
+    assert load_users(path) == {"a": ["x" * 100, "y" * 100, "short"]}
     assert [f.line for f in check_file(path)] == [1, 2]
 
 
