@@ -1,4 +1,4 @@
-"""How long hypothesis looks for trouble: PRIVSYN_FUZZ_SECONDS for each target, a few by default."""
+"""How long fuzzing goes on: some seconds for each target, or PRIVSYN_FUZZ_SECONDS."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import os
 
 from hypothesis import HealthCheck, settings
 
-EXAMPLES_A_SECOND = 100  # hypothesis counts examples, not seconds: about what a target manages
 
+def fuzz_settings(per_second: int = 40) -> settings:
+    """Settings of a fuzz test. per_second: inputs that its target takes in about a second.
 
-def fuzz_settings() -> settings:
-    """For `@fuzz_settings()` on a test: no deadline, and examples for the time asked for."""
-    seconds = float(os.environ.get("PRIVSYN_FUZZ_SECONDS", "2"))
+    Without PRIVSYN_FUZZ_SECONDS a test takes some seconds and its inputs are the same every time;
+    with it (`make fuzz`) they are new ones, and a failure says how to repeat it.
+    """
+    seconds = os.environ.get("PRIVSYN_FUZZ_SECONDS", "")
     return settings(
-        max_examples=max(10, int(seconds * EXAMPLES_A_SECOND)),
+        max_examples=max(10, int(float(seconds or 5) * per_second)),
+        derandomize=not seconds,
         deadline=None,
+        database=None,
+        print_blob=True,
         suppress_health_check=list(HealthCheck),
     )

@@ -183,7 +183,7 @@ def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sam
         return collect(Path(place).expanduser(), columns, strict=True, tell=tell)
     data = load_hub(place)
     columns.require(data.column_names or _first_row(data), place)
-    return collect_rows(lambda _: _hub_rows(data, columns), columns, 0, place, tell=tell)
+    return collect_rows(lambda _: _hub_rows(place, data, columns), columns, 0, place, tell=tell)
 
 
 def _columns_at(place: str) -> list[str]:
@@ -213,12 +213,29 @@ def load_hub(place: str) -> Any:
     options = {"split": split or "train", "streaming": bool(rows)}
     try:
         data = datasets.load_dataset(name, subset or None, **options)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{place} cannot be loaded: {error}") from error
+    except Exception as error:
+        raise DataError(f"{place} cannot be loaded: {_told(error)}") from None
     return data.take(int(rows)) if rows else data
 
 
-def _hub_rows(data: Any, columns: Columns) -> Iterator[Row]:
+def _told(error: Exception) -> str:
+    """An error of the data library: in words when it is about names, by its kind when it is about
+    content, which it may quote and a run folder must not hold."""
+    about_content = type(error).__module__.startswith("pyarrow") or "Generation" in repr(
+        type(error)
+    )
+    return type(error).__name__ if about_content else str(error)
+
+
+def _hub_rows(place: str, data: Any, columns: Columns) -> Iterator[Row]:
+    """Rows by number from 1. Raises DataError, without what it is about, when one cannot be had."""
+    try:
+        yield from _batched_rows(data, columns)
+    except Exception as error:
+        raise DataError(f"{place} cannot be read: {_told(error)}") from None
+
+
+def _batched_rows(data: Any, columns: Columns) -> Iterator[Row]:
     wanted = list(columns.named().values())
     number = 0
     for batch in data.select_columns(wanted).iter(batch_size=1024):
@@ -228,7 +245,10 @@ def _hub_rows(data: Any, columns: Columns) -> Iterator[Row]:
 
 
 def _first_row(data: Any) -> Iterable[str]:
-    return next(iter(data), {})  # a streamed set may not know its columns before the first row
+    try:
+        return next(iter(data), {})  # a streamed set may not know its columns before the first row
+    except Exception as error:
+        raise DataError(f"the data set cannot be read: {_told(error)}") from None
 
 
 def _place_identity(place: str) -> str:

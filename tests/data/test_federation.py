@@ -8,6 +8,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -377,6 +378,24 @@ def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.Mo
         prepare(config.model_copy(update={"user_column": "author"}), tmp_path)
     with pytest.raises(DataError, match="cannot be loaded"):
         prepare(config.model_copy(update={"source": f"hub:{folder}#validation"}), tmp_path)
+
+
+@pytest.mark.parametrize("part", ["", "#train:30"])
+def test_an_error_of_the_hub_quotes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Errors end in a run folder; the library's name the value that they could not convert."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    lines = [json.dumps({"user_id": i, "text": "plain"}) for i in range(40)]
+    lines[20] = '{"user_id": "secret words", "text": {"deep secret": [1, '
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    config = files_config(Path(), source=f"hub:{folder}{part}", path="")
+    with pytest.raises(DataError, match=r"cannot be (loaded|read)") as caught:
+        prepare(config, tmp_path / "cache")
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_hub_names_splits_and_streamed_rows(monkeypatch: pytest.MonkeyPatch) -> None:

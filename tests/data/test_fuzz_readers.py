@@ -96,7 +96,7 @@ def damaged(draw: st.DrawFn, good: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@fuzz_settings()
+@fuzz_settings(60)
 @given(data=st.data())
 def test_any_bytes(kind: str, data: st.DataObject, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("fuzz") / f"f.{kind}"
@@ -106,7 +106,7 @@ def test_any_bytes(kind: str, data: st.DataObject, tmp_path_factory: Any) -> Non
     read(path)
 
 
-@fuzz_settings()
+@fuzz_settings(60)
 @given(values=st.dictionaries(st.sampled_from(["text", "label", "date", "other"]), VALUES))
 def test_any_values_of_one_user_in_jsonl(values: dict[str, Any], tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "f.jsonl"
@@ -116,7 +116,7 @@ def test_any_values_of_one_user_in_jsonl(values: dict[str, Any], tmp_path_factor
     assert "m" in load_samples(path, strict=False)
 
 
-@fuzz_settings()
+@fuzz_settings(60)
 @given(line=st.binary(max_size=200))
 def test_any_line_between_those_of_others_in_jsonl(line: bytes, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("fuzz") / "f.jsonl"
@@ -126,7 +126,7 @@ def test_any_line_between_those_of_others_in_jsonl(line: bytes, tmp_path_factory
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-@fuzz_settings()
+@fuzz_settings(60)
 @given(fields=st.lists(HOSTILE, min_size=3, max_size=3), quoting=st.sampled_from([0, 1]))
 def test_any_fields_of_one_user_in_csv(
     kind: str, fields: list[str], quoting: Any, tmp_path_factory: Any
@@ -143,7 +143,7 @@ def test_any_fields_of_one_user_in_csv(
     assert "m" in load_samples(path)
 
 
-@fuzz_settings()
+@fuzz_settings(60)
 @given(text=st.binary(max_size=80), day=st.integers(-(2**52), 2**52))
 def test_any_values_of_one_user_in_parquet(text: bytes, day: int, tmp_path_factory: Any) -> None:
     """Bytes that claim to be text, and dates that no calendar has."""
