@@ -240,24 +240,32 @@ def report(
 
 @data_app.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="jsonl, csv or parquet")],
-    user_column: Annotated[str, typer.Option()] = "user_id",
+    file: Annotated[Path, typer.Argument(help="jsonl, csv, tsv or parquet")],
+    user_column: Annotated[str, typer.Option(help="'': every row is a user.")] = "user_id",
     text_column: Annotated[str, typer.Option()] = "text",
+    label_column: Annotated[str, typer.Option()] = "",
+    date_column: Annotated[str, typer.Option()] = "",
+    as_json: AsJson = False,
 ) -> None:
-    """Explain what a node would skip or repair in FILE; exits 1 when there is a finding.
+    """Explain what a node would skip or repair in FILE, and how large it is; exits 1 when there
+    is a finding.
 
-    In csv and tsv a row is one line: quoted fields that span lines are findings.
+    Counts are private: they are for the file's owner. Ends with a configuration to start from.
     """
-    from privsyn_flower.data import check_file
+    from privsyn_flower.data import DataError, survey
+    from privsyn_flower.data.users import Columns
 
     try:
-        findings = check_file(file, user_column=user_column, text_column=text_column)
-    except ValueError as error:
+        found = survey(file, Columns(user_column, text_column, label_column, date_column))
+    except DataError as error:
         raise fail(str(error)) from None
-    for finding in findings:
-        typer.echo(f"{file}:{finding.line}: {finding.problem}; {finding.advice}")
-    typer.echo(f"{len(findings)} findings")
-    if findings:
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        typer.echo(found.described())
+        if starter := found.starter():
+            typer.echo(f"\nto start with (privsyn run FILE.toml, in simulation):\n\n{starter}")
+    if found.findings:
         raise typer.Exit(1)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from privsyn_flower import own_account
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.config_file import load_config, parse_override, relocated, to_toml
+from privsyn_flower.data import DataError, prepare
 from privsyn_flower.display import Display, result_table
 from privsyn_flower.last_word import LAST_WORD
 from privsyn_flower.launch import FlowerError, LocalFlower, users_cluster
@@ -70,9 +71,13 @@ def run_command(
             f"run folder {folder} already holds a run: continue it with "
             f"`privsyn run --resume {folder}` or choose another run-folder"
         )
-    _check_ready(absolute_paths(loaded, folder), folder, there)
-    folder = folder if loaded.run_folder else _claimed(folder)
     final = absolute_paths(loaded, folder)
+    _check_ready(final, folder, there)
+    if there is None:
+        _prepare(final)
+    if not loaded.run_folder:
+        folder = _claimed(folder)
+        final = absolute_paths(loaded, folder)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
     return _start(folder, final, there)
 
@@ -182,6 +187,8 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     if flower is not None:
         flower.close()
     _check_ready(config, folder, federation, resumed=True)
+    if federation is None:
+        _prepare(config)
     if config != stored:
         write_atomic(path, to_toml(config, comments=True).encode())
     return _start(folder, config, federation)
@@ -225,6 +232,21 @@ def _say_what_is_open() -> None:
             "cluster is; without it the run starts a Ray of its own, on loopback, under a token",
             file=sys.stderr,
         )
+
+
+def _prepare(config: RunConfig) -> None:
+    """Read a simulation's files here, where what they lack is told to their owner alone: how many
+    private rows were skipped is for this terminal, not for the run folder."""
+    if config.data.source == "docstrings":
+        return
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    try:
+        prepare(config.data, cache_folder(config), tell, tell)
+    except (DataError, OSError) as error:
+        raise RunFailed(str(error)) from None
 
 
 @contextmanager

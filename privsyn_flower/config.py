@@ -117,11 +117,23 @@ class RunConfig(Section):
         self._check_training()
         self._check_noise()
         self._check_evaluation()
+        self._check_split()
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"
             )
         return self
+
+    def _check_split(self) -> None:
+        """Users, samples and public text are chosen by private text for benchmarks only."""
+        keys = self.data.chosen_by_text
+        if keys and not self.benchmark:
+            raise ValueError(
+                f"{keys}: this chooses users, samples or public text by reading private text, "
+                "which epsilon does not cover: for benchmarks only (benchmark = true); else "
+                "leave it at its default (data.near-duplicates = 'own', data.partition = "
+                "'natural', data.min-samples-per-user = 1)"
+            )
 
     def _check_popri(self) -> None:
         """What POPri needs of the other tables."""

@@ -41,17 +41,21 @@ class DataConfig(Section):
     )
     users: int = Field(1000, ge=1, description="declared number of private users (public)")
     samples_per_user: int = Field(8, ge=1, description="cap on one user's samples")
-    min_samples_per_user: int = Field(1, ge=1, description="users with fewer are not enrolled")
+    min_samples_per_user: int = Field(
+        1, ge=1, description="users with fewer are not enrolled; above 1 only with benchmark = true"
+    )
     sections_per_module: int = Field(
         4, ge=1, description="docstrings: users made of one module, of consecutive samples each"
     )
     partition: Literal["natural", "uniform", "date"] = Field(
         "natural", description="natural: by user column; uniform: PrE-Text's random partition; "
-        "date: by user column, the newest users held out"
+        "date: by user column, the newest users held out (only with benchmark = true)"
     )  # fmt: skip
-    near_duplicates: Literal["remove", "keep"] = Field(
-        "remove", description="texts that share 13 words in a row with one taken before"
-    )
+    near_duplicates: Literal["own", "remove", "keep"] = Field(
+        "own", description="texts that share 13 words in a row: own: a user keeps the first of "
+        "theirs, and so does the public text; remove: nobody shares any with anyone (only with "
+        "benchmark = true); keep: all stay"
+    )  # fmt: skip
     held_out_users: int = Field(150, ge=0, description="test users, read by final runs only")
     development_users: int = Field(
         100, ge=0, description="users for tuning, and for popri.checkpoint = private"
@@ -76,6 +80,18 @@ class DataConfig(Section):
     date_from: str = Field("", description="first date kept, YYYY-MM-DD")
     date_to: str = Field("", description="last date kept, YYYY-MM-DD")
     seed: int = Field(0, ge=0, description="seed of the split")
+
+    @property
+    def chosen_by_text(self) -> str:
+        """The keys that make one user's text decide about another's or about the public text."""
+        keys = {
+            "data.near-duplicates = 'remove'": self.near_duplicates == "remove",
+            "data.partition = 'date'": self.partition == "date",
+            f"data.min-samples-per-user = {self.min_samples_per_user}": (
+                self.min_samples_per_user > 1
+            ),
+        }
+        return ", ".join(key for key, used in keys.items() if used)
 
 
 class ModelsConfig(Section):

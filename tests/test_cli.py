@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.cli import app
+from privsyn_flower.config import RunConfig, flatten
 
 runner = CliRunner()
 
@@ -66,7 +68,46 @@ def test_data_check(tmp_path: Path) -> None:
     result = runner.invoke(app, ["data", "check", str(bad)])
     assert result.exit_code == 1
     assert f"{bad}:3" in result.output
-    assert runner.invoke(app, ["data", "check", str(tmp_path / "none.jsonl")]).exit_code == 2
+    for none in ("none.jsonl", "none.parquet"):
+        assert runner.invoke(app, ["data", "check", str(tmp_path / none)]).exit_code == 2
+    assert "convert it to" in runner.invoke(app, ["data", "check", str(tmp_path / "a.xml")]).output
+
+
+def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None:
+    path = tmp_path / "users.csv"
+    rows = [f"u{i % 7},{'' if i % 3 else f'the text {i}'},{i % 2}\n" for i in range(3000)]
+    path.write_text("user_id,text,kind\n" + "".join(rows))
+    options = ["data", "check", str(path), "--label-column", "kind"]
+    result = runner.invoke(app, options)
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert lines[0].startswith(f"{path}:3: 2,000 x the text is empty (lines 3, 4, 6, 7, 9, ...);")
+    assert lines[1:5] == [
+        "2,000 findings",
+        "columns: user_id, text, kind",
+        "users: 7, 0 of them without text",
+        "rows: 3,000, texts: 1,000",
+    ]
+    assert "the text 3" not in result.output
+    starter = tomllib.loads(result.output.partition("simulation):\n\n")[2])
+    config = RunConfig.from_flat(flatten(starter))
+    assert (config.data.users, config.data.path) == (7, str(path))
+    assert config.data.label_column == "kind" and config.delta < 1 / 7
+    found = json.loads(runner.invoke(app, [*options, "--json"]).output)
+    assert found["findings"] == found["kinds"][0]["count"] == 2000
+    assert found["words"] == {"least": 3, "median": 3, "most": 3}
+
+
+def test_data_check_of_a_file_without_users_is_short(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("id,text\n" + "".join(f"{i},text {i}\n" for i in range(5000)))
+    result = runner.invoke(app, ["data", "check", str(path)])
+    assert result.exit_code == 1
+    assert len(result.output.splitlines()) < 8
+    assert "'user_id' (data.user-column)" in result.output and "id, text" in result.output
+    result = runner.invoke(app, ["data", "check", str(path), "--user-column", ""])
+    assert result.exit_code == 0
+    assert "users: 5,000" in result.output and 'user-column = ""' in result.output
 
 
 @pytest.mark.parametrize(

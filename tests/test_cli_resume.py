@@ -111,6 +111,7 @@ def begun(
     monkeypatch.setattr(cli_run, "LocalFlower", InProcess)
     for data in ("private_file", "public_file"):  # the stand-in reads none
         monkeypatch.setattr(checks, data, lambda config: ())
+    monkeypatch.setattr(cli_run, "_prepare", lambda config: None)
     monkeypatch.setattr(cli_run, "STATUS_EVERY", 0.0)
     monkeypatch.setattr(cli_run, "GRACE", 0.0)
     monkeypatch.setattr(InProcess, "grid", loopback(nodes))

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from privsyn_flower import cli_run
 from privsyn_flower.cli import app
-from privsyn_flower.cli_run import RunFailed, _claimed, _fresh_name, _watch
+from privsyn_flower.cli_run import RunFailed, _claimed, _fresh_name, _watch, run_command
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config_file import to_toml
 from privsyn_flower.launch import FlowerError, LocalFlower
@@ -321,3 +321,30 @@ def test_runs_of_one_second_get_folders_of_their_own(
     name = "pretext-eps7.58-20260102-030405"
     assert {folder.name for folder in folders} == {name, *(f"{name}-{n}" for n in range(2, 9))}
     assert all(folder.is_dir() for folder in folders)
+
+
+def test_skipped_rows_are_told_to_the_terminal_and_to_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli_run, "_start", lambda folder, *_: folder)
+    users = tmp_path / "users.csv"
+    rows = [f"u{i % 9},{'' if i % 2 else f'text {i}'}\n" for i in range(2000)]
+    users.write_text("user_id,text\n" + "".join(rows) + "u1\n")
+    values = {
+        "data.source": "files", "data.path": str(users), "data.users": 9, "nodes": 3,
+        "data.held-out-users": 0, "data.development-users": 0,
+        "cache": str(tmp_path / "cache"), "run-folder": str(tmp_path / "run"),
+    }  # fmt: skip
+    settings = [f"{key}={value}" for key, value in values.items()]
+    (tmp_path / "empty.toml").write_text("")
+    monkeypatch.setattr(cli_run, "check_ready", lambda *_, **__: [])  # it has no public text
+    for _ in range(2):  # prepared data is found again, and so is what was skipped
+        folder = run_command(tmp_path / "empty.toml", settings, None)
+        err = capfd.readouterr().err
+        assert "users.csv: skipped 1,001 of 2,001 rows: 1,000 x the text is empty (lines 3, " in err
+        assert "; 1 x the row has 1 fields" in err
+        assert [path.name for path in folder.iterdir()] == ["config.toml"]
+        (folder / "config.toml").unlink()
+    with pytest.raises(RunFailed, match=r"data\.users = 10, but the source gives only 9"):
+        run_command(tmp_path / "empty.toml", [*settings, "data.users=10"], None)
+    assert not (folder / "config.toml").exists()  # nothing is left that would have to be resumed

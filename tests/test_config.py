@@ -29,6 +29,12 @@ ROOT = Path(__file__).parent.parent
         ({"benchmark": "yes"}, ["benchmark = 'yes'"]),
         ({"data.partition": "dates"}, ["data.partition = 'dates'", "'date'"]),
         ({"data.chunk": 8}, ["data.chunk = 8", "boolean"]),
+        (
+            {"data.near-duplicates": "remove"},
+            ["data.near-duplicates = 'remove'", "benchmark = true"],
+        ),
+        ({"data.partition": "date"}, ["data.partition = 'date'", "benchmark = true"]),
+        ({"data.min-samples-per-user": 2}, ["data.min-samples-per-user = 2", "benchmark = true"]),
     ],
 )
 def test_errors_name_key_and_bound(values: dict, words: list[str]) -> None:
@@ -36,6 +42,13 @@ def test_errors_name_key_and_bound(values: dict, words: list[str]) -> None:
         RunConfig.from_flat(values)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_a_benchmark_may_choose_by_private_text() -> None:
+    values = {"data.near-duplicates": "remove", "data.min-samples-per-user": 2}
+    config = RunConfig.from_flat({**values, "data.partition": "date", "benchmark": True})
+    assert all(key in config.data.chosen_by_text for key in (*values, "data.partition"))
+    assert RunConfig().data.chosen_by_text == ""
 
 
 POPRI = {"method": "popri", "data.label-column": "label"}

@@ -5,9 +5,10 @@ Importing this package loads neither torch nor datasets, pyarrow or pandas.
 
 from .caches import EmbeddingCache, cached_embeddings
 from .federation import Federation, prepare, shard_sizes
+from .findings import Finding
 from .storage import DataError
+from .survey import Survey, survey
 from .users import (
-    Finding,
     LabelledText,
     Sample,
     check_file,
@@ -24,6 +25,7 @@ __all__ = [
     "Finding",
     "LabelledText",
     "Sample",
+    "Survey",
     "cached_embeddings",
     "check_file",
     "label_of",
@@ -31,5 +33,6 @@ __all__ = [
     "load_users",
     "prepare",
     "shard_sizes",
+    "survey",
     "texts_of",
 ]

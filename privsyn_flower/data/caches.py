@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .logs import NODE_LOG
-from .storage import UnavailableError, write_atomic
+from .storage import DataError, UnavailableError, write_atomic
 from .vectors import Floats, VectorFile
 
 Ints = npt.NDArray[np.int32]
@@ -145,7 +145,12 @@ def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embe
                 np.save(handle, fresh)
 
         write_atomic(path, save)
-    rows: Floats = np.load(path)
+    try:
+        rows: Floats = np.load(path)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(
+            f"{path} is damaged ({type(error).__name__}): delete it, and it is made again"
+        ) from None
     rows.flags.writeable = False
     return rows
 

@@ -18,37 +18,61 @@ from privsyn_flower.sections import DataConfig
 
 from .partition import Split, split
 from .sources import Group, identity, load_source
-from .storage import DataError, build_folder, make_private, read_table, write_table
-from .users import Sample, texts_of
+from .storage import (
+    DataError,
+    build_folder,
+    damaged,
+    make_private,
+    read_table,
+    write_table,
+)
+from .users import Sample, Tell, texts_of
 
-LAYOUT = 2  # raise it when the folder's content or the rules that fill it change
+LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
+
+TABLES = ("private", "test", "development", "public", "public_validation")
+SKIPPED = "skipped.txt"  # what was left out of private rows, PRIVATE
 
 Users = dict[str, list[str]]
 
 
-def prepare(config: DataConfig, cache: Path, progress: Callable[[str], None] | None = None) -> Path:
+def prepare(
+    config: DataConfig,
+    cache: Path,
+    progress: Callable[[str], None] | None = None,
+    tell: Tell | None = None,
+) -> Path:
     """Build, or find, the folder of this configuration's federation under `cache`/data.
 
     Its name is a hash of the configuration and of what the text is made of (package versions
     and files, or the bytes of the named files). Safe to call from several processes at once:
-    one builds, the others wait. progress: gets a line of text per step.
+    one builds, the others wait. progress: gets a line of text per step, nothing private, because
+    a run folder keeps it. tell: gets what was skipped of the private rows, which is PRIVATE: for
+    the terminal of whoever owns them.
     Raises DataError when the source is missing, malformed or too small. Such an error states
-    counts of users and texts, as it must to be of use: this prepares simulated data on one
-    machine, whose owner reads it. No deployed node comes here.
+    counts of ids, rows and public texts, and of private texts where the configuration chooses by
+    them (`DataConfig.chosen_by_text`). No deployed node comes here.
     """
     key = _prepared_key(config.model_dump_json(), *_stamps(config))
     target = cache / "data" / key[:24]
-    if target.is_dir():
-        return target
-    make_private(cache / "data")
     note = progress or (lambda _: None)
 
     def fill(folder: Path) -> None:
-        source = load_source(config, cache, note)
+        skipped: list[str] = []
+        source = load_source(config, cache, note, skipped.append)
         note("removing duplicates and splitting users")
         _write(folder, split(source, config), config, source.origin)
+        (folder / SKIPPED).write_text("".join(f"{line}\n" for line in skipped), "utf-8")
 
-    return build_folder(target, fill)
+    if target.is_dir():
+        _check_whole(target)
+    else:
+        make_private(cache / "data")
+        build_folder(target, fill)
+    if tell is not None:
+        for line in (target / SKIPPED).read_text("utf-8").splitlines():
+            tell(line)
+    return target
 
 
 class Federation:
@@ -59,15 +83,14 @@ class Federation:
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
+        meta = self.folder / "meta.json"
         try:
-            self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
+            self.meta: dict[str, Any] = json.loads(meta.read_text("utf-8"))
+            self.users = int(self.meta["users"])  # declared private users; public
         except OSError:
             raise DataError(f"{folder} holds no federation: build it with prepare()") from None
-
-    @property
-    def users(self) -> int:
-        """Declared number of private users; public."""
-        return int(self.meta["users"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise damaged(meta, error) from None
 
     def public(self) -> list[str]:
         """The pool: `public_pool` public texts in random order, `minority_share` of them from
@@ -113,10 +136,12 @@ class Federation:
         return self._sizes(partition, partitions)[partition]
 
     def held_out(self, which: Literal["test", "development"]) -> Users:
-        """user_id -> texts of held-out users; labels with them. PRIVATE, for the benchmark only."""
+        """user_id -> texts of held-out users who have any; labels with them. PRIVATE, for the
+        benchmark only."""
         if which not in ("test", "development"):
             raise DataError(f"held-out users {which!r} must be 'test' or 'development'")
-        return texts_of(_read_users(self.folder / f"{which}.arrow"))
+        users = _read_users(self.folder / f"{which}.arrow")
+        return texts_of({user: own for user, own in users.items() if own})
 
     @functools.cached_property
     def _corpus(self) -> dict[str, list[Any]]:
@@ -132,6 +157,13 @@ class Federation:
         if not 0 <= partition < partitions:
             raise DataError(f"partition-id = {partition} must be in 0..{partitions - 1}")
         return sizes
+
+
+def _check_whole(folder: Path) -> None:
+    """DataError where a file of a prepared folder was cut off or lost; reads no text."""
+    Federation(folder)
+    for name in TABLES:
+        read_table(folder / f"{name}.arrow", length=0)
 
 
 def shard_sizes(users: int, partitions: int) -> list[int]:

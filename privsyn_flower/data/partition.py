@@ -1,20 +1,27 @@
 """Groups of samples -> test, development and private users, and the public text.
 
-Sides are filled in the order test, development, private, public; each takes only samples that
-share no 13-gram with a sample taken before (`dedup.py`), unless `data.near-duplicates = "keep"`.
-A user is filled after removal, from what is left of the group, so users stay whole where the
-source has enough text.
+What a user holds is a function of that user's own rows and of public things: the ids and order of
+rows, the configuration, the seed. The public text is a function of the public source. So nobody's
+text decides who else takes part or what they hold: a user without text stays, with none.
+
+A benchmark may break this rule (`DataConfig.chosen_by_text` names the keys, which need
+`benchmark = true`). With `data.near-duplicates = "remove"` sides are filled in the order test,
+development, private, public; each takes only samples that share no 13-gram with a sample taken
+before (`dedup.py`). A user is then filled after removal, from what is left of the group, so users
+stay whole where the source has enough text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
 
 from privsyn_flower.randomness import seeded
 from privsyn_flower.sections import DataConfig
 
-from .dedup import NearDuplicates
+from .dedup import NearDuplicates, keep_first
 from .sources import Group, Source
 from .storage import DataError
 from .users import Sample
@@ -42,22 +49,46 @@ def split(source: Source, config: DataConfig) -> Split:
             f"data.min-samples-per-user = {config.min_samples_per_user} exceeds "
             f"data.samples-per-user = {config.samples_per_user}: lower it"
         )
-    picker = _Picker([*source.private, *source.public], config.near_duplicates == "keep")
+    picker: _Picker
+    if config.near_duplicates == "remove":
+        picker = _Across([*source.private, *source.public])
+    else:
+        picker = _Alone(config.near_duplicates == "keep")
     sides = {"natural": _natural, "uniform": _uniform, "date": _dated}[config.partition]
     test, development, private = sides(source.private, picker, config)
+    if config.near_duplicates == "own":
+        picker = _Across(source.public)
     open_text = [picker.filter(group) for group in source.public]
     corpus, validation = _validation([g for g in open_text if g.samples], config)
     return Split(test, development, private, corpus, validation, _pool(corpus, config))
 
 
-class _Picker:
-    """Takes samples of groups by identity, never a near duplicate unless `keep` allows it."""
+class _Picker(Protocol):
+    """Which samples of a group may be taken."""
 
-    def __init__(self, groups: Sequence[Group], keep: bool = False) -> None:
+    def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
+        """The group's samples that may be taken, at most `most` (0: all); none below `least`."""
+
+
+class _Alone:
+    """Looks at one group at a time, which is one user's: repetitions within it, or nothing."""
+
+    def __init__(self, keep: bool) -> None:
+        self._keep = keep
+
+    def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
+        own = group.samples
+        if not self._keep:
+            own = tuple(own[i] for i in keep_first([[sample.text for sample in own]])[0])
+        own = own[:most] if most else own
+        return Group(group.name, own if len(own) >= least else (), group.minority)
+
+
+class _Across:
+    """Takes samples of groups by identity, never a near duplicate of one taken before."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
         self._first: dict[int, int] = {}
-        self._near: NearDuplicates | None = None
-        if keep:  # as in papers that remove nothing: the sides ask for each sample once anyway
-            return
         texts: list[str] = []
         for group in groups:
             self._first[id(group)] = len(texts)
@@ -65,10 +96,9 @@ class _Picker:
         self._near = NearDuplicates(texts)
 
     def take(self, group: Group, position: int) -> bool:
-        return self._near is None or self._near.take(self._first[id(group)] + position)
+        return self._near.take(self._first[id(group)] + position)
 
     def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
-        """The group's samples that may be taken, at most `most` (0: all); none below `least`."""
         taken: list[int] = []
         for position in range(len(group.samples)):
             if most and len(taken) == most:
@@ -82,24 +112,25 @@ class _Picker:
         return Group(group.name, tuple(group.samples[i] for i in taken), group.minority)
 
     def _release(self, group: Group, position: int) -> None:
-        if self._near is not None:
-            self._near.release(self._first[id(group)] + position)
+        self._near.release(self._first[id(group)] + position)
+
+
+def _least(config: DataConfig) -> int:
+    """Fewest samples of a user who is enrolled; 0 keeps everybody, whatever they hold."""
+    chosen = config.near_duplicates == "remove" or config.min_samples_per_user > 1
+    return config.min_samples_per_user if chosen else 0
 
 
 def _natural(
     groups: Sequence[Group], picker: _Picker, config: DataConfig
 ) -> tuple[list[Group], list[Group], list[Group]]:
     """Whole groups (users, modules) on one side; modules may be cut into several users."""
-    cap, least = config.samples_per_user, config.min_samples_per_user
-    # A file's user is one person: only modules may be cut into several users.
-    sections = config.sections_per_module if config.source == "docstrings" else 1
     rng = seeded(config.seed, "natural partition")
     waiting = iter([groups[i] for i in rng.permutation(len(groups))])
     test, development = _held_out(waiting, picker, config)
     eligible: list[Group] = []
     for group in waiting:
-        own = picker.filter(group, cap * sections, least)
-        eligible += list(_sections(own, cap, least))
+        eligible += [own for own in _parts(group, picker, config) if _enrolled(own, config)]
     if len(eligible) < config.users:
         raise _too_few("users", config.users, len(eligible), config)
     chosen = rng.choice(len(eligible), size=config.users, replace=False)
@@ -143,43 +174,75 @@ def _next_users(
         group = next(waiting, None)
         if group is None:
             raise _too_few(key, count, len(users), config)
-        own = picker.filter(group, config.samples_per_user, config.min_samples_per_user)
-        users += [own] if own.samples else []
+        own = picker.filter(group, config.samples_per_user, _least(config))
+        users += [own] if _enrolled(own, config) else []
     return users
 
 
-def _sections(group: Group, cap: int, least: int) -> Iterable[Group]:
+def _enrolled(own: Group, config: DataConfig) -> bool:
+    return len(own.samples) >= _least(config)
+
+
+def _parts(group: Group, picker: _Picker, config: DataConfig) -> Iterator[Group]:
+    """The users that a group may become: a file's group is one person, a module several users.
+
+    A module is cut by position before anybody's own repetitions go, or one part's text would
+    shift the next one's; after the removal across users, which fills each from what is left.
+    """
+    cap, least = config.samples_per_user, _least(config)
+    sections = config.sections_per_module if config.source == "docstrings" else 1
+    if sections == 1:
+        yield picker.filter(group, cap, least)
+    elif config.near_duplicates == "remove":
+        yield from _sections(picker.filter(group, cap * sections, least), cap)
+    else:
+        first = Group(group.name, group.samples[: cap * sections])
+        for part in _sections(first, cap):
+            yield picker.filter(part, cap, least)
+
+
+def _sections(group: Group, cap: int) -> Iterable[Group]:
     """Consecutive runs of `cap` samples as users of their own: name, name#1, name#2, ..."""
     for number, start in enumerate(range(0, len(group.samples), cap)):
         own = group.samples[start : start + cap]
-        if len(own) >= least:
-            yield Group(f"{group.name}#{number}" if number else group.name, own)
+        yield Group(f"{group.name}#{number}" if number else group.name, own)
 
 
 def _uniform(
     groups: Sequence[Group], picker: _Picker, config: DataConfig
 ) -> tuple[list[Group], list[Group], list[Group]]:
-    """Samples dealt at random to users of exactly `samples_per_user` (PrE-Text, appendix C)."""
-    places = [(group, i) for group in groups for i in range(len(group.samples))]
-    order = seeded(config.seed, "uniform partition").permutation(len(places))
+    """Rows dealt at random to users of `samples_per_user` (PrE-Text, appendix C).
+
+    A row is dealt by its position, whatever it holds; one that is cut into several samples goes
+    to one user, whom the cap limits. With removal across users it is samples that are dealt,
+    those that are left, to users of exactly `samples_per_user`.
+    """
     counts = (config.held_out_users, config.development_users, config.users)
     size = config.samples_per_user
     wanted = sum(counts) * size
-    dealt: list[Sample] = []
-    for group, position in (places[i] for i in order):
+    single = isinstance(picker, _Across) or config.source == "docstrings"  # samples are dealt
+    cards = [(g, i) for g in groups for i in (range(len(g.samples)) if single else (-1,))]
+    order = seeded(config.seed, "uniform partition").permutation(len(cards))
+    dealt: list[tuple[Sample, ...]] = []
+    for group, position in (cards[i] for i in order):
         if len(dealt) == wanted:
             break
-        if picker.take(group, position):
-            dealt.append(group.samples[position])
+        if not isinstance(picker, _Across) or picker.take(group, position):
+            dealt.append(group.samples if position < 0 else (group.samples[position],))
     if len(dealt) < wanted:
         missing = max(0, len(dealt) // size - counts[0] - counts[1])
         raise _too_few("users", config.users, missing, config)
-    hands = iter([tuple(dealt[i : i + size]) for i in range(0, wanted, size)])
+    hands = iter([tuple(chain(*dealt[i : i + size])) for i in range(0, wanted, size)])
     test, development, private = (
-        [Group(f"{name}-{i:06d}", next(hands)) for i in range(count)]
+        [_hand(Group(f"{name}-{i:06d}", next(hands)), picker, size) for i in range(count)]
         for name, count in zip(("test", "development", "user"), counts, strict=True)
     )
     return test, development, private
+
+
+def _hand(dealt: Group, picker: _Picker, most: int) -> Group:
+    """A user's samples; those of removal across users were picked one by one."""
+    return dealt if isinstance(picker, _Across) else picker.filter(dealt, most, 0)
 
 
 def _validation(groups: Sequence[Group], config: DataConfig) -> tuple[list[Group], list[str]]:
@@ -238,13 +301,12 @@ def minority_counts(total: int, groups: Sequence[Group], config: DataConfig) -> 
 
 
 def _too_few(key: str, wanted: int, found: int, config: DataConfig) -> DataError:
+    chosen = f"{config.chosen_by_text}; " if config.chosen_by_text else ""
     return DataError(
-        f"data.{key} = {wanted}, but the source gives only {found} such users (data.near-"
-        f"duplicates = {config.near_duplicates!r}; data.held-out-users = {config.held_out_users} "
-        f"and data.development-users = {config.development_users} come first; "
-        f"data.min-samples-per-user = {config.min_samples_per_user}): lower {key} or give the "
-        "source more text (docstrings: more data.private-packages, or a larger "
-        "data.sections-per-module)"
+        f"data.{key} = {wanted}, but the source gives only {found} such users ({chosen}"
+        f"data.held-out-users = {config.held_out_users} and data.development-users = "
+        f"{config.development_users} come first): lower {key} or give the source more text "
+        "(docstrings: more data.private-packages, or a larger data.sections-per-module)"
     )
 
 

@@ -16,7 +16,7 @@ from privsyn_flower.sections import DataConfig
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
 from .reading import Row, column_names
 from .storage import DataError, file_digest
-from .users import Columns, Sample, collect, collect_rows
+from .users import Columns, Sample, Tell, collect, collect_rows
 
 Progress = Callable[[str], None]
 
@@ -50,8 +50,13 @@ def identity(config: DataConfig) -> dict[str, str]:
     return {place: _place_identity(place) for place in _places(config) if place}
 
 
-def load_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
-    """Read every group the configuration names. Raises DataError for what cannot be read."""
+def load_source(
+    config: DataConfig, cache: Path, progress: Progress, tell: Tell | None = None
+) -> Source:
+    """Read every group the configuration names. Raises DataError for what cannot be read.
+
+    progress: gets public notes. tell: what was skipped of private rows, for who reads them anyway.
+    """
     if config.source == "docstrings":
         return _docstring_source(config, cache, progress)
     path, public_path = _places(config)
@@ -61,7 +66,7 @@ def load_source(config: DataConfig, cache: Path, progress: Progress) -> Source:
     if config.partition == "uniform":  # the paper's partition knows no users
         columns = Columns("", *_without_user(columns))
     progress(f"reading {path}")
-    private = [Group(user, _cut(own, config)) for user, own in _read(path, columns).items()]
+    private = [Group(user, _cut(own, config)) for user, own in _read(path, columns, tell).items()]
     public = public_groups(config, progress) if public_path else []
     return Source(private, public, identity(config))
 
@@ -76,14 +81,27 @@ def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> li
         raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
     progress(f"reading {path}")
     user, text = config.user_column, config.public_text_column or config.text_column
+    groups = _public_groups(config, path, Columns(user, text), progress)
+    if not groups:
+        raise DataError(
+            f"{path} (data.public-path) holds no text in column {text!r} (data.public-text-column, "
+            "data.text-column): name another file or column, or leave data.public-path empty"
+        )
+    return groups
+
+
+def _public_groups(
+    config: DataConfig, path: str, named: Columns, progress: Progress
+) -> list[Group]:
+    user, text = named.user, named.text
     columns = _columns_at(path)
     label = config.label_column if config.label_column in columns else ""
     if user and user in columns:
-        users = _read(path, Columns(user, text, label))
+        users = _read(path, Columns(user, text, label), progress)
         return [Group(name, _cut(own, config)) for name, own in users.items() if own]
     samples = [
         sample
-        for own in _read(path, Columns("", text, label)).values()
+        for own in _read(path, Columns("", text, label), progress).values()
         for sample in _cut(own, config)
     ]
     blocks = range(0, len(samples), BLOCK)
@@ -160,12 +178,12 @@ def _places(config: DataConfig) -> tuple[str, str]:
     raise DataError(f"data.source = {config.source!r} must be 'docstrings', 'files' or 'hub:NAME'")
 
 
-def _read(place: str, columns: Columns) -> dict[str, list[Sample]]:
+def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sample]]:
     if not place.startswith("hub:"):
-        return collect(Path(place).expanduser(), columns, strict=True)
+        return collect(Path(place).expanduser(), columns, strict=True, tell=tell)
     data = load_hub(place)
     columns.require(data.column_names or _first_row(data), place)
-    return collect_rows(lambda _: _hub_rows(data, columns), columns, 0, place)
+    return collect_rows(lambda _: _hub_rows(place, data, columns), columns, 0, place, tell=tell)
 
 
 def _columns_at(place: str) -> list[str]:
@@ -195,12 +213,29 @@ def load_hub(place: str) -> Any:
     options = {"split": split or "train", "streaming": bool(rows)}
     try:
         data = datasets.load_dataset(name, subset or None, **options)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{place} cannot be loaded: {error}") from error
+    except Exception as error:
+        raise DataError(f"{place} cannot be loaded: {_told(error)}") from None
     return data.take(int(rows)) if rows else data
 
 
-def _hub_rows(data: Any, columns: Columns) -> Iterator[Row]:
+def _told(error: Exception) -> str:
+    """An error of the data library: in words when it is about names, by its kind when it is about
+    content, which it may quote and a run folder must not hold."""
+    about_content = type(error).__module__.startswith("pyarrow") or "Generation" in repr(
+        type(error)
+    )
+    return type(error).__name__ if about_content else str(error)
+
+
+def _hub_rows(place: str, data: Any, columns: Columns) -> Iterator[Row]:
+    """Rows by number from 1. Raises DataError, without what it is about, when one cannot be had."""
+    try:
+        yield from _batched_rows(data, columns)
+    except Exception as error:
+        raise DataError(f"{place} cannot be read: {_told(error)}") from None
+
+
+def _batched_rows(data: Any, columns: Columns) -> Iterator[Row]:
     wanted = list(columns.named().values())
     number = 0
     for batch in data.select_columns(wanted).iter(batch_size=1024):
@@ -210,7 +245,10 @@ def _hub_rows(data: Any, columns: Columns) -> Iterator[Row]:
 
 
 def _first_row(data: Any) -> Iterable[str]:
-    return next(iter(data), {})  # a streamed set may not know its columns before the first row
+    try:
+        return next(iter(data), {})  # a streamed set may not know its columns before the first row
+    except Exception as error:
+        raise DataError(f"the data set cannot be read: {_told(error)}") from None
 
 
 def _place_identity(place: str) -> str:

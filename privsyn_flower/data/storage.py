@@ -95,12 +95,26 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]], *, rows_per_ba
 
 
 def read_table(path: Path, start: int = 0, length: int | None = None) -> dict[str, list[Any]]:
-    """Rows [start, start + length) of an Arrow file -> columns of Python values."""
+    """Rows [start, start + length) of an Arrow file -> columns of Python values.
+
+    Raises DataError where the file is damaged or not there.
+    """
     arrow = require_arrow()
-    with arrow.memory_map(str(path)) as source:
-        table = arrow.ipc.open_file(source).read_all().slice(start, length)
-        columns: dict[str, list[Any]] = table.to_pydict()
+    try:
+        with arrow.memory_map(str(path)) as source:
+            table = arrow.ipc.open_file(source).read_all().slice(start, length)
+            columns: dict[str, list[Any]] = table.to_pydict()
+    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
+        raise damaged(path, error) from None
     return columns
+
+
+def damaged(path: Path, error: Exception) -> DataError:
+    """What is said of a file in a cache that cannot be read."""
+    return DataError(
+        f"{path} is damaged or incomplete ({type(error).__name__}): delete the folder "
+        f"{path.parent}, and the next run builds it again"
+    )
 
 
 def require_arrow() -> Any:

@@ -9,14 +9,17 @@ oddities line by line for the person who owns the file.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from .findings import LONG, UNICODE, Finding, Kind, Tally
 from .logs import NODE_LOG
 from .reading import Report, Row, column_names, read_rows
 from .storage import DataError
+
+Tell = Callable[[str], None]  # the person at this machine, never a server
 
 MAX_TEXT = 100_000  # characters kept of one text: more cannot matter to any model here
 
@@ -57,19 +60,11 @@ def label_of(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something in a file that is skipped or repaired; line 0 concerns the whole file."""
-
-    line: int
-    problem: str
-    advice: str
-
-
-@dataclass(frozen=True, slots=True)
 class Columns:
     """Which columns hold what, and the window of dates kept (inclusive, YYYY-MM-DD).
 
-    user: empty makes every row a user of its own. Raises DataError for a bad window.
+    user: empty makes every row a user of its own, named by its number. Raises DataError for a bad
+    window.
     """
 
     user: str = "user_id"
@@ -168,36 +163,47 @@ def check_file(
     Findings hold no text and no user id. Raises OSError for an unreadable file.
     """
     findings: list[Finding] = []
-
-    def report(line: int, problem: str, advice: str) -> None:
-        findings.append(Finding(line, problem, advice))
-
     columns = Columns(user_column, text_column, label_column, date_column)
-    gathered = _Gathered(columns, 0, report)
+    examine(Path(path), columns, lambda *finding: findings.append(Finding(*finding)))
+    return sorted(findings, key=lambda finding: finding.line)
+
+
+def examine(path: Path, columns: Columns, report: Report) -> Gathered:
+    """Read the whole file and report what is odd; whatever is wrong with it is reported, too."""
+    gathered = Gathered(columns, 0, report)
     try:
-        gathered.add_all(_rows_of(Path(path), columns, report), Path(path).name)
+        gathered.add_all(_rows_of(path, columns, report), path.name)
     except DataError as error:
-        report(0, str(error), "rename the column or file, or name it in the configuration")
+        advice = "rename it, or name the one that is meant (an empty user column: rows are users)"
+        report(0, str(error), advice)
+        return gathered
     for user, own in gathered.users.items():
         if not own:
             report(gathered.first_line[user], "the user has no text", "leave the user out")
     if not gathered.rows:
         report(0, "the file holds no rows", "check that it is the file you mean")
-    return sorted(findings, key=lambda finding: finding.line)
+    return gathered
 
 
 def collect(
-    path: str | Path, columns: Columns, cap: int = 0, *, strict: bool = False
+    path: str | Path,
+    columns: Columns,
+    cap: int = 0,
+    *,
+    strict: bool = False,
+    tell: Tell | None = None,
 ) -> dict[str, list[Sample]]:
     """The samples of a file by user; oddities are summed up in the local log.
 
     strict: a column of labels or dates that no row has is a DataError. On a node it must not be:
-    there one user's row would decide whether anybody's text is read.
+    there one user's row would decide whether anybody's text is read. tell: as `collect_rows` has.
     """
     where = Path(path)
-    return collect_rows(
-        lambda report: _rows_of(where, columns, report), columns, cap, where.name, strict=strict
-    )
+
+    def rows(report: Report) -> Iterable[Row]:
+        return _rows_of(where, columns, report)
+
+    return collect_rows(rows, columns, cap, where.name, strict=strict, tell=tell)
 
 
 def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
@@ -207,28 +213,44 @@ def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
 
 
 def collect_rows(
-    rows: Any, columns: Columns, cap: int, where: str, *, strict: bool = True
+    rows: Callable[[Report], Iterable[Row]],
+    columns: Columns,
+    cap: int,
+    where: str,
+    *,
+    strict: bool = True,
+    tell: Tell | None = None,
 ) -> dict[str, list[Sample]]:
-    """As `collect`, for rows of any source: `rows(report)` iterates over (line, row)."""
+    """As `collect`, for rows of any source: `rows(report)` iterates over (line, row).
+
+    tell: gets what was skipped, in a sentence, PRIVATE unless the text is public.
+    """
     if cap < 0:
         raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")
-    seen: dict[str, list[int]] = {}  # advice -> lines: one line of log per kind of oddity
-    gathered = _Gathered(
-        columns, cap, lambda line, _, advice: seen.setdefault(advice, []).append(line)
-    )
-    gathered.add_all(rows(gathered.report), where, strict)
-    for advice, lines in seen.items():
-        NODE_LOG.warning(
-            "%s: %d oddities, first in line %d: %s", where, len(lines), lines[0], advice
-        )
+    tally = Tally()
+    gathered = Gathered(columns, cap, tally.report)
+    gathered.add_all(rows(tally.report), where, strict)
+    for kind in tally.kinds:
+        NODE_LOG.warning("%s: %s; %s", where, kind, kind.advice)
     empty = sum(not own for own in gathered.users.values())
     if empty:
         NODE_LOG.warning("%s: %d users have no text", where, empty)
+    if tell is not None and tally.skipped:
+        tell(said_of_skipped(where, gathered, tally.skipped))
     return gathered.users
 
 
+def said_of_skipped(where: str, gathered: Gathered, kinds: Iterable[Kind]) -> str:
+    """file: skipped 4,321 of 9,475 rows: ..."""
+    skipped = f"{where}: skipped {gathered.skipped:,} of {gathered.rows:,} rows: "
+    return skipped + "; ".join(map(str, kinds))
+
+
 @dataclass(slots=True)
-class _Gathered:
+class Gathered:
+    """Samples by user (PRIVATE), as rows come. rows: all; kept: with a sample of theirs, or left
+    out on purpose (dates, the cap)."""
+
     columns: Columns
     cap: int
     report: Report
@@ -236,6 +258,12 @@ class _Gathered:
     first_line: dict[str, int] = field(default_factory=dict)
     texts: dict[str, set[str]] = field(default_factory=dict)
     rows: int = 0
+    kept: int = 0
+
+    @property
+    def skipped(self) -> int:
+        """Rows that are not read."""
+        return self.rows - self.kept
 
     def add_all(self, rows: Iterable[Row], where: str, strict: bool = True) -> None:
         """Add rows; DataError when a wanted column is in none of them (labels, dates: strict)."""
@@ -255,9 +283,15 @@ class _Gathered:
 
     def _add(self, line: int, row: Mapping[str, Any]) -> None:
         columns = self.columns
-        user = to_name(row.get(columns.user)) if columns.user else f"row-{line}"
+        user = to_name(row.get(columns.user)) if columns.user else f"row-{self.rows}"
         if not user:
-            self.report(line, "the row has no user id", "give every row a user id")
+            if row:  # else it could not be read at all, which was said
+                self.report(line, "the row has no user id", "give every row a user id")
+            return
+        # A user is one whatever the row holds: who is there must not depend on texts or dates.
+        own = self.users.setdefault(user, [])
+        self.first_line.setdefault(user, line)
+        if not row:
             return
         date = to_date(row.get(columns.date)) if columns.date else ""
         if columns.date and not date:
@@ -266,14 +300,16 @@ class _Gathered:
         if (columns.date_from and date < columns.date_from) or (
             columns.date_to and date > columns.date_to
         ):
+            self.kept += 1
             return
-        own = self.users.setdefault(user, [])
-        self.first_line.setdefault(user, line)
         text = self._text(line, row.get(columns.text))
         known = self.texts.setdefault(user, set())
         if text in known:
             self.report(line, "the user has this very text already", "remove repetitions")
-        elif text and not (self.cap and len(own) >= self.cap):
+        elif text and self.cap and len(own) >= self.cap:
+            self.kept += 1
+        elif text:
+            self.kept += 1
             known.add(text)
             label = to_name(row.get(columns.label)) if columns.label else ""
             own.append(Sample(text, label, date))
@@ -290,14 +326,14 @@ class _Gathered:
         if len(value) > MAX_TEXT:
             self.report(
                 line,
-                f"the text has {len(value)} characters, {MAX_TEXT} are kept",
-                "split long texts into several rows",
+                f"the text is longer than the {MAX_TEXT} characters that are kept",
+                LONG,
             )
         text: str = value[:MAX_TEXT]
         if not text.isascii():
             valid: str = text.encode("utf-8", "replace").decode("utf-8")
             if valid != text:
-                self.report(line, "the text holds half a character", "save valid Unicode")
+                self.report(line, "the text holds half a character", UNICODE)
             return valid
         return text
 

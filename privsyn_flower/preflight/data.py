@@ -15,10 +15,11 @@ from privsyn_flower.server_apps.parts import is_deployment
 from .findings import Finding, Findings
 
 HUB = "hub:"
+CHECK = "`privsyn data check` says what is skipped"
 
 
 def private_file(config: RunConfig) -> Findings:
-    """The users' text of a simulation: columns, rows that are skipped, users against keys."""
+    """The users' text of a simulation: columns, users against keys."""
     data = config.data
     if data.source != "files" or not data.path:
         return
@@ -32,7 +33,6 @@ def private_file(config: RunConfig) -> Findings:
         # Labels and dates may begin below what was looked at.
         sure = columns if seen.whole else Columns(columns.user, columns.text)
         sure.require(seen.columns, f"{data.path} (data.path)")
-    yield from _oddities(seen, data.path, "data.path")
     if seen.whole and seen.rows and not data.chunk:
         yield from _too_few_users(config, seen)
 
@@ -47,18 +47,20 @@ def _too_few_users(config: RunConfig, seen: Preview) -> Findings:
     )
     if data.partition == "uniform":
         needed = asked * data.samples_per_user
-        if seen.samples < needed:
+        there = seen.samples if data.chosen_by_text else seen.records
+        if there < needed:
             yield Finding(
                 f"{sizes} {needed} texts (data.partition = 'uniform'), and {data.path} has "
-                f"{seen.samples}: lower them, or give more text"
+                f"{there}: lower them, or give more text ({CHECK})"
             )
         return
-    there = seen.users(data.min_samples_per_user)
+    # Who has no text is a user all the same, unless the split is chosen by texts.
+    there = seen.users(data.min_samples_per_user if data.chosen_by_text else 0)
     if there < asked:
         of = f" with {data.min_samples_per_user} texts or more" * (data.min_samples_per_user > 1)
         yield Finding(
             f"{sizes} {asked} users{of}, and {data.path} has {there}: lower them, or give the "
-            "text of more users"
+            f"text of more users ({CHECK})"
         )
 
 
@@ -88,7 +90,6 @@ def public_file(config: RunConfig) -> Findings:
             f"{', '.join(sorted(seen.columns))}"
         )
         return
-    yield from _oddities(seen, data.public_path, "data.public-path")
     if seen.whole and not data.chunk:
         yield from _too_little_public(config, seen.samples)
 
@@ -131,19 +132,3 @@ def _look(place: str, columns: Columns, key: str) -> Preview | None:
         what = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} ({key}) {what}: name a .jsonl, .csv, .tsv or .parquet file")
     return preview(path, columns)
-
-
-def _oddities(seen: Preview, place: str, key: str) -> Findings:
-    """What is skipped or repaired, by kind; as counts, never as text."""
-    if not seen.odd_lines:
-        return
-    kinds = "; ".join(
-        f"{problem} ({count}, first in line {first})"
-        for problem, (count, first) in seen.oddities.items()
-    )
-    among = f"{seen.lines:,} lines" if seen.whole else f"the first {seen.lines:,} lines"
-    yield Finding(
-        f"{place} ({key}): {seen.odd_lines:,} of {among} are skipped or repaired: {kinds}; "
-        f"`privsyn data check {place}` lists them",
-        fatal=False,
-    )

@@ -26,8 +26,10 @@ class PrivacyStatement:
     population's weight. sampling_rate: what epsilon was computed with, for poisson. keys and
     consistency: how nodes check each other's keys and the server's lists under secure
     aggregation. ledger_scope: "run" for a ledger made for this run, "population" for one that
-    spans runs. simulated: one machine played all parties. benchmark: held-out text was opened
-    to measure the result. evaluations: releases beside the rounds that compare models on the
+    spans runs. simulated: one machine played all parties. split: how a simulation's users and
+    public text were chosen: "own", each user and the public text by what is theirs; "private", by
+    reading private text; "unknown" to whoever made this statement. benchmark: held-out text was
+    opened to measure the result. evaluations: releases beside the rounds that compare models on the
     nodes. private_selection: a checkpoint was chosen by private text, without noise. rival:
     another method was simulated for the benchmark. data: what the sentence calls what users have.
 
@@ -55,6 +57,7 @@ class PrivacyStatement:
     consistency: Literal["signed"] = "signed"
     ledger_scope: Literal["run", "population"] = "run"
     simulated: bool = False
+    split: Literal["own", "private", "unknown"] = "unknown"
     simulation_seeded: bool = False
     benchmark: bool = False
     evaluations: int = 0
@@ -79,6 +82,7 @@ class PrivacyStatement:
             "keys": tuple(KEYS),
             "consistency": ("signed",),
             "ledger_scope": ("run", "population"),
+            "split": ("own", "private", "unknown"),
             "data": ("texts", "data"),
             "noise_source": ("nodes", "aggregator"),
             "unit": ("user",),
@@ -267,7 +271,7 @@ class PrivacyStatement:
             f"settings tuned by looking at these users' {self.data}",
             "the time nodes take to answer, and whether they answer in time",
         ]
-        if self.simulated:
+        if self.simulated and self.split == "unknown":
             left_out.append("the preparation of a simulated split")
         if self.mechanism == "gaussian":
             left_out.append(
@@ -290,6 +294,12 @@ class PrivacyStatement:
                 "ledger counts, for this evaluation only"
             )
         text = f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
+        if self.split == "private":
+            text += (
+                " EPSILON DOES NOT COVER THE SPLIT: which users, samples and public texts there "
+                "are was chosen by reading private text, so what this run made of them is for "
+                "comparison and must not be released as private."
+            )
         if self.private_selection:
             text += (
                 " EPSILON DOES NOT COVER THE SELECTION: the checkpoint of each round was chosen by "

@@ -165,6 +165,7 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         sampling_rate=config.sampling_rate,
         keys=config.node_keys,
         simulated=not is_deployment(config),
+        split="private" if config.data.chosen_by_text else "own",
         ledger_scope=run_ledger.ledger_scope(config.population_name),
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,

@@ -45,9 +45,12 @@ class Retrieval:
         for index, text in enumerate(pool):
             first.setdefault(text, index)
         if not 1 <= neighbors < len(first):
+            most = len(first) - 1
+            bound = f"must lie in [1, {most}]" if most > 0 else "there is nothing to retrieve"
             raise ValueError(
-                f"pretext.retrieval-neighbors = {neighbors}: must lie in [1, {len(first) - 1}] "
-                f"for a pool of {len(first)} distinct texts"
+                f"pretext.retrieval-neighbors = {neighbors}: {bound} for a pool of {len(first)} "
+                "distinct public texts; change it, or give more text (data.public-path, "
+                "data.public-pool)"
             )
         self.embedder, self.neighbors = embedder, neighbors
         self._texts = list(first)

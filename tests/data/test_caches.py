@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from privsyn_flower.data import EmbeddingCache, cached_embeddings, caches
+from privsyn_flower.data import DataError, EmbeddingCache, cached_embeddings, caches
 
 USERS = {"a": ["one", "two"], "b": [], "c": ["three", "one"], "ü": ["vier"]}
 
@@ -233,3 +233,12 @@ def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(OSError, match="disk full"):
         cached_embeddings(tmp_path, "m", ["one"], Embedder())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_file_of_public_rows_is_named(tmp_path: Path, content: bytes) -> None:
+    cached_embeddings(tmp_path, "m", ["a"], lambda texts: np.ones((len(texts), 2)))
+    (path,) = tmp_path.glob("*.npy")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"{path} is damaged"):
+        cached_embeddings(tmp_path, "m", ["a"], lambda texts: np.ones((len(texts), 2)))

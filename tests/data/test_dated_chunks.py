@@ -125,8 +125,9 @@ def test_near_duplicates_are_removed_or_kept(tmp_path: Path) -> None:
     path = tmp_path / "same.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = options(
-        path, chunk=False, label_column="", users=15, held_out_users=3, development_users=2
-    )
+        path, chunk=False, label_column="", users=15, held_out_users=3, development_users=2,
+        near_duplicates="remove",
+    )  # fmt: skip
     with pytest.raises(DataError, match=r"held-out-users = 3, .* only 1 .* = 'remove'"):
         prepare(config, tmp_path)
     kept = Federation(prepare(config.model_copy(update={"near_duplicates": "keep"}), tmp_path))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ DOCSTRINGS = {
     "users": 60,
     "samples_per_user": 4,
     "min_samples_per_user": 2,
+    "near_duplicates": "remove",
     "sections_per_module": 2,
     "held_out_users": 12,
     "development_users": 8,
@@ -150,6 +153,37 @@ def test_wrong_partition_side_and_folder(federation: Federation, tmp_path: Path)
         Federation(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["meta.json", "private.arrow", "public.arrow"])
+@pytest.mark.parametrize("left", [0, 7, 200])
+def test_a_damaged_folder_is_named_with_the_way_out(tmp_path: Path, name: str, left: int) -> None:
+    config = files_config(write_users(tmp_path / "users.jsonl", 30))
+    folder = prepare(config, tmp_path)
+    (folder / name).write_bytes((folder / name).read_bytes()[:left])
+    with pytest.raises(DataError, match=rf"{name} is damaged.*delete the folder {folder}"):
+        prepare(config, tmp_path)
+    if name != "public.arrow":
+        with pytest.raises(DataError, match="delete the folder"):
+            Federation(folder).shard(0, 1)
+    shutil.rmtree(folder)
+    assert len(Federation(prepare(config, tmp_path)).shard(0, 1)) == 20
+
+
+def test_a_lost_table_is_damage_too(tmp_path: Path) -> None:
+    config = files_config(write_users(tmp_path / "users.jsonl", 30))
+    (prepare(config, tmp_path) / "test.arrow").unlink()
+    with pytest.raises(DataError, match=r"test\.arrow is damaged or incomplete \(FileNotFound"):
+        prepare(config, tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", '{"user_id": "p", "text": " "}\n', "\n\n"])
+def test_a_public_file_without_text(tmp_path: Path, content: str) -> None:
+    public = tmp_path / "open.jsonl"
+    public.write_text(content)
+    config = files_config(write_users(tmp_path / "users.jsonl", 30), public_path=str(public))
+    with pytest.raises(DataError, match=rf"{public} \(data\.public-path\)"):
+        prepare(config, tmp_path)
+
+
 def test_the_folder_is_for_its_owner(federation: Federation) -> None:
     assert stat.S_IMODE(federation.folder.stat().st_mode) == 0o700
 
@@ -215,7 +249,7 @@ def test_several_processes_build_once(tmp_path: Path) -> None:
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     config = files_config(write_users(tmp_path / "users.jsonl", 8))
-    with pytest.raises(DataError, match=r"data\.users = 20.*only 0"):
+    with pytest.raises(DataError, match=r"data\.users = 20.*only 1 such"):
         prepare(config, tmp_path / "cache")
     assert not [p for p in (tmp_path / "cache" / "data").iterdir() if p.is_dir()]
 
@@ -272,13 +306,33 @@ def test_files_keep_users_and_follow_the_bytes(tmp_path: Path) -> None:
     users = federation.shard(0, 1)
     everyone = {*users, *federation.held_out("test"), *federation.held_out("development")}
     assert len(everyone) == 28
-    assert "silent" not in everyone
+    assert users.pop("silent", []) == []  # a member all the same, if it is one
     assert all(len(own) == 2 and "private" in own[0] for own in users.values())
     assert len(federation.public()) == 50
     assert federation.public_general() == federation.public_corpus()
     assert {len(group) for group in federation.public_groups()} == {3}  # the public authors
     private.write_text(private.read_text().replace("sample", "letter"))
     assert prepare(config, tmp_path) != federation.folder
+
+
+def test_skipped_rows_are_told_apart_from_progress(tmp_path: Path) -> None:
+    """Progress is kept in a run folder: counts of private rows never go there."""
+    private = write_users(tmp_path / "private.jsonl", 30)
+    public = write_users(tmp_path / "open.jsonl", 40)
+    with private.open("a") as handle:
+        handle.write('{"user_id": "u1", "text": ""}\nno json\n')
+    config = files_config(private, public_path=str(public), public_pool=50, public_validation=10)
+    notes: list[str] = []
+    told: list[str] = []
+    folder = prepare(config, tmp_path, notes.append, told.append)
+    assert told == [
+        "private.jsonl: skipped 3 of 93 rows: 2 x the text is empty (lines 91, 92); "
+        "1 x the line is no JSON object (line 93)"
+    ]
+    assert not any("private.jsonl:" in note for note in notes)
+    assert "open.jsonl: skipped 1 of 121 rows: 1 x the text is empty (line 121)" in notes
+    assert prepare(config, tmp_path, None, told.append) == folder
+    assert told[0] == told[1]
 
 
 def test_public_text_without_users_is_grouped_in_rows(tmp_path: Path) -> None:
@@ -299,8 +353,9 @@ def test_private_text_wins_over_the_same_public_text(tmp_path: Path) -> None:
     public = tmp_path / "public.jsonl"
     public.write_text(private.read_text() + '{"user_id": "p", "text": "only here in the open"}\n')
     config = files_config(
-        private, public_path=str(public), public_pool=1, public_validation=0, samples_per_user=3
-    )
+        private, public_path=str(public), public_pool=1, public_validation=0, samples_per_user=3,
+        near_duplicates="remove",
+    )  # fmt: skip
     federation = Federation(prepare(config, tmp_path))
     texts = sides(federation)
     assert "only here in the open" in texts["corpus"]
@@ -318,11 +373,29 @@ def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.Mo
     config = files_config(Path(), source=f"hub:{folder}", path="", **window)
     users = Federation(prepare(config, tmp_path)).shard(0, 1)
     assert len(users) == 20
-    assert all(re.fullmatch(r"u\d+", user) for user in users)
+    assert all(re.fullmatch(r"u\d+|silent", user) for user in users)
     with pytest.raises(DataError, match=r"'author' \(data.user-column\).*day, text, user_id"):
         prepare(config.model_copy(update={"user_column": "author"}), tmp_path)
     with pytest.raises(DataError, match="cannot be loaded"):
         prepare(config.model_copy(update={"source": f"hub:{folder}#validation"}), tmp_path)
+
+
+@pytest.mark.parametrize("part", ["", "#train:30"])
+def test_an_error_of_the_hub_quotes_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Errors end in a run folder; the library's name the value that they could not convert."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    lines = [json.dumps({"user_id": i, "text": "plain"}) for i in range(40)]
+    lines[20] = '{"user_id": "secret words", "text": {"deep secret": [1, '
+    (folder / "train.jsonl").write_text("\n".join(lines))
+    config = files_config(Path(), source=f"hub:{folder}{part}", path="")
+    with pytest.raises(DataError, match=r"cannot be (loaded|read)") as caught:
+        prepare(config, tmp_path / "cache")
+    assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_hub_names_splits_and_streamed_rows(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,13 +30,12 @@ def test_a_small_file_is_counted_as_a_run_would_read_it(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write("not json\n")
     seen, loaded = look(path), load_users(path)
-    assert seen.whole and seen.rows == 42 and seen.lines == 43
-    assert seen.users() == sum(bool(texts) for texts in loaded.values()) == 8
+    assert seen.whole and seen.rows == 42 and seen.records == 43
+    assert seen.users() == len(loaded) == 9  # who has no text is one of them
+    assert seen.users(1) == sum(bool(texts) for texts in loaded.values()) == 8
     assert seen.samples == sum(map(len, loaded.values()))
     assert seen.users(5) == sum(len(texts) >= 5 for texts in loaded.values()) > 0
     assert seen.columns == {"user_id", "text"}
-    assert seen.odd_lines == 2
-    assert {first for _, first in seen.oddities.values()} == {41, 43}
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])

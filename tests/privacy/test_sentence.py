@@ -100,6 +100,18 @@ def test_a_simulation_says_that_one_machine_played_all_parties():
         assert "one machine played" in replace(statement, simulated=True).sentence()
 
 
+def test_how_a_simulation_was_split():
+    simulated = replace(SECURE, simulated=True)
+    assert "the preparation of a simulated split" in simulated.sentence()  # whoever made it
+    assert "split" not in replace(simulated, split="own").sentence()
+    for one in (PLAIN, SECURE):
+        text = replace(one, simulated=True, benchmark=True, split="private").sentence()
+        assert "EPSILON DOES NOT COVER THE SPLIT" in text and "by reading private text" in text
+        assert "the preparation" not in text
+    with pytest.raises(ValueError, match="split = 'public'"):
+        replace(SECURE, split="public")
+
+
 def test_samplers():
     assert "no amplification" in SECURE.sentence()
     fixed = replace(SECURE, sampler="fixed").sentence()

@@ -77,6 +77,9 @@ def test_pool_texts_are_not_embedded_again() -> None:
 def test_neighbour_bounds(neighbors: int) -> None:
     with pytest.raises(ValueError, match=rf"retrieval-neighbors = {neighbors}.*\[1, 59\]"):
         Retrieval(POOL, ROWS, EMBEDDER, neighbors)
+    for few in (0, 1):
+        with pytest.raises(ValueError, match=r"nothing to retrieve .*data\.public-path"):
+            Retrieval(POOL[:few], ROWS[:few], EMBEDDER, neighbors)
 
 
 def test_wrong_embeddings() -> None:

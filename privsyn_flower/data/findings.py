@@ -1,0 +1,64 @@
+"""What is odd in a file of users: line by line for its owner, or counted by kind.
+
+Findings hold no text and no user id; their counts are PRIVATE all the same. They belong to the
+file's owner, a node's local log, or the terminal of a simulation, never to a server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FIRST = 5  # lines named of a kind
+# What is read all the same, if not as it stands; every other advice is about a row that is not.
+LONG, UNICODE, UTF8 = "split long texts into several rows", "save valid Unicode", "save it as UTF-8"
+REPAIRED = {LONG, UNICODE, UTF8}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something in a file that is skipped or repaired; line 0 concerns the whole file."""
+
+    line: int
+    problem: str
+    advice: str
+
+
+@dataclass(slots=True)
+class Kind:
+    """Findings with one advice. problem: of the first. lines: the first FIRST lines."""
+
+    problem: str
+    advice: str
+    count: int = 0
+    lines: list[int] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """The problem, how often and where; no advice."""
+        lines = ", ".join(str(line) for line in self.lines if line)
+        more = ", ..." if self.count > len(self.lines) else ""
+        where = f" ({'lines' if self.count > 1 else 'line'} {lines}{more})" if lines else ""
+        return f"{self.count:,} x {self.problem}{where}"
+
+
+class Tally:
+    """Counts findings by kind; an instance's `report` is a `reading.Report`."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, Kind] = {}
+
+    def report(self, line: int, problem: str, advice: str) -> None:
+        """One more finding of its kind."""
+        kind = self._kinds.setdefault(advice, Kind(problem, advice))
+        kind.count += 1
+        if len(kind.lines) < FIRST:
+            kind.lines.append(line)
+
+    @property
+    def kinds(self) -> list[Kind]:
+        """The most frequent first."""
+        return sorted(self._kinds.values(), key=lambda kind: -kind.count)
+
+    @property
+    def skipped(self) -> list[Kind]:
+        """Those of rows that are not read."""
+        return [kind for kind in self.kinds if kind.advice not in REPAIRED]
