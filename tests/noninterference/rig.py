@@ -86,6 +86,7 @@ class Seen:
     """What the server's side got, wrote or showed in one run: name -> bytes, in order."""
 
     parts: dict[str, bytes] = field(default_factory=dict)
+    asked: list[tuple[int, str, bytes]] = field(default_factory=list)  # node, place, message
     contributions: int = 0  # vectors of the target that were taken off a sum
     failure: str = ""  # what the run ended with
 
@@ -106,8 +107,10 @@ class WireGrid(LoopbackGrid):
             self.number += 1
             place = f"{self.number:05} {message.metadata.message_type}"
             self.seen.add(f"message {place} asked", travelled(message))
-            # A proto on either side, as between a SuperLink and a SuperNode.
-            arrived = message_from_proto(_parsed(message))
+            # Bytes between the two sides, as between a SuperLink and a SuperNode.
+            data = message_to_proto(message).SerializeToString()
+            self.seen.asked.append((message.metadata.dst_node_id, place, data))
+            arrived = received(data)
             self.stream.begin(f"node {place}")
             try:
                 reply = handler(arrived)
@@ -118,14 +121,14 @@ class WireGrid(LoopbackGrid):
             finally:
                 self.stream.begin(f"server {place}")
             self.seen.add(f"message {place} reply", travelled(reply))
-            return message_from_proto(_parsed(reply))
+            return received(message_to_proto(reply).SerializeToString())
 
         return handled
 
 
-def _parsed(message: Message) -> MessageProto:
-    data = message_to_proto(message).SerializeToString()
-    return MessageProto.FromString(data)
+def received(data: bytes) -> Message:
+    """A message as it comes out of Flower's bytes."""
+    return message_from_proto(MessageProto.FromString(data))
 
 
 def travelled(message: Message) -> bytes:
