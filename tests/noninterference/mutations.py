@@ -136,12 +136,13 @@ def set_array(message: Message, rng: np.random.Generator) -> None:
     try:
         old = wire._decoded(record[key])
     except Exception:  # it was changed before
-        old = np.zeros(3, dtype=np.float32)
+        old = np.zeros(3)
     record[key] = _one(rng, _odd_arrays(rng, old))
 
 
 def _odd_arrays(rng: np.random.Generator, old: np.ndarray[Any, Any]) -> list[Array]:
-    old = np.nan_to_num(old) if old.dtype.kind == "f" else old  # it may have been changed before
+    # It may have been changed before.
+    old = np.nan_to_num(old) if old.dtype.kind in "biuf" else np.zeros(3)
 
     def changed(value: float) -> Any:
         new = old.astype(np.float32)
