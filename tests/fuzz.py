@@ -7,7 +7,7 @@ import os
 from hypothesis import HealthCheck, settings
 
 
-def fuzz_settings(per_second: int = 100) -> settings:
+def fuzz_settings(per_second: int = 40) -> settings:
     """Settings of a fuzz test. per_second: inputs that its target takes in about a second.
 
     Without PRIVSYN_FUZZ_SECONDS a test takes some seconds and its inputs are the same every time;

@@ -50,7 +50,8 @@ from .hostile import RAISES, TARGET
 CLOCK_KEYS = {"wall_seconds", "stage_seconds", "seconds", "exchange_seconds", "time", "t"}
 CLOCK_FILES = {"checkpoints/seconds.json"}
 # What a simulation keeps for its nodes, in folders of its owner's only: not the server's.
-PRIVATE = ("private.arrow", "test.arrow", "development.arrow")
+# skipped.txt is for the terminal of whoever owns the private file.
+PRIVATE = ("private.arrow", "test.arrow", "development.arrow", "skipped.txt")
 # So is the name of their folder, and the digest of the private file in it: one goes with them.
 FOLDER, ORIGIN = re.compile(r"^data/[0-9a-f]{24}(?=/|\.lock)"), "origin"
 

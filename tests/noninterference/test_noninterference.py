@@ -61,7 +61,12 @@ def every() -> Iterator[tuple[Case, tuple[str, ...]]]:
                 for labels in (False, True):
                     for aggregation in ("secure", "plain"):
                         values = (("aggregation", aggregation),)
-                        yield Case(method, deployed, format_, labels, values), kinds
+                        yield Case(method, deployed, format_, labels, values=values), kinds
+
+
+def named(value: Any) -> str:
+    """A test's name says its case and, of the few, what the target writes."""
+    return str(value) if isinstance(value, Case) else "all" if FULL else "+".join(value)
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def made(causal_folder: Path, rig: Rig) -> Callable[[Case, str], Seen]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "kinds"), list(every()) if FULL else FEW, ids=str)
+@pytest.mark.parametrize(("case", "kinds"), list(every()) if FULL else FEW, ids=named)
 def test_nothing_tells_what_one_user_wrote(
     case: Case, kinds: tuple[str, ...], made: Callable[[Case, str], Seen]
 ) -> None:
