@@ -209,7 +209,7 @@ def test_no_message_makes_a_node_say_more_than_a_code(
     last = len(talk.asked) - 1
     places = st.integers(0, last)
 
-    @fuzz_settings(per_second=20)
+    @fuzz_settings(per_second=14)
     @given(
         depth=places,
         odd=st.lists(st.tuples(st.integers(-1, 2), changes()), min_size=1, max_size=3),
