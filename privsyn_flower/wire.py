@@ -8,6 +8,7 @@ nodes' public facts, `secagg/flower.py` what secure aggregation adds to these re
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from enum import StrEnum
 from typing import Any, cast, get_args
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from privsyn_flower.exchange import Absence, outgoing, record_bytes
 from privsyn_flower.privacy.quantize import pack, unpack
@@ -348,10 +349,24 @@ def refuse(message: Message, code: Refusal, key: str = "") -> Message:
     return Message(RecordDict({"answer": head}), reply_to=message)
 
 
+def _decoded(array: Array) -> np.ndarray[Any, Any]:
+    """As `array.numpy()`; nothing is allocated for a head that claims more bytes than came."""
+    read = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    with io.BytesIO(array.data) as file:
+        shape, _, dtype = read[np.lib.format.read_magic(file)](file)
+        left = len(array.data) - file.tell()
+    if math.prod(shape) * dtype.itemsize != left:
+        raise ValueError(f"{left} bytes of {dtype} {shape}")
+    return array.numpy()
+
+
 def _arrays(content: RecordDict, key: str, count: int) -> list[np.ndarray[Any, Any]]:
     """The arrays of a record from an untrusted side; whatever is wrong with them is MALFORMED."""
     try:
-        found = content.array_records[key].to_numpy_ndarrays()
+        found = [_decoded(array) for array in content.array_records[key].values()]
     except Exception as error:  # a hostile array can raise anything while it is decoded
         name = type(error).__name__
         raise WireError(Refusal.MALFORMED, f"record {key!r} is unreadable ({name})") from None

@@ -259,6 +259,27 @@ def test_hostile_answers_are_malformed_and_nothing_else(loopback: Any, data: Any
     assert caught.value.code is Refusal.MALFORMED
 
 
+@pytest.mark.parametrize("shape", [(2**31,), (2**40,), (2**20, 2**20), (-1,), (3,)])
+def test_nothing_is_allocated_for_bytes_that_did_not_come(
+    loopback: Any, shape: tuple[int, ...]
+) -> None:
+    import tracemalloc
+
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(16)
+    message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
+    array = Array("float64", (2,), "numpy.ndarray", data)
+    message.content["question"] = ArrayRecord({"rows": array, "scales": array})
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="unreadable") as raised:
+            wire.read_ask(message, 5)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert raised.value.code is Refusal.MALFORMED
+
+
 @pytest.mark.parametrize("data", [b"", b"PK", b"\x93NUMPY\x01\x00v\x00{", b"x" * 100_000])
 def test_hostile_questions_are_malformed_and_nothing_else(loopback: Any, data: bytes) -> None:
     message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)

@@ -6,6 +6,7 @@ is named by what it is made of, and made once.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import shutil
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
-from privsyn_flower.data.storage import build_folder
+from privsyn_flower.data.storage import build_folder, file_digest
 from privsyn_flower.evaluation.classification import Classifier, Examples, macro_f1
 from privsyn_flower.evaluation.downstream import Downstream, Rows, Tuning, choose_learning_rate
 from privsyn_flower.progress import Progress, silent
@@ -102,8 +103,8 @@ def public_start(
     if steps == 0:
         return base
     tuning = [steps, *vars(tuning_of(config)).values(), config.evaluation.learning_rates]
-    # The federation's folder is named by its content.
-    content = [_MADE, folder_fingerprint(base), tuning, federation.folder.name]
+    # Not the folder's name, which is a digest of private text too.
+    content = [_MADE, folder_fingerprint(base), tuning, *_public_digests(federation.folder)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
     target = cache_folder(config) / "models" / f"start-{key}"
     if target.is_dir():
@@ -128,6 +129,12 @@ def public_start(
         (folder / RATE_FILE).write_text(json.dumps({"rate": rate, "tried": tried}), "utf-8")
 
     return build_folder(target, fill)
+
+
+@functools.lru_cache(maxsize=8)  # a prepared folder never changes
+def _public_digests(folder: Path) -> list[str]:
+    """Digests of a federation's public text, and of nothing else in its folder."""
+    return [file_digest(folder / name) for name in ("public.arrow", "public_validation.arrow")]
 
 
 def save_model(model: Any, base: Path, folder: Path) -> None:

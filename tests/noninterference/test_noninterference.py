@@ -1,0 +1,150 @@
+"""Nothing but a user's bounded vector tells a server what that user wrote.
+
+A whole run of each method, twice: on ordinary users, and with one user's texts replaced by
+hostile ones. With equal randomness and without that user's vector, everything that the server
+gets, writes or shows is the same bytes.
+
+PRIVSYN_NONINTERFERENCE=full runs every method in every way (`make noninterference`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.client_apps import votes
+from privsyn_flower.wire import Refusal, WireError
+
+from .hostile import FORMATS, HOSTILE, TARGET, neighbour
+from .rig import Rig, Seen, differences, forced, rig
+from .worlds import Case, app_world, population, world
+
+__all__ = ["forced", "rig"]  # fixtures
+
+FULL = os.environ.get("PRIVSYN_NONINTERFERENCE") == "full"
+
+# Between them: every method, both kinds of node, every format, with and without labels, masked
+# sums and plain ones, coins, turns, evaluations and both parties that may add the noise.
+FEW: list[tuple[Case, tuple[str, ...]]] = [
+    (Case("pretext", False, "jsonl"), ("together", "empty", "raising")),
+    (Case("pretext", True, "csv"), ("together", "blank")),
+    (Case("popri", True, "jsonl", labels=True), ("together",)),
+    (Case("popri", False, "csv"), ("together",)),
+    (
+        Case("dp-fedavg", False, "parquet", values=(("training.adaptive-clipping", True),)),
+        ("together", "raising"),
+    ),
+    (
+        Case("dp-fedavg", True, "csv", values=(("sampler", "poisson"), ("sampling-rate", 0.5))),
+        ("together", "empty"),
+    ),
+    (Case("dp-fedavg", False, "jsonl", held_out=True), ("together", "blank")),
+    (Case("dp-ftrl", True, "jsonl"), ("together", "raising")),
+    (Case("app", True, "csv"), ("together", "raising")),
+    (Case("app-ftrl", False, "jsonl", values=(("aggregation", "plain"),)), ("together", "empty")),
+]
+
+
+def every() -> Iterator[tuple[Case, tuple[str, ...]]]:
+    """The whole matrix: each kind of hostile text by itself, and all that can be together."""
+    kinds = (*HOSTILE, "together")
+    for method in ("pretext", "popri", "dp-fedavg", "dp-ftrl", "app", "app-ftrl"):
+        for deployed in (False, True):
+            for format_ in FORMATS:
+                for labels in (False, True):
+                    for aggregation in ("secure", "plain"):
+                        values = (("aggregation", aggregation),)
+                        yield Case(method, deployed, format_, labels, values=values), kinds
+
+
+def named(value: Any) -> str:
+    """A test's name says its case and, of the few, what the target writes."""
+    return str(value) if isinstance(value, Case) else "all" if FULL else "+".join(value)
+
+
+@pytest.fixture
+def made(causal_folder: Path, rig: Rig) -> Callable[[Case, str], Seen]:
+    """(case, "" or a kind of hostile text) -> what was seen of that run."""
+
+    def run(case: Case, kind: str) -> Seen:
+        users = population(case.deployed or case.method.startswith("app"))
+        users = neighbour(users, kind) if kind else users
+        if case.method.startswith("app"):
+            return rig.run(app_world(case, users, rig.stream))
+        return rig.run(world(case, users, causal_folder, rig.stream))
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "kinds"), list(every()) if FULL else FEW, ids=named)
+def test_nothing_tells_what_one_user_wrote(
+    case: Case, kinds: tuple[str, ...], made: Callable[[Case, str], Seen]
+) -> None:
+    before = made(case, "")
+    assert not before.failure
+    assert bool(before.contributions) is not case.held_out, "the test would see nothing"
+    failures = []
+    for kind in kinds:
+        found = differences(before, made(case, kind))
+        if found:
+            failures += [f"--- {TARGET} writes {kind}: {len(found)} differences", *found[:6]]
+    assert not failures, "\n".join(failures)
+
+
+def _logs(text: str) -> None:
+    logging.getLogger("privsyn_flower").info("embedding %d characters", len(text))
+
+
+def _warns(text: str) -> None:
+    warnings.warn(f"a sequence of {len(text)} is too long", stacklevel=2)
+
+
+def _prints(text: str) -> None:
+    print(len(text), file=sys.stderr)
+
+
+def _refuses(text: str) -> None:
+    if len(text) > 1000:
+        raise WireError(Refusal.MEMORY, "too long")
+
+
+@pytest.mark.parametrize(
+    ("leak", "where"),
+    [(_logs, "log"), (_warns, "log"), (_prints, "stderr"), (_refuses, "message")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_a_node_that_tells_something_is_found(
+    leak: Callable[[str], None],
+    where: str,
+    made: Callable[[Case, str], Seen],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The instrument itself: each way out is watched."""
+    real = votes.user_rows
+
+    def telling(query: Any, users: Any, node: Any) -> Any:
+        leak(max((text for texts in users.values() for text in texts), key=len))
+        return real(query, users, node)
+
+    monkeypatch.setattr(votes, "user_rows", telling)
+    case = Case("pretext", True, "jsonl")
+    found = differences(made(case, ""), made(case, "long"))
+    assert any(name.startswith(where) for name in found)
+
+
+def test_a_vector_that_is_not_forced_is_found(
+    made: Callable[[Case, str], Seen], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What epsilon is about shows, in a sum that is not masked."""
+    case = Case("pretext", True, "jsonl", values=(("aggregation", "plain"),))
+    monkeypatch.setattr("tests.noninterference.rig.TARGET", "nobody")
+    found = differences(made(case, ""), made(case, "public"))
+    assert any("reply" in name for name in found)
