@@ -39,6 +39,7 @@ from privsyn_flower.client_apps import (
     updates,
     votes,
 )
+from privsyn_flower.run_log import RUN_LOG
 from privsyn_flower.secagg import keys
 from privsyn_flower.text.lm_metrics import Scorer
 from privsyn_flower.training.models import LoadedLM
@@ -49,6 +50,9 @@ from .hostile import RAISES, TARGET
 # Wall-clock time, by key of a JSON object and by file. Everything else is compared.
 CLOCK_KEYS = {"wall_seconds", "stage_seconds", "seconds", "exchange_seconds", "time", "t"}
 CLOCK_FILES = {"checkpoints/seconds.json"}
+CLOCK = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", re.MULTILINE)  # of run.log's lines
+# What a simulation tells its owner's terminal, and nobody else, of what failed on its nodes.
+FAILED = re.compile(r"^warning: .* zeros and noise were sent \(.*\)\n", re.MULTILINE)
 # What a simulation keeps for its nodes, in folders of its owner's only: not the server's.
 # skipped.txt is for the terminal of whoever owns the private file.
 PRIVATE = ("private.arrow", "test.arrow", "development.arrow", "skipped.txt")
@@ -161,7 +165,7 @@ def forced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Stream, Callable[[
 
     def noted(query: Any, noise: Any, users: Any, taking: Any, node: Any, kind: Any) -> Any:
         names = list(users)
-        takers = [name for name, takes in zip(names, taking, strict=True) if takes]
+        takers = [name for name, asked in zip(names, taking.asked, strict=True) if asked]
         now["index"] = names.index(TARGET) if TARGET in names else None
         now["taker"] = takers.index(TARGET) if TARGET in takers else None
         return real(query, noise, users, taking, node, kind)
@@ -229,6 +233,7 @@ def _force_metrics(monkeypatch: Any, now: dict[str, Any], counted: Any) -> None:
             if now[_place] is None:
                 return total
             own = slice(now[_place], now[_place] + 1)
+            options["counted"] = options["counted"][own]
             return total - counted(_real(*(part[own] for part in numbers), **options))
 
         monkeypatch.setattr(module, name, without)
@@ -346,7 +351,7 @@ class Rig:
         seen.add("how the run ended", seen.failure.encode())
         seen.add("log", "\n".join(lines.lines).encode("utf-8", "surrogatepass"))
         seen.add("stdout", out.encode("utf-8", "surrogatepass"))
-        seen.add("stderr", err.encode("utf-8", "surrogatepass"))
+        seen.add("stderr", FAILED.sub("", err).encode("utf-8", "surrogatepass"))
         for top in ("run", "cache"):
             _add_files(seen, place / top, top)
         own = str(place).encode()
@@ -377,6 +382,8 @@ def _add_files(seen: Seen, folder: Path, top: str) -> None:
                 continue
             name = FOLDER.sub("data/FOLDER", name)
         content = b"" if name in CLOCK_FILES else path.read_bytes()
+        if name == RUN_LOG:
+            content = CLOCK.sub(b"", content)
         if path.suffix in (".json", ".jsonl"):
             private = {ORIGIN} if name == "data/FOLDER/meta.json" else set()
             content = _cleaned(content, CLOCK_KEYS | private)

@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 
 from privsyn_flower.secagg.session import Code
 from privsyn_flower.training.models import LoadedLM
-from privsyn_flower.wire import Refusal
+from privsyn_flower.wire import POLICY_KEYS, Refusal
 from tests.conftest import node_context
 from tests.fuzz import fuzz_settings
 
@@ -129,9 +129,9 @@ def _check(reply: Message) -> None:
     assert name == "answer"
     ticket = {"protocol", "code", "run", "query", "round", "attempt"}
     facts = {"protocol", "code", "weight", "partition", "deployed", "seeded"}
-    assert set(record) <= (ticket | {"vector"} if record["code"] == "ok" else ticket) or (
-        set(record) == facts
-    )
+    more = {"vector"} if record["code"] == "ok" else {"key"}
+    assert set(record) <= ticket | more or set(record) == facts
+    assert record.get("key", "queries") in POLICY_KEYS
 
 
 @pytest.fixture
