@@ -127,6 +127,11 @@ class PrivacyStatement:
     @property
     def threat_model(self) -> str:
         """One line for summary.json and tables."""
+        split = "; the split was chosen by private text" if self.split == "private" else ""
+        return f"{self._holds()}{split}"
+
+    def _holds(self) -> str:
+        """Against whom the claim holds."""
         if self.private_selection:
             return "none: checkpoints were chosen by private text, which epsilon does not cover"
         if self.simulation_seeded:

@@ -105,7 +105,9 @@ def test_how_a_simulation_was_split():
     assert "the preparation of a simulated split" in simulated.sentence()  # whoever made it
     assert "split" not in replace(simulated, split="own").sentence()
     for one in (PLAIN, SECURE):
-        text = replace(one, simulated=True, benchmark=True, split="private").sentence()
+        chosen = replace(one, simulated=True, benchmark=True, split="private")
+        text = chosen.sentence()
+        assert chosen.threat_model == f"{one.threat_model}; the split was chosen by private text"
         assert "EPSILON DOES NOT COVER THE SPLIT" in text and "by reading private text" in text
         assert "the preparation" not in text
     with pytest.raises(ValueError, match="split = 'public'"):
