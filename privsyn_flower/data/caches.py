@@ -8,6 +8,7 @@ only, and no longer than the text (`vectors.py`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 from collections import OrderedDict
@@ -27,8 +28,10 @@ Content = tuple[tuple[str, tuple[str, ...]], ...]
 
 BATCH = 1024  # texts embedded between two commits: what an interruption can cost
 MEMO_BYTES = 512 * 2**20  # embeddings kept in this process, the latest first
-# What is raised for a reason that is no user's text; anything else is that user's failure.
-NOT_DATA = (UnavailableError, ImportError, KeyboardInterrupt, SystemExit, GeneratorExit)
+ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # of the process; no user's failure
+# No embedder, whoever's text it is for. But it is asked for only where rows are missing, so a text
+# that changed may be what shows it: users whose rows are kept must not go with the others.
+NO_EMBEDDER = (UnavailableError, ImportError)
 
 
 class EmbeddingCache:
@@ -54,8 +57,8 @@ class EmbeddingCache:
         cache that cannot be read or written is done without. Both arrays are read-only: a
         repeat in this process returns them again.
 
-        Raises only what `embed` raises for reasons that are nobody's text: ImportError and
-        UnavailableError (`privsyn_flower.text.ModelUnavailableError` is one).
+        Where there is no embedder (ImportError, UnavailableError), users with kept rows have theirs
+        and the others none.
         """
         content: Content = tuple((user, tuple(texts)) for user, texts in users.items())
         key = (str(self.folder), self.fingerprint, content)
@@ -179,7 +182,11 @@ def _embed_users(content: Content, positions: Sequence[int], embed: Embed) -> di
     fresh: dict[str, Floats] = {}
     for position in positions:
         user, texts = content[position]
-        rows = _one_user(position, texts, embed)
+        try:
+            rows = _one_user(position, texts, embed)
+        except NO_EMBEDDER as error:
+            NODE_LOG.warning("no embedder (%s): only kept rows count", type(error).__name__)
+            break
         if rows is not None:
             fresh[user] = rows
     return fresh
@@ -192,7 +199,7 @@ def _one_user(position: int, texts: Sequence[str], embed: Embed) -> Floats | Non
         if np.isfinite(rows).all():
             return rows
         reason = "rows that are not finite"
-    except NOT_DATA:
+    except (*ENDS, *NO_EMBEDDER):
         raise
     except BaseException as error:  # a panic in the tokenizer's Rust code is no Exception
         reason = type(error).__name__
@@ -202,8 +209,10 @@ def _one_user(position: int, texts: Sequence[str], embed: Embed) -> Floats | Non
 
 def _width(embed: Embed) -> int:
     """d, from a text that is nobody's; 0 when even that cannot be embedded."""
-    rows = _one_user(-1, [" "], embed)
-    return 0 if rows is None else rows.shape[1]
+    with contextlib.suppress(*NO_EMBEDDER):
+        rows = _one_user(-1, [" "], embed)
+        return 0 if rows is None else rows.shape[1]
+    return 0
 
 
 def _batches(content: Content, positions: Sequence[int]) -> Iterator[list[int]]:

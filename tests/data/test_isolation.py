@@ -104,15 +104,31 @@ def test_an_embedder_of_the_wrong_shape_gives_no_rows(
     assert by_user(tmp_path, USERS, lambda _: np.zeros(shape)) == {}
 
 
-@pytest.mark.parametrize(
-    "error",
-    [ModelUnavailableError("no model"), ImportError("torch"), KeyboardInterrupt(), SystemExit()],
-    ids=repr,
-)
-def test_what_is_no_users_fault_is_raised(tmp_path: Path, error: BaseException) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit()], ids=repr)
+def test_what_ends_the_process_is_raised(tmp_path: Path, error: BaseException) -> None:
     with pytest.raises(type(error)) as caught:
         by_user(tmp_path, USERS, failing(error))
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "error", [ModelUnavailableError("no model"), ImportError("torch")], ids=repr
+)
+def test_without_an_embedder_a_changed_text_takes_nobody_along(
+    tmp_path: Path, error: BaseException
+) -> None:
+    """The embedder is asked for only where rows are missing."""
+
+    def absent(texts: list[str]) -> npt.NDArray[np.floating]:
+        raise error
+
+    kept = by_user(tmp_path, USERS, Embedder())
+    assert "ü" in kept and len(kept) > 1
+    found = by_user(tmp_path, {**USERS, "ü": ["another text"]}, absent)
+    assert found.keys() == kept.keys() - {"ü"}
+    for user, rows in found.items():
+        np.testing.assert_array_equal(rows, kept[user])
+    assert by_user(tmp_path / "fresh", USERS, absent) == {}
 
 
 def test_an_embedder_that_mixes_its_texts_mixes_no_users(tmp_path: Path) -> None:
