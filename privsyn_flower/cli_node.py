@@ -58,6 +58,8 @@ def show(
     typer.echo(f"policy: {_source(facts['policy_file'], node_config)}")
     for key, value in facts["policy"].items():
         typer.echo(f"{key} = {json.dumps(value)}")
+    if not Path(facts["folder"]).is_dir():
+        typer.echo("the folder does not exist: a node's is the `cache` of its node config")
     typer.echo("\n".join(_described(facts["records"], facts["policy"]["lifetime-epsilon"])))
     typer.echo("\n".join(_failed(facts["failures"])))
 
@@ -88,7 +90,9 @@ def forget(
     from privsyn_flower.data import EmbeddingCache
     from privsyn_flower.data.users import to_name
 
-    folder, user = folder.expanduser(), to_name(user)
+    folder, given, user = _there(folder.expanduser()), user, to_name(user)
+    if not user:
+        raise _fail(ValueError(f"user = {given!r} is no id: name the one in the data file"))
     try:
         # Withdrawn first: a query answered meanwhile must not embed the text again.
         known = NodeRecords(folder / RECORDS_FILE).forget(user)
@@ -103,6 +107,13 @@ def forget(
             "against the data file, or the user goes on taking part"
         )
     typer.echo("the text itself is in the node's data file: delete it there")
+
+
+def _there(folder: Path) -> Path:
+    """The folder, which must be a node's already."""
+    if not folder.is_dir():
+        raise _fail(ValueError(f"{folder} is no folder of a node: name its `cache` with --folder"))
+    return folder
 
 
 def _facts(folder: Path, policy: Path | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 import time
@@ -28,7 +29,7 @@ from privsyn_flower.run_log import log_size, read_warnings
 from privsyn_flower.runs import RunFolder, RunLocked, lock_holder, write_atomic
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
-ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
@@ -78,6 +79,7 @@ def run_command(
     if not loaded.run_folder:
         folder = _claimed(folder)
         final = absolute_paths(loaded, folder)
+    _own(folder)
     write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
     return _start(folder, final, there)
 
@@ -120,9 +122,26 @@ def _claimed(folder: Path) -> Path:
     for number in itertools.count(1):
         own = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         with suppress(FileExistsError):
-            own.mkdir(parents=True)
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.mkdir(mode=0o700)
             return own
     raise AssertionError("unreachable")
+
+
+def _own(folder: Path) -> None:
+    """Shut the folder to other accounts: the app that Flower runs as this one is written there.
+
+    Raises RunFailed when something in it is another account's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # from here on nobody adds anything
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):  # of a run that goes on
+            if path.lstat().st_uid != os.getuid():
+                raise RunFailed(
+                    f"{path} belongs to another account of this machine, which could put code "
+                    "into the run: choose a run-folder of your own"
+                )
 
 
 def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
@@ -164,6 +183,7 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
+    _own(folder)
     stored = load_config(path)
     # It may lie elsewhere than at its start. Whether it may go on is no question of paths: the
     # ledger knows the run (`strategies.rounds`).
@@ -186,6 +206,7 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             return _watch(folder, flower, log=0)
     if flower is not None:
         flower.close()
+    LocalFlower.end_moved(folder)
     _check_ready(config, folder, federation, resumed=True)
     if federation is None:
         _prepare(config)
@@ -287,7 +308,9 @@ def _stop(folder: Path, flower: LocalFlower) -> None:
             flower.stop()
         except FlowerError as error:
             _tell(str(error))
-        _tell(f"continue it with: privsyn run --resume {folder}")
+        complete = (folder / "summary.json").exists()
+        what = "it was complete already; show it with" if complete else "continue it with"
+        _tell(f"{what}: privsyn run --resume {folder}")
 
 
 class _Follower:

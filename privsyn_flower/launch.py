@@ -104,6 +104,23 @@ class LocalFlower:
         found.scratch = Path(facts["scratch"]) if facts.get("scratch") else None
         return found if found.healthy() else None
 
+    @classmethod
+    def end_moved(cls, run_folder: Path) -> None:
+        """End what still runs for a folder that was moved here from where it was started.
+
+        A copy's original is left alone: its folder is still there.
+        """
+        path = run_folder / "flower.json"
+        facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        if (
+            "federation" in facts
+            or (Path(facts.get("folder", run_folder)) / "config.toml").exists()
+        ):
+            return
+        old = cls(Path(facts["folder"]), port=facts["port"])
+        old.scratch = Path(facts["scratch"]) if facts.get("scratch") else None
+        old._clear()
+
     def environment(self) -> dict[str, str]:
         """The environment of every process started here."""
         return flower_environment(self.home, self.port) | self._ray
@@ -204,8 +221,9 @@ class LocalFlower:
 
 def users_cluster() -> str:
     """The Ray cluster that the user wants simulations in, and protects; "": none, we start one."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    return "" if address == "local" else address
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    # "auto" is whatever cluster a file in the shared /tmp/ray names, whoever wrote it.
+    return "" if address in ("local", "auto") else address
 
 
 def ray_folder() -> Path:
@@ -220,6 +238,7 @@ def ray_folder() -> Path:
 def private_ray(scratch: Path) -> dict[str, str]:
     """The environment of a Ray on loopback that only holders of a new random token can use."""
     return {
+        **({"RAY_ADDRESS": "local"} if "RAY_ADDRESS" in os.environ else {}),  # it may say "auto"
         "RAY_TMPDIR": str(scratch),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch for loopback, on Linux too
         "RAY_AUTH_MODE": "token",

@@ -30,7 +30,7 @@ def test_show_changes_nothing(tmp_path: Path) -> None:
     result = privsyn("show", "--folder", tmp_path / "node")
     assert result.exit_code == 0
     assert "lifetime-epsilon = 10.0" in result.stdout
-    assert "answered nothing" in result.stdout
+    assert "answered nothing" in result.stdout and "does not exist" in result.stdout
     assert not (tmp_path / "node").exists()
 
 
@@ -147,11 +147,21 @@ def test_forget_withdraws_and_erases(tmp_path: Path) -> None:
 
 
 def test_forget_of_an_unknown_id_holds_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
     result = privsyn("forget", "anne", "--folder", tmp_path / "node")
     assert result.exit_code == 0
     assert "check its spelling" in result.stdout
     records = NodeRecords(tmp_path / "node" / RECORDS_FILE)
     assert records.withdrawn(["anne"]).tolist() == [True]
+
+
+def test_nothing_is_forgotten_where_no_node_is(tmp_path: Path) -> None:
+    result = privsyn("forget", "anne", "--folder", tmp_path / "nodes")
+    assert result.exit_code == 2 and "name its `cache` with --folder" in result.stderr
+    assert not (tmp_path / "nodes").exists()
+    result = privsyn("forget", "  ", "--folder", tmp_path)
+    assert result.exit_code == 2 and "is no id" in result.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_roster_check(tmp_path: Path) -> None:

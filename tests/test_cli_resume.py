@@ -6,6 +6,7 @@ The command and the ServerApp are real; only Flower between them, and the method
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,30 @@ def begun(
     nodes[100].before_answer = None
     assert len(list((folder / "releases").iterdir())) == 2
     return folder
+
+
+def test_what_runs_for_a_moved_folder_ends(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Path] = []
+    monkeypatch.setattr(LocalFlower, "_clear", lambda flower: ended.append(flower.home))
+    copy = begun.with_name("copy")
+    shutil.copytree(begun, copy)
+    LocalFlower.end_moved(copy)
+    LocalFlower.end_moved(begun)
+    assert not ended
+    moved = begun.rename(begun.with_name("moved"))
+    LocalFlower.end_moved(moved)
+    assert ended == [begun / ".flower"]
+
+
+def test_a_folder_with_something_of_another_account_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared" / ".flower").mkdir(parents=True, mode=0o777)
+    cli_run._own(tmp_path / "shared")
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(RunFailed, match="belongs to another account"):
+        cli_run._own(tmp_path / "shared")
 
 
 def charges(home: Path) -> list[tuple[int, str]]:

@@ -141,7 +141,9 @@ def test_where_accounts_cannot_be_told_apart_flowers_command_is_started_as_it_is
         own_account.can_tell.cache_clear()
 
 
-@pytest.mark.parametrize(("address", "said"), [("10.0.0.1:6379", True), ("local", False)])
+@pytest.mark.parametrize(
+    ("address", "said"), [("10.0.0.1:6379", True), ("local", False), ("auto", False), (" ", False)]
+)
 def test_only_a_cluster_of_the_users_own_is_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, capsys: Any, address: str, said: bool
 ) -> None:

@@ -60,7 +60,8 @@ def prepare(
     def fill(folder: Path) -> None:
         skipped: list[str] = []
         source = load_source(config, cache, note, skipped.append)
-        note("removing duplicates and splitting users")
+        across = config.near_duplicates == "remove"
+        note("removing near duplicates and splitting users" if across else "splitting users")
         _write(folder, split(source, config), config, source.origin)
         (folder / SKIPPED).write_text("".join(f"{line}\n" for line in skipped), "utf-8")
 

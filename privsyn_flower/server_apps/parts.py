@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
@@ -165,7 +165,7 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         sampling_rate=config.sampling_rate,
         keys=config.node_keys,
         simulated=not is_deployment(config),
-        split="private" if config.data.chosen_by_text else "own",
+        split=_split(config),
         ledger_scope=run_ledger.ledger_scope(config.population_name),
         simulation_seeded=config.simulation_seeded_noise,
         benchmark=config.benchmark,
@@ -174,6 +174,13 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
         private_selection=config.method == "popri" and config.popri.checkpoint == "private",
         adaptive_clipping=config.trains and config.training.adaptive_clipping,
     )
+
+
+def _split(config: RunConfig) -> Literal["own", "private", "unknown"]:
+    """How a simulation's users came about. Modules are users by how many docstrings they have."""
+    if config.data.chosen_by_text:
+        return "private"
+    return "unknown" if config.data.source == "docstrings" else "own"
 
 
 def _aggregator_claims(config: RunConfig, z: float) -> dict[str, Any]:
