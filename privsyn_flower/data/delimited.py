@@ -6,11 +6,14 @@ kept and the rest is passed over, so memory is bounded and the record keeps its 
 
 A writer that quotes and doubles makes no broken record, whatever the text. In a file of another
 origin (quotes inside quotes not doubled, no quoting at all, a file cut off) a record can be broken:
-text follows a closing quote, or a quote is never closed. Then its first line is given up, and
-reading goes on with the line below: one stray quote costs one row. Two limits of that, which no
-reader of such files can do without: a stray quote that a later one happens to close makes one row
-of what lies between them; and what lies below a quote left open for more than `MAX_REPLAY`
-characters is lost up to the end of that record.
+text follows a closing quote, or a quote is not closed before the file ends. Then its first line is
+given up, and reading goes on with the line below, however far away that was found out: one stray
+quote costs one row. One limit of that, which no reader of such files can do without: a stray quote
+that a later one happens to close makes one row of what lies between them.
+
+To go on there nothing is remembered: a second reader of the same file follows the first, and what
+it reads of such a record is never searched a second time for the end of a quote. So each character
+is parsed twice at most, however many quotes are stray.
 
 The standard library's reader is no help: at a field above its limit, or at an error, it goes on
 with the next line, inside of the text.
@@ -18,7 +21,6 @@ with the next line, inside of the text.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,8 +28,6 @@ Piece = tuple[int, str]  # number of a line from 1, and the line or, of a very l
 
 MAX_FIELD = 2**20  # characters kept of a field
 MAX_FIELDS = 1000  # of the header, and so of any record
-MAX_REPLAY = 8 * 2**20  # characters kept to go on below the first line of a broken record
-MAX_REPLAY_LINES = 2**16
 
 
 @dataclass(slots=True)
@@ -40,13 +40,16 @@ class Record:
     count: int
 
 
-def records(pieces: Iterator[Piece], delimiter: str, end: str) -> Iterator[Record]:
+def records(
+    pieces: Iterator[Piece], again: Iterator[Piece], delimiter: str, end: str
+) -> Iterator[Record]:
     """Records in file order, broken ones among them; blank lines are none.
 
     pieces: lines with their `end` ("\\n" or "\\r"); a line longer than the reader takes at once is
-    several pieces of one number. Of the first record `MAX_FIELDS` fields are kept at most.
+    several pieces of one number. again: the same pieces, read only below a broken record. Of the
+    first record `MAX_FIELDS` fields are kept at most.
     """
-    source, width = _Source(pieces), 0
+    source, width = _Source(pieces, again), 0
     while (first := source.next()) is not None:
         line, piece = first
         if '"' in piece or not piece.endswith(end):
@@ -63,64 +66,61 @@ def records(pieces: Iterator[Piece], delimiter: str, end: str) -> Iterator[Recor
 
 def _parsed(source: _Source, first: Piece, parser: _Parser) -> Record:
     """The record that begins with `first`; where it is broken, source goes on below."""
-    source.remember(first)
-    more: Piece | None = first
-    while more is not None and parser.feed(more[1]):
-        more = source.next()
-        if more is not None:
-            source.remember(more)
+    last: Piece | None = first
+    line = first[0]
+    while last is not None:
+        line, piece = last
+        goes_on = parser.feed(piece)
+        if not goes_on or (piece.endswith(parser.end) and source.breaks_below(line)):
+            break
+        last = source.next()
     parser.finish()
     if parser.broken:
-        source.replay(below=first[0])
+        source.go_on_below(first[0], line)
         return Record(first[0], [], 0)
-    source.forget()
     return Record(first[0], parser.fields, parser.count)
 
 
 class _Source:
-    """Pieces in order; those of the record at hand may be read once more."""
+    """Pieces in order; below the first line of a broken record once more, from the other reader."""
 
-    def __init__(self, pieces: Iterator[Piece]) -> None:
-        self._pieces = pieces
-        self._waiting: deque[Piece] = deque()
-        self._seen: list[Piece] = []
-        self._size = 0  # characters seen of this record
-        self._skip = 0  # the line whose pieces are passed over
-        self._budget = MAX_REPLAY  # characters that may be read again: as many as were read, and so
+    def __init__(self, pieces: Iterator[Piece], again: Iterator[Piece]) -> None:
+        self._pieces, self._again = pieces, again
+        self._count = self._count_again = 0  # pieces had of each
+        self._behind = False  # whether pieces come from the other reader
+        self._skip = 0  # lines up to this one are passed over
+        self._breaks = 0  # the last line of the broken record that reached furthest
 
     def next(self) -> Piece | None:
-        while True:
-            if self._waiting:
-                piece = self._waiting.popleft()
-            else:
-                fresh = next(self._pieces, None)
-                if fresh is None:
-                    return None
-                piece = fresh
-                self._budget += len(piece[1])
-            if piece[0] != self._skip:
+        piece = self._any()
+        while piece is not None and piece[0] <= self._skip:
+            piece = self._any()
+        return piece
+
+    def breaks_below(self, line: int) -> bool:
+        """Whether a quote that is open at the end of this line is known to make no record.
+
+        An open quote at the beginning of a line ends alike whoever opened it, and one was open
+        at the beginning of each line of the broken record but its first.
+        """
+        return line < self._breaks
+
+    def go_on_below(self, line: int, last: int) -> None:
+        """Pass over the rest of the first line of a broken record that was read up to `last`."""
+        self._skip = line
+        if last > line:
+            self._breaks, self._behind = last, True
+
+    def _any(self) -> Piece | None:
+        if self._behind:
+            piece = next(self._again, None)
+            self._count_again += 1
+            self._behind = piece is not None and self._count_again < self._count
+            if piece is not None:
                 return piece
-
-    def remember(self, piece: Piece) -> None:
-        self._size += len(piece[1])
-        if self._size <= MAX_REPLAY and len(self._seen) < MAX_REPLAY_LINES:
-            self._seen.append(piece)
-        else:
-            self._size = MAX_REPLAY + 1
-            self._seen = [piece]  # where it ends
-
-    def forget(self) -> None:
-        self._seen, self._size = [], 0
-
-    def replay(self, below: int) -> None:
-        """Go on below the broken record's first line; below its last where it was too long."""
-        if self._size > min(MAX_REPLAY, self._budget):
-            self._skip = self._seen[-1][0]
-        else:
-            self._budget -= self._size
-            self._skip = below
-            self._waiting.extendleft(reversed([p for p in self._seen if p[0] != below]))
-        self.forget()
+        piece = next(self._pieces, None)
+        self._count += piece is not None
+        return piece
 
 
 class _Parser:
@@ -130,7 +130,7 @@ class _Parser:
         self.fields: list[str] = []
         self.count = 0
         self.broken = False
-        self._delimiter, self._end, self._width = delimiter, end, width
+        self.end, self._delimiter, self._width = end, delimiter, width
         self._parts: list[str] = []  # of the field at hand
         self._room = MAX_FIELD
         self._state = "start"  # of a field; or: plain, inside (of quotes), after (a quote inside)
@@ -149,16 +149,16 @@ class _Parser:
                 self._state = "inside"
                 at += 1
             elif self._state == "after" and piece[at] != self._delimiter:
-                self.broken = _stripped(piece[at:], self._end) not in ("", "\r")
+                self.broken = _stripped(piece[at:], self.end) not in ("", "\r")
                 at = len(piece)
             else:
                 at = self._plain(piece, at)
-        return not self.broken and (self._state == "inside" or not piece.endswith(self._end))
+        return not self.broken and (self._state == "inside" or not piece.endswith(self.end))
 
     def finish(self) -> None:
         """The record is over: what it holds is in `fields`, unless a quote is still open."""
         self.broken = self.broken or self._state == "inside"
-        if self._state == "plain" and self._end == "\n" and self._parts:
+        if self._state == "plain" and self.end == "\n" and self._parts:
             self._parts[-1] = self._parts[-1].removesuffix("\r")
         self._end_field()
 
@@ -173,7 +173,7 @@ class _Parser:
     def _plain(self, piece: str, at: int) -> int:
         stop = piece.find(self._delimiter, at)
         if stop < 0:
-            self._keep(piece[at:].removesuffix(self._end))
+            self._keep(piece[at:].removesuffix(self.end))
             self._state = "plain"
             return len(piece)
         self._keep(piece[at:stop])

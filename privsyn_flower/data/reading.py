@@ -13,14 +13,16 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain, groupby, islice
 from operator import itemgetter
+from os.path import samestat
 from pathlib import Path
 from typing import Any, TextIO
 
-from .delimited import MAX_FIELDS, records
+from .delimited import MAX_FIELDS, Piece, Record, records
 from .findings import UTF8
 from .long_lines import shortened
 from .storage import DataError, require_arrow
@@ -63,16 +65,18 @@ def column_names(path: Path) -> list[str]:
 
 
 def _jsonl_rows(path: Path, report: Report) -> Iterator[Row]:
-    for number, pieces in groupby(_pieces(path, report), itemgetter(0)):
-        parts = [piece for _, piece in islice(pieces, 2)]
-        if len(parts) == 1 and not parts[0].strip():
-            continue
-        rest = (piece for _, piece in pieces)
-        try:
-            yield number, _json_row(parts, rest)
-        except Exception:  # whatever it is, it is this line's
-            report(number, "the line is no JSON object", "write one JSON object per line")
-            yield number, {}
+    end = _line_end(path)
+    with _opened(path, end) as handle:
+        for number, pieces in groupby(_pieces(handle, end, report), itemgetter(0)):
+            parts = [piece for _, piece in islice(pieces, 2)]
+            if len(parts) == 1 and not parts[0].strip():
+                continue
+            rest = (piece for _, piece in pieces)
+            try:
+                yield number, _json_row(parts, rest)
+            except Exception:  # whatever it is, it is this line's
+                report(number, "the line is no JSON object", "write one JSON object per line")
+                yield number, {}
 
 
 def _json_row(parts: list[str], rest: Iterator[str]) -> dict[str, Any]:
@@ -95,15 +99,10 @@ def _short_integer(digits: str) -> int | None:
 
 def _csv_rows(path: Path, report: Report, delimiter: str) -> Iterator[Row]:
     header: list[str] | None = None
-    for record in records(_pieces(path, report), delimiter, _line_end(path)):
+    for record in _csv_records(path, report, delimiter):
         line = record.line
         if header is None:
-            if not 0 < record.count <= MAX_FIELDS:
-                raise DataError(
-                    f"{path.name}: the header in line {line} is not valid CSV, or has more than "
-                    f"{MAX_FIELDS} columns"
-                )
-            header = record.fields
+            header = _header(record, path.name)
         elif record.count == len(header):
             yield line, dict(zip(header, record.fields, strict=True))
         else:
@@ -115,6 +114,27 @@ def _csv_rows(path: Path, report: Report, delimiter: str) -> Iterator[Row]:
                 advice = "write the file with a CSV library, which doubles quotes in a text"
             report(line, problem, advice)
             yield line, {}
+
+
+def _csv_records(path: Path, report: Report, delimiter: str) -> Iterator[Record]:
+    """By two readers of one file: another's quotes would not be where the first found them."""
+    end = _line_end(path)
+    with _opened(path, end) as handle, _opened(path, end) as second:
+        if not samestat(os.fstat(handle.fileno()), os.fstat(second.fileno())):
+            raise DataError(f"{path.name} was replaced while it was opened: read it again")
+        again = _pieces(second, end, lambda *_: None)
+        yield from records(_pieces(handle, end, report), again, delimiter, end)
+
+
+def _header(record: Record, name: str) -> list[str]:
+    where = f"{name}: the header in line {record.line}"
+    if not record.count:
+        raise DataError(
+            f"{where} is not valid CSV: a quote in it is never closed, or text follows one"
+        )
+    if record.count > MAX_FIELDS:
+        raise DataError(f"{where} has more than {MAX_FIELDS} columns")
+    return record.fields
 
 
 def _parquet_rows(path: Path, report: Report, columns: Collection[str]) -> Iterator[Row]:
@@ -162,19 +182,17 @@ def _parquet(path: Path) -> Iterator[Any]:
         ) from None
 
 
-def _pieces(path: Path, report: Report) -> Iterator[tuple[int, str]]:
+def _pieces(handle: TextIO, end: str, report: Report) -> Iterator[Piece]:
     """Decoded lines with their numbers and ends, one longer than MAX_LINE in several pieces;
     bytes that are not UTF-8 become U+FFFD."""
-    end = _line_end(path)
     number, whole = 0, True
-    with _opened(path, end) as handle:
-        while piece := handle.readline(MAX_LINE):
-            number += whole
-            whole = piece.endswith(end)
-            if not piece.isascii() and _ESCAPED_BYTE.search(piece):
-                piece = piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-                report(number, "the line holds bytes that are not UTF-8", UTF8)
-            yield number, piece
+    while piece := handle.readline(MAX_LINE):
+        number += whole
+        whole = piece.endswith(end)
+        if not piece.isascii() and _ESCAPED_BYTE.search(piece):
+            piece = piece.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+            report(number, "the line holds bytes that are not UTF-8", UTF8)
+        yield number, piece
 
 
 def _line_end(path: Path) -> str:

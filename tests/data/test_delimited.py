@@ -6,6 +6,7 @@ import csv
 import io
 import tracemalloc
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 from hypothesis import given
@@ -19,14 +20,16 @@ HOSTILE = st.text(st.sampled_from('",\t\n\r\0 ax7é\u2028'), max_size=12)
 
 def pieces(text: str, end: str, size: int) -> Iterator[Piece]:
     """Lines, in parts of at most `size` characters."""
+    ends = text.count(end)
     for number, line in enumerate(text.split(end), 1):
-        line += end if number <= text.count(end) else ""
+        line += end if number <= ends else ""
         for at in range(0, len(line), size):
             yield number, line[at : at + size]
 
 
 def read(text: str, end: str = "\n", size: int = 99, delimiter: str = ",") -> list[Record]:
-    return list(records(pieces(text, end, size), delimiter, end))
+    lines = pieces(text, end, size), pieces(text, end, size)
+    return list(records(*lines, delimiter, end))
 
 
 @given(
@@ -81,28 +84,57 @@ def test_below_a_broken_record_reading_goes_on_in_the_next_line():
 def test_a_long_quoted_text_makes_no_rows(monkeypatch):
     """Beyond every limit as well: what is inside of quotes stays there."""
     monkeypatch.setattr(delimited, "MAX_FIELD", 10)
-    monkeypatch.setattr(delimited, "MAX_REPLAY", 40)
-    inside = "victim,evil\n" * 50
+    inside = "victim,evil\n" * 70_000
     for after in ('",2', '"'):
-        found = read(f'u,t,n\nm,"{inside}{after}\nb,fine,2\n', size=5)
-        assert [record.line for record in found] == [1, 2, 53]
+        found = read(f'u,t,n\nm,"{inside}{after}\nb,fine,2\n')
+        assert [record.line for record in found] == [1, 2, 70_003]
         assert found[1].fields[:2] == ["m", "victim,evi"]
         assert found[2].fields == ["b", "fine", "2"]
 
 
-def test_a_long_broken_record_is_given_up_whole(monkeypatch):
-    monkeypatch.setattr(delimited, "MAX_REPLAY", 40)
-    lost = "lost,row\n" * 50
-    found = read(f'u,t\nm,"{lost}x,"y" z\nb,fine\n')
-    assert [(record.line, record.fields) for record in found] == [
-        (1, ["u", "t"]), (2, []), (53, ["b", "fine"]),
-    ]  # fmt: skip
+@pytest.mark.parametrize("size", [4, 99])
+@pytest.mark.parametrize("last", ['x,"y" z', "end"], ids=["text follows a quote", "never closed"])
+def test_a_stray_quote_costs_one_row_however_far_it_reaches(last, size):
+    rows = [["u,t", 'm,"open'], ["b,fine"] * 70_000, [last, "c,fine"]]
+    found = read("\n".join(chain(*rows)), size=size)
+    assert [record.line for record in found] == list(range(1, 70_005))
+    assert [record.line for record in found if record.fields not in (["b", "fine"], ["c", "fine"])]\
+        == [1, 2, 70_003]  # fmt: skip
 
 
-def test_stray_quotes_cost_no_more_than_a_second_reading(monkeypatch):
+def plain(text: str) -> list[tuple[int, int]]:
+    """Line and count of fields, where each record that is broken is searched for its end anew."""
+    lines, found, at = text.splitlines(keepends=True), [], 0
+    while at < len(lines):
+        parser, reached = delimited._Parser(",", "\n", 9), at
+        while reached < len(lines) and parser.feed(lines[reached]):
+            reached += 1
+        parser.finish()
+        if lines[at].strip():
+            found.append((at + 1, 0 if parser.broken else parser.count))
+        at = at + 1 if parser.broken else reached + 1
+    return found
+
+
+@given(st.text(st.sampled_from('""",\na'), max_size=60), st.sampled_from([1, 3, 99]))
+def test_what_is_known_of_an_open_quote_changes_no_record(text, size):
+    assert [(r.line, r.count) for r in read(text, size=size)] == plain(text)
+
+
+STRAY = {
+    "each opens and closes": ['x","y'],
+    "each opens": ['m,"x'],
+    "most open": ['m,"x', "b,fine"],
+    "closed wrongly": ['m,"x', "b,fine", 'c,"x" y'],
+    "all kinds": ['x","y', '"', 'm,"x"', 'm,"x" y', '"",""'],
+}
+
+
+@pytest.mark.parametrize("rows", STRAY.values(), ids=STRAY)
+@pytest.mark.parametrize("size", [5, 99])
+def test_stray_quotes_cost_no_more_than_a_second_reading(rows, size, monkeypatch):
     """Each of these lines leaves a quote open, read by itself or inside of the quote above."""
-    monkeypatch.setattr(delimited, "MAX_REPLAY", 20_000)
-    fed = 0
+    fed = had = 0
     original = delimited._Parser.feed
 
     def counted(self, piece):
@@ -110,10 +142,16 @@ def test_stray_quotes_cost_no_more_than_a_second_reading(monkeypatch):
         fed += len(piece)
         return original(self, piece)
 
+    def told(text):
+        nonlocal had
+        for number, piece in pieces(text, "\n", size):
+            had += len(piece)
+            yield number, piece
+
     monkeypatch.setattr(delimited._Parser, "feed", counted)
-    text = "u,t\n" + 'x","y\n' * 2_000
-    read(text)
-    assert len(text) <= fed <= 2 * len(text) + 2 * delimited.MAX_REPLAY
+    text = "u,t\n" + "\n".join(rows * 2_000)
+    assert len(list(records(told(text), told(text), ",", "\n"))) >= 1_000
+    assert fed <= 2 * len(text) and len(text) <= had <= 2 * len(text)
 
 
 @pytest.mark.parametrize(
@@ -122,16 +160,18 @@ def test_stray_quotes_cost_no_more_than_a_second_reading(monkeypatch):
     ids=["never closed", "many quoted", "many", "many texts", "one long"],
 )  # fmt: skip
 def test_memory_is_bounded(line, monkeypatch):
-    for name, limit in (("FIELD", 2**13), ("REPLAY", 2**16), ("REPLAY_LINES", 2**10)):
-        monkeypatch.setattr(delimited, f"MAX_{name}", limit)
+    monkeypatch.setattr(delimited, "MAX_FIELD", 2**13)
     rows = ["u,t\n", *line.splitlines(keepends=True)]
-    source = (
-        (number, row[at : at + 9_000])
-        for number, row in enumerate(rows, 1)
-        for at in range(0, len(row), 9_000)
+    source, again = (
+        (
+            (number, row[at : at + 9_000])
+            for number, row in enumerate(rows, 1)
+            for at in range(0, len(row), 9_000)
+        )
+        for _ in range(2)
     )
     tracemalloc.start()
-    count = sum(1 for _ in records(source, ",", "\n"))
+    count = sum(1 for _ in records(source, again, ",", "\n"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count >= 2

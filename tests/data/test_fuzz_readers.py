@@ -195,9 +195,7 @@ def test_memory_is_bounded(
     monkeypatch.setattr(reading, "MAX_LINE", 2**14)
     for limit in ("MAX_STRING", "MAX_COPY"):
         monkeypatch.setattr(long_lines, limit, 2**14)
-    for limit in ("MAX_FIELD", "MAX_REPLAY"):
-        monkeypatch.setattr(delimited, limit, 2**14)
-    monkeypatch.setattr(delimited, "MAX_REPLAY_LINES", 2**8)
+    monkeypatch.setattr(delimited, "MAX_FIELD", 2**14)
     path = tmp_path / f"f.{kind}"
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as handle:
         handle.write("user_id,text\n" if kind == "csv" else "")

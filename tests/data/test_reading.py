@@ -29,6 +29,58 @@ def test_a_bad_csv_row_is_that_rows_alone(tmp_path: Path, kind: str, bad: str) -
         assert "never clo" not in repr(first).replace("is never closed", "")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_one_stray_quote_removes_no_later_user(tmp_path: Path, encoding: str, end: str) -> None:
+    """Beyond any number of rows that could be remembered; and in the first row."""
+    names = [f"é{i}" for i in range(70_000)]
+    path = tmp_path / "u.csv"
+    rows = ["user_id,text", 'm,"open', *(f"{name},x" for name in names)]
+    path.write_bytes(end.join(rows).encode(encoding))
+    assert load_users(path) == {name: ["x"] for name in names}
+    assert [finding.line for finding in check_file(path)] == [2]
+    assert reading.column_names(path) == ["user_id", "text"]
+
+
+@pytest.mark.parametrize("close", ['"', ""], ids=["correct", "cut off"])
+def test_a_text_of_many_lines_is_one_text(tmp_path: Path, close: str) -> None:
+    """What lies in it are rows only where it never ends."""
+    path = tmp_path / "u.csv"
+    text = "\nvictim,evil" * 70_000
+    path.write_text(f'user_id,text\na,one\nm,"{text}{close}\nb,two\n')
+    found = load_users(path)
+    assert (found["a"], found["b"]) == (["one"], ["two"])
+    assert found.keys() - {"a", "b"} == ({"m"} if close else {"victim"})
+    rows = [row["text"] for _, row in reading.read_rows(path, lambda *_: None) if row]
+    assert rows == ["one", *([text] if close else ["evil"] * 70_000), "two"]
+
+
+def test_bytes_that_are_read_twice_are_reported_once(tmp_path: Path) -> None:
+    path = tmp_path / "u.csv"
+    path.write_bytes(b'user_id,text\nm,"open\na,\xff\n')
+    assert load_users(path) == {"a": ["\ufffd"]}
+    assert sorted(finding.line for finding in check_file(path)) == [2, 3]
+
+
+def test_a_csv_that_is_replaced_while_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies below a broken record is never looked up in another file."""
+    path, other = tmp_path / "u.csv", tmp_path / "other.csv"
+    original, opened = reading._opened, 0
+
+    def replaced(path: Path, newline: str) -> Any:
+        nonlocal opened
+        opened += 1
+        return original(other if opened == 3 else path, newline)
+
+    for file in (path, other):
+        file.write_text("user_id,text\na,one\n")
+    monkeypatch.setattr(reading, "_opened", replaced)
+    with pytest.raises(DataError, match="replaced"):
+        load_users(path)
+
+
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_lines_end_as_the_first_one_does(tmp_path: Path, end: str) -> None:
     """In a file with line feeds a lone carriage return is text, which writers leave unquoted."""
@@ -63,7 +115,7 @@ def test_a_line_that_is_too_long(
 def test_a_bad_csv_header_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "u.csv"
     path.write_text('user_id,"text\na,one\nb,two\n')
-    with pytest.raises(DataError, match="header in line 1"):
+    with pytest.raises(DataError, match=r"header in line 1 .*a quote in it is never closed"):
         load_users(path)
     assert any("header" in finding.problem for finding in check_file(path))
     path.write_text(",".join(["user_id", "text"] * 600) + "\na,one\n")
