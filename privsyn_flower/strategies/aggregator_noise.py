@@ -42,7 +42,9 @@ from privsyn_flower.strategies.node_noise import encoding_of
 # run's cost, divided by the rounds: a charge needs a finite noise multiplier. All of them together
 # stay below the rounding that calibrated noise has room for.
 LEAST_CHARGE = 1e-12
-RELEASED = "released.json"  # beside the key: the newest round whose noise is in a release
+# Beside the key: the newest round whose noise is in a release; and the newest attempt whose
+# release was about to be written, so may be out.
+RELEASED, CLAIMED = "released.json", "claimed.json"
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -140,6 +142,27 @@ class AggregatorNoise:
             )
         self._drawn = released
 
+    def check_claim(self, released: int, charge: str, attempt: int) -> None:
+        """Raises LedgerError unless the run folder is the one that drew the newest noise.
+
+        Then it knows whether that round's release is there. Its facts name the claimed charge, or
+        a later attempt, which began after the folder had passed here and died before its claim.
+        """
+        path = self._opened().place / CLAIMED
+        if not path.exists():
+            return
+        newest = json.loads(path.read_text("utf-8"))
+        rnd, drawn = int(newest["round"]), str(newest["charge"])
+        own = charge == drawn or attempt > int(newest["attempt"])
+        if rnd <= released or (rnd == released + 1 and own):
+            return
+        raise LedgerError(
+            f"the noise of round {rnd} of run {self.run} was drawn under charge {drawn}, which "
+            "this run folder does not know: the folder was put back, or another copy of it went "
+            "on, and may have released that round; the same noise on another sum would uncover "
+            "both; go on with that copy, or start a new run in another folder"
+        )
+
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
         """The encoding of the answers; the nodes add nothing."""
         if plan.sampling_rate != 1.0:
@@ -208,6 +231,11 @@ class AggregatorNoise:
         return (
             float(self.factorization.release_std()[rnd - 1]) * self.z * encoded_bound(query, noise)
         )
+
+    def claim(self, rnd: int, charge: str, attempt: int) -> None:
+        """Remember beside the key that the release of this attempt may be out from now on."""
+        content = json.dumps({"round": rnd, "charge": charge, "attempt": attempt}).encode()
+        replace_private(self._opened().place / CLAIMED, content)
 
     def bind(self, rnd: int) -> None:
         """Remember beside the key that round `rnd` is out: a run folder can be put back."""

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from privsyn_flower.privacy.dense import DensePlan
 from privsyn_flower.privacy.quantize import IntegerPlan
@@ -17,7 +17,15 @@ from privsyn_flower.strategies.aggregator_noise import AggregatorNoise, aggregat
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.node_noise import NodeNoise, integer_noise
 
-__all__ = ["AggregatorNoise", "Mechanism", "NodeNoise", "aggregator_z", "integer_noise"]
+__all__ = [
+    "AggregatorNoise",
+    "Mechanism",
+    "NodeNoise",
+    "TrustedMechanism",
+    "aggregator_z",
+    "integer_noise",
+    "is_trusted",
+]
 
 
 class Mechanism(Protocol):
@@ -60,3 +68,19 @@ class Mechanism(Protocol):
 
     def close(self, *, complete: bool) -> None:
         """No round follows now; complete: none ever will."""
+
+
+class TrustedMechanism(Mechanism, Protocol):
+    """One that draws the same noise for a round again, which may be on one released sum only."""
+
+    def check_claim(self, released: int, charge: str, attempt: int) -> None:
+        """After `begin`. charge, attempt: what the run folder's facts of the round after
+        `released` name. Raises LedgerError where another folder may have released that round."""
+
+    def claim(self, rnd: int, charge: str, attempt: int) -> None:
+        """The facts of round `rnd` name this charge on disk, and its release is written next."""
+
+
+def is_trusted(mechanism: Mechanism) -> TypeGuard[TrustedMechanism]:
+    """Whether a trusted aggregator adds the noise."""
+    return mechanism.trusted

@@ -33,7 +33,7 @@ from privsyn_flower.strategies.aggregation import (
     SecureAggregation,
 )
 from privsyn_flower.strategies.cohort import Cohort, RoundPlan, check_enough
-from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
+from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise, is_trusted
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -165,6 +165,10 @@ class Rounds:
             charges = self.ledger.charges(run=self.plan.run)
             fresh = released == 0 and all(charge.state == "void" for charge in charges)
             self.mechanism.begin(self.strategy.rounds, released, fresh=fresh)
+            if is_trusted(self.mechanism):  # before `_settle` gives a charge back
+                facts = self.folder.load_value(f"round-{released + 1:04d}-facts") or {}
+                charge, attempt = str(facts.get("charge", "")), int(facts.get("attempt", 0))
+                self.mechanism.check_claim(released, charge, attempt)
 
     def _learn(self, rnd: int, noise_std: float) -> dict[str, Any]:
         released = self.folder.load_release(rnd)
@@ -307,6 +311,8 @@ class Rounds:
             facts |= _facts(ticket, query, collected)
             facts["guaranteed_noise_std"] = std if self.mechanism.trusted else total.noise_std
             self.folder.save_value(name, {**facts, "exchange_seconds": seconds})
+            if is_trusted(self.mechanism):
+                self.mechanism.claim(rnd, charge, ticket.attempt)
             self.folder.save_release(rnd, released)
             self.mechanism.bind(rnd)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shutil
 import stat
 from collections.abc import Callable
 from dataclasses import replace
@@ -41,6 +42,7 @@ from privsyn_flower.privacy.quantize import to_modulus
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies import aggregator_noise
 from privsyn_flower.strategies.aggregation import Aggregation, ModularSum, PlainSum
 from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
@@ -339,6 +341,10 @@ def die_answering(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> No
     nodes[103].before_answer = crash
 
 
+def die_before_the_claim(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
+    patch.setattr(AggregatorNoise, "claim", crash)
+
+
 def die_with_noise_drawn(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
     patch.setattr(RunFolder, "save_release", crash)
 
@@ -358,6 +364,18 @@ def die_before_it_is_bound(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNod
     patch.setattr(AggregatorNoise, "bind", crash)
 
 
+def die_with_the_disk_of_the_key_full(
+    patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "released.json":
+            raise KeyboardInterrupt  # as `crash`; a full disk says OSError
+        keys_written(path, content)
+
+    keys_written = aggregator_noise.replace_private
+    patch.setattr(aggregator_noise, "replace_private", full)
+
+
 def die_before_the_commit(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
     patch.setattr(Ledger, "commit", crash)
 
@@ -370,8 +388,10 @@ def die_erasing(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None
     patch.setattr(NoiseKey, "erase", crash)
 
 
-BEFORE = [die_answering, die_with_noise_drawn, die_writing_the_release]
-AFTER = [die_before_it_is_bound, die_before_the_commit, die_before_the_checkpoint, die_erasing]
+CLAIMED = [die_with_noise_drawn, die_writing_the_release]
+UNBOUND = [die_before_it_is_bound, die_with_the_disk_of_the_key_full]
+BEFORE = [die_answering, die_before_the_claim, *CLAIMED]
+AFTER = [*UNBOUND, die_before_the_commit, die_before_the_checkpoint, die_erasing]
 
 
 @pytest.mark.parametrize("kill", BEFORE + AFTER)
@@ -407,6 +427,83 @@ def test_a_killed_run_goes_on_with_the_same_bits(
     assert {c.state for c in run.ledger.charges(run="r")} <= {"committed", "void"}
     assert not list((tmp_path / "run" / "releases").glob(".*"))
     assert list(keys.iterdir()) == []
+
+
+@pytest.mark.parametrize("kill", [*CLAIMED, *UNBOUND])
+def test_a_copy_made_before_a_killed_round_gets_no_noise_of_it(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    keys: Path,
+    kill: Callable[[pytest.MonkeyPatch, dict[int, VotingNode]], None],
+) -> None:
+    """Its charge is reserved and never sent; the difference of two such releases is exact."""
+    grid, mechanism = loopback(nodes), aggregator(with_key(keys))
+    run, backup, first = tmp_path / "run", tmp_path / "backup", tmp_path / "first"
+    strategy = Voting(T)
+    strategy.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, grid, mechanism, strategy).run()
+    shutil.copytree(run, backup)
+    with pytest.MonkeyPatch.context() as patch:
+        kill(patch, nodes)
+        with pytest.raises(KeyboardInterrupt):
+            engine(tmp_path, grid, aggregator(keys)).run()
+    asked, charges = len(nodes[100].seen), book(tmp_path).charges(run="r")
+    assert [(charge.round, charge.state) for charge in charges][-1] == (3, "reserved")
+    run.rename(first)
+    backup.rename(run)
+    nodes[100].mode = "silent"  # another sum
+    for _ in range(2):
+        with pytest.raises(LedgerError, match=r"round 3 .* under charge .*go on with that copy"):
+            engine(tmp_path, grid, aggregator(keys)).run()
+    assert len(nodes[100].seen) == asked and book(tmp_path).charges(run="r") == charges
+    run.rename(backup)
+    first.rename(run)  # the folder that drew it goes on
+    stored = len(releases(tmp_path))
+    assert engine(tmp_path, grid, aggregator(keys)).run() == T
+    sums = [4.0] * stored + [3.0] * (T - stored)
+    assert np.array_equal(np.round(releases(tmp_path), 9), rounded(tmp_path, mechanism, sums))
+
+
+def test_a_round_that_was_killed_again_and_again_goes_on_where_it_was_last(
+    tmp_path: Path, loopback: Any, nodes: dict[int, VotingNode], keys: Path
+) -> None:
+    """Also from before a claim, when the last claim is the attempt's before."""
+    grid, mechanism = loopback(nodes), aggregator(with_key(keys))
+    run, behind = tmp_path / "run", tmp_path / "behind"
+    kills = [die_before_the_claim, die_with_noise_drawn, die_before_the_claim, die_answering]
+    for kill in [*kills, die_writing_the_release, die_before_the_claim]:
+        with pytest.MonkeyPatch.context() as patch:
+            kill(patch, nodes)
+            with pytest.raises(KeyboardInterrupt):
+                engine(tmp_path, grid, aggregator(keys)).run()
+        nodes[103].before_answer = None
+        if not behind.exists():
+            shutil.copytree(run, behind)  # its facts name the first attempt
+    shutil.copytree(run, tmp_path / "last")
+    shutil.rmtree(run)
+    shutil.copytree(behind, run)
+    with pytest.raises(LedgerError, match="the noise of round 1 of run r was drawn under charge"):
+        engine(tmp_path, grid, aggregator(keys)).run()
+    shutil.rmtree(run)
+    (tmp_path / "last").rename(run)
+    assert engine(tmp_path, grid, aggregator(keys)).run() == T
+    wanted = rounded(tmp_path, mechanism, [4.0] * T)
+    assert np.array_equal(np.round(releases(tmp_path), 9), wanted)
+
+
+def test_a_claim_is_on_disk_beside_the_key_and_for_its_folder_alone(keys: Path) -> None:
+    mechanism = aggregator(keys)
+    mechanism.begin(T, 0, fresh=True)
+    mechanism.check_claim(0, "", 0)
+    mechanism.claim(2, "b", 3)
+    assert stat.S_IMODE((keys / "r" / "claimed.json").stat().st_mode) == 0o600
+    for released, charge, attempt in [(1, "b", 3), (1, "c", 4), (2, "", 0), (3, "", 0)]:
+        mechanism.check_claim(released, charge, attempt)
+    for released, charge, attempt in [(1, "", 0), (1, "a", 2), (1, "x", 3), (0, "b", 3)]:
+        with pytest.raises(LedgerError, match=r"noise of round 2 of run r .* under charge b"):
+            mechanism.check_claim(released, charge, attempt)
 
 
 def test_half_a_release_is_gone_before_the_noise_is_on_another_sum(

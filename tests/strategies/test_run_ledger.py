@@ -16,6 +16,7 @@ from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps import parts
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.strategies.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.app_evaluation import AppEvaluations
 from privsyn_flower.strategies.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.run_ledger import COPY, held, ledger_path, open_ledger, run_id
@@ -352,3 +353,41 @@ def test_an_evaluation_is_not_released_again_from_a_copy_made_before_it(
     with pytest.raises(LedgerError, match="round 1 was released"):
         evaluated.train(loopback(members), tmp_path, strategy, **settings)
     assert [len(node.measured) for node in members.values()] == measured
+
+
+def test_an_evaluation_that_died_once_released_is_not_released_from_a_copy(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its charge is still reserved, and the key of its noise is there; the original goes on."""
+    run, copy, first = tmp_path / "run", tmp_path / "copy", tmp_path / "first"
+    real = AppEvaluations.after
+
+    def after(self: AppEvaluations, *args: Any, **options: Any) -> dict[str, float]:
+        if not copy.exists():
+            shutil.copytree(run, copy)
+        return real(self, *args, **options)
+
+    def dies(self: AggregatorNoise, rnd: int) -> None:
+        if "-evaluation-" in self.run:
+            raise KeyboardInterrupt
+        bind(self, rnd)
+
+    bind, members = AggregatorNoise.bind, evaluated.nodes_of()
+    strategy = DPFTRL(1.0, mechanism="banded", min_separation=2)
+    settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
+    monkeypatch.setattr(AppEvaluations, "after", after)
+    with monkeypatch.context() as patch:
+        patch.setattr(AggregatorNoise, "bind", dies)
+        with pytest.raises(KeyboardInterrupt):
+            evaluated.train(loopback(members), tmp_path, strategy, **settings)
+    assert list(run.glob("evaluations/*/releases/*"))
+    measured = [len(node.measured) for node in members.values()]
+    run.rename(first)
+    copy.rename(run)
+    with pytest.raises(LedgerError, match=r"round 1 of run .*-evaluation-0001 was drawn"):
+        evaluated.train(loopback(members), tmp_path, strategy, **settings)
+    shutil.rmtree(run)
+    first.rename(run)
+    evaluated.train(loopback(members), tmp_path, strategy, **settings)
+    assert [len(node.measured) for node in members.values()] == measured
+    assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
