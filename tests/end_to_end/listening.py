@@ -54,10 +54,19 @@ def _word(answer: bytes) -> set[str]:
 
 
 def _token(listener: Listener) -> str:
-    """The token of the Ray that this process belongs to; only its own account can read it."""
-    lines = (Path("/proc") / str(listener.pid) / "environ").read_bytes().split(b"\0")
-    found = [line for line in lines if line.startswith(b"RAY_AUTH_TOKEN=")]
-    return found[0].partition(b"=")[2].decode() if found else ""
+    """The token of the Ray that this process belongs to; only its own account can read it.
+
+    Some of Ray's processes write their title over their environment: then a parent's has it.
+    """
+    pid = listener.pid
+    while pid > 1:
+        place = Path("/proc") / str(pid)
+        for line in (place / "environ").read_bytes().split(b"\0"):
+            name, _, value = line.partition(b"=")
+            if name == b"RAY_AUTH_TOKEN" and len(value) == 64:
+                return value.decode()
+        pid = int((place / "stat").read_bytes().rpartition(b") ")[2].split()[1])
+    return ""
 
 
 def _ray_says(listener: Listener, token: str) -> set[str]:
