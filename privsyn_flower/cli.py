@@ -14,6 +14,7 @@ from privsyn_flower.cli_errors import Commands, fail
 from privsyn_flower.cli_federation import federation_app
 from privsyn_flower.cli_node import node_app
 from privsyn_flower.privacy import accounting
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 
 app = typer.Typer(
@@ -97,13 +98,8 @@ Sampling = Annotated[
     SamplerName | None,
     typer.Option(help="Who takes part; default: poisson for a rate below 1, else full."),
 ]
-By = Annotated[
-    accounting.Accountant | None,
-    typer.Option(help="pld (exact, Gaussian only) or rdp; default: the tightest for the noise."),
-]
-Noise = Annotated[accounting.Mechanism, typer.Option(help="skellam: integer noise, by rdp.")]
-Sensitivity = Annotated[
-    float, typer.Option(help="L2 norm of one user's integer vector (skellam only).")
+Renyi = Annotated[
+    bool, typer.Option("--renyi", help="As the papers' Renyi accountants have it: looser.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -115,23 +111,14 @@ def account(
     delta: Delta,
     sampling_rate: Rate = 1.0,
     sampler: Sampling = None,
-    accountant: By = None,
-    mechanism: Noise = "gaussian",
-    sensitivity: Sensitivity = accounting.SENSITIVITY,
+    renyi: Renyi = False,
     as_json: AsJson = False,
 ) -> None:
-    """Epsilon of a noise multiplier."""
+    """Epsilon of a noise multiplier, the nodes' or an aggregator's."""
     try:
-        chosen = _sampler(sampler, sampling_rate)
-        value = accounting.epsilon(
-            noise_multiplier,
-            rounds,
-            delta,
-            sampling_rate=sampling_rate,
-            accountant=accountant,
-            mechanism=mechanism,
-            sensitivity=sensitivity,
-        )
+        chosen, left = _sampler(sampler, sampling_rate), _left(delta)
+        of = accounting.renyi_epsilon if renyi else accounting.epsilon
+        value = of(noise_multiplier, rounds, delta if renyi else left, sampling_rate=sampling_rate)
     except ValueError as error:
         raise fail(str(error)) from None
     _print({"epsilon": value}, as_json, chosen, delta)
@@ -144,26 +131,21 @@ def calibrate(
     delta: Delta,
     sampling_rate: Rate = 1.0,
     sampler: Sampling = None,
-    accountant: By = None,
-    mechanism: Noise = "gaussian",
-    sensitivity: Sensitivity = accounting.SENSITIVITY,
     as_json: AsJson = False,
 ) -> None:
-    """Smallest noise multiplier that keeps epsilon."""
+    """Smallest noise multiplier that keeps epsilon, of the nodes or an aggregator."""
     try:
         chosen = _sampler(sampler, sampling_rate)
-        value = accounting.calibrate(
-            epsilon,
-            rounds,
-            delta,
-            sampling_rate=sampling_rate,
-            accountant=accountant,
-            mechanism=mechanism,
-            sensitivity=sensitivity,
-        )
+        value = accounting.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
     except ValueError as error:
         raise fail(str(error)) from None
     _print({"noise_multiplier": value}, as_json, chosen, delta)
+
+
+def _left(delta: float) -> float:
+    """Of delta, for the Gaussians: runs keep the rest for the nodes' integers."""
+    accounting.check_delta("delta", delta)
+    return gaussian_delta(delta)
 
 
 def _sampler(name: SamplerName | None, rate: float) -> SamplerName:

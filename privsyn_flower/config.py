@@ -36,6 +36,12 @@ class ConfigError(ValueError):
     """A key or value of the run configuration is wrong; the text names it and its bound."""
 
 
+REMOVED = {
+    "accountant": "all noise has one accounting, the exact one; leave the key out (privsyn account "
+    "--renyi tells what the papers' accountants say)",
+}
+
+
 class RunConfig(Section):
     """The whole configuration; top-level keys hold for every method."""
 
@@ -47,10 +53,6 @@ class RunConfig(Section):
     noise_multiplier: float = Field(
         0.0, ge=0, description="noise std / bound (dp-ftrl: before it is correlated); 0: the "
         "smallest that keeps epsilon"
-    )  # fmt: skip
-    accountant: Literal["auto", "rdp", "pld"] = Field(
-        "auto", description="rdp for the nodes' integer noise, pld for an aggregator's Gaussian; "
-        "auto: the right one"
     )  # fmt: skip
     rounds: int = Field(8, ge=1, description="T")
     spare_rounds: int = Field(1, ge=0, description="failed attempts the calibration pays for")
@@ -214,14 +216,7 @@ class RunConfig(Section):
             )
 
     def _check_noise(self) -> None:
-        """Gaussian noise of a trusted aggregator: its accountant, and what cannot go with it."""
-        right = "pld" if self.trusts_aggregator else "rdp"
-        if self.accountant not in ("auto", right):
-            noise = "an aggregator's Gaussian" if self.trusts_aggregator else "the nodes' integer"
-            raise ValueError(
-                f"accountant = {self.accountant!r}: {noise} noise is accounted for by {right!r}; "
-                "set 'auto'"
-            )
+        """What cannot go with Gaussian noise of a trusted aggregator."""
         if not self.trusts_aggregator:
             return
         if self.sampler != "full":
@@ -289,6 +284,8 @@ class RunConfig(Section):
         known = flat_defaults()
         nested: dict[str, Any] = {}
         for key, value in values.items():
+            if key in REMOVED:
+                raise ConfigError(f"configuration key {key!r} is no more: {REMOVED[key]}")
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
                 hint = f"; did you mean {near[0]!r}?" if near else ""

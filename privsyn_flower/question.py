@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from privsyn_flower.privacy.dense import DensePlan, check_dense, decode_dense
+from privsyn_flower.privacy.integer_noise import release_distance
 from privsyn_flower.privacy.quantize import IntegerPlan, check_plan, decode
 from privsyn_flower.privacy.rotation import padded_length
 
@@ -36,9 +37,10 @@ class Noise:
     """What the nodes of one query add, and what its sum must carry (ARCHITECTURE, rule 6).
 
     Users' vectors become integers of L2 norm at most `sensitivity`, summed mod 2^bits. A node
-    that stands for w users adds Skellam noise of variance (multiplier * sensitivity)^2 * w /
-    min_weight to every coordinate: survivors of honest weight W_min = min_weight carry the
-    guaranteed noise, `colluding` weight on top of that is assumed to take its own noise off.
+    that stands for w users adds discrete Gaussian noise of variance w / min_weight times
+    (multiplier * sensitivity)^2 + 1/12 to every coordinate: survivors of honest weight W_min =
+    min_weight carry the guaranteed noise, `colluding` weight on top of that is assumed to take its
+    own noise off.
 
     scale: integers per unit of the vector; 0: sensitivity / bound. source "aggregator": the nodes
     add nothing, the sum that they give away is PRIVATE, and a trusted aggregator adds noise to it
@@ -273,6 +275,17 @@ def integer_plan(query: Query, noise: Noise) -> IntegerPlan | DensePlan:
         bits=noise.bits,
         length=query.length,
     )
+
+
+def total_variation(query: Query, noise: Noise) -> float:
+    """How far, at most, the nodes' noise on one sum is from rounded Gaussian noise.
+
+    0 where the aggregator adds it. Raises TooCoarse, a ValueError, on integers too coarse to say.
+    """
+    if noise.source == "aggregator":
+        return 0.0
+    numbers = (noise.multiplier, noise.sensitivity, noise.min_weight)
+    return release_distance(encoded_length(query), *numbers)
 
 
 def encoded_bound(query: Query, noise: Noise) -> float:

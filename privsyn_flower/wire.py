@@ -31,10 +31,11 @@ from privsyn_flower.question import (
     Ticket,
     encoded_length,
     integer_plan,
+    total_variation,
 )
 from privsyn_flower.secagg.session import Session
 
-PROTOCOL = 4
+PROTOCOL = 5
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
 
@@ -296,6 +297,7 @@ def _check_encoding(query: Query, noise: Noise) -> None:
         raise WireError(Refusal.MALFORMED, f"{query.kind!r} in the encoding {encoding!r}")
     try:
         integer_plan(query, noise)
+        total_variation(query, noise)
         if query.dense:
             _ = query.rotation
     except ValueError as error:

@@ -15,7 +15,7 @@ Of the nodes' noise one release is measured, because every release has noise of 
 aggregator's noise all rounds of a run together.
 
 What this does not know: the bound reads epsilon off mu, which is exact for Gaussian noise and as
-good as exact for Skellam noise at these sensitivities; one canary and one configuration are
+good as exact for integer noise as close to it as the nodes'; one canary and one configuration are
 tried, so passing is evidence and no proof; randomness that an adversary could predict passes.
 """
 

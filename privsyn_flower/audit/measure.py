@@ -30,6 +30,7 @@ from privsyn_flower.audit.trials import Setting, Trials, run_trials
 from privsyn_flower.audit_path import AuditError, Case
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import accounting
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.question import encoded_bound, encoded_length
 from privsyn_flower.strategies.mechanisms import AggregatorNoise
 
@@ -153,15 +154,9 @@ def _whitened(white: Floats, seen: Trials) -> Floats:
 def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
     """Epsilon of one release of the nodes' noise, or of all rounds: as computed, and as charged."""
     if noise is None:
-        return accounting.epsilon(
-            seen.noise.multiplier,
-            1,
-            config.delta,
-            mechanism="skellam",
-            sensitivity=seen.noise.sensitivity,
-        )
+        return accounting.epsilon(seen.noise.multiplier, 1, gaussian_delta(config.delta))
     whole = noise.z / noise.factorization.sensitivity(noise.participation)
-    return min(accounting.gaussian_epsilon(whole, config.delta), seen.spent)
+    return min(accounting.gaussian_epsilon(whole, gaussian_delta(config.delta)), seen.spent)
 
 
 def described(found: Audit) -> str:

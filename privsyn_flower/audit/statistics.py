@@ -55,7 +55,7 @@ def _mu_at(thresholds: Floats, present: Floats, absent: Floats, confidence: floa
 def variance_test(noise: Floats, std: float) -> tuple[float, float]:
     """Measured variance of noise of mean 0 / std^2, and its two-sided chi-square p-value.
 
-    Skellam noise at these variances is Gaussian for this purpose (excess kurtosis 1 / variance).
+    The nodes' integer noise at these variances is Gaussian for this purpose.
     """
     from scipy.stats import chi2
 

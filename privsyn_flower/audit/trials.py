@@ -134,7 +134,6 @@ def _released(
         population="audit",
         total_epsilon=LEDGER_EPSILON,
         total_delta=setting.delta,
-        mechanism="gaussian" if mechanism.trusted else "skellam",
     )
     engine = Rounds(
         cast(Grid, Loopback(handlers(case, setting.seats, folder))),

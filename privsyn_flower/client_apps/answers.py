@@ -38,6 +38,7 @@ from privsyn_flower.question import (
     check_range,
     encoded_length,
     integer_plan,
+    total_variation,
 )
 from privsyn_flower.randomness import seeded
 from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
@@ -288,9 +289,8 @@ def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: 
     if node.policy is None:
         asked[asked] = node.records.schedule(*asking, schedule)
     else:
-        asked[asked] = node.records.take(
-            *asking, noise.multiplier, noise.sensitivity, node.policy, schedule
-        )
+        distance = total_variation(query, noise)
+        asked[asked] = node.records.take(*asking, noise.multiplier, distance, node.policy, schedule)
     return Taking(asked, asked & coins(len(users), noise.sampling_rate))
 
 

@@ -1,58 +1,74 @@
-"""What one user has spent over a node's life, as two numbers that give the RDP at every order.
+"""What one user has spent over a node's life: two sums, and the limits on them.
 
-A participation in a Skellam sum of noise multiplier z and integer sensitivity S costs, at an
-integer order a >= 2, with L1 sensitivity <= S^2,
+A participation in a sum of noise multiplier z costs mu^2 = 1 / z^2, for the nodes' noise as for a
+trusted aggregator's (`privacy.integer_noise`); and the nodes' integers are some total variation
+away from that. No amplification by sampling is taken into account.
 
-    rdp(a) <= a / (2 z^2) + (2a + 5) / (4 z^4 S^2)
-
-(Agarwal, Kairouz, Liu 2021, "The Skellam mechanism for differentially private federated
-learning", Theorem 3.5). So the sums of 1/z^2 (`gaussian`) and of 1/(z^4 S^2) (`correction`)
-are all that has to be kept. No amplification by sampling is taken into account.
-
-Where a trusted aggregator adds Gaussian noise, z is that of independent Gaussian noise of the same
-cost for each participation, and rdp(a) = a / (2 z^2). The second term is charged there too: it
-only makes the account larger, by a part in 10^6 at the usual S = 4096.
-
-The server chooses z after it has seen earlier releases. A limit that holds against that is
-checked at one order that was fixed before (`privacy.renyi.filter_budget`).
+The server chooses z after it has seen earlier releases. The sum of mu^2 is a filter that holds
+against that (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
+privacy"); distances add up however they are chosen.
 """
 
 from __future__ import annotations
 
-from privsyn_flower.privacy.renyi import (
-    ORDERS,
-    check_positive,
-    check_sensitivity,
-    rdp_to_epsilon,
-)
+import math
+from typing import NamedTuple
+
+from privsyn_flower.privacy.accounting import check_positive, gaussian_mu
+from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
 
 
-def cost(noise_multiplier: float, sensitivity: float) -> tuple[float, float]:
-    """(gaussian, correction) of one participation; inf where hardly any noise is promised.
+class Spent(NamedTuple):
+    """gaussian: sum of mu^2. distance: sum of total variations."""
 
-    noise_multiplier: guaranteed noise std / sensitivity. sensitivity: integer L2 norm that one
-    user's vector cannot exceed. Raises ValueError unless both are finite and positive.
+    gaussian: float
+    distance: float
+
+
+class Limit(NamedTuple):
+    """The most that one user may spend in a node's life."""
+
+    gaussian: float
+    distance: float
+
+    @classmethod
+    def of(cls, epsilon: float, delta: float) -> Limit:
+        """The sums that together imply (epsilon, delta), however the noise was chosen."""
+        mu = gaussian_mu(epsilon, gaussian_delta(delta))
+        return cls(mu * mu, allowed_distance(epsilon, delta))
+
+    def allows(self, spent: Spent) -> bool:
+        """Whether this much is within the limit."""
+        return spent.gaussian <= self.gaussian and spent.distance <= self.distance
+
+
+def cost(noise_multiplier: float, distance: float) -> Spent:
+    """Of one participation; inf where hardly any noise is promised.
+
+    noise_multiplier: guaranteed noise std / L2 bound of one user's vector. distance: total
+    variation of the noise from (rounded) Gaussian noise. Raises ValueError unless the first is
+    finite and positive, the second at least 0.
     """
     check_positive("noise_multiplier", noise_multiplier)
-    check_sensitivity(sensitivity)
+    if not distance >= 0:
+        raise ValueError(f"distance = {distance} must be at least 0")
     inverse = 1 / noise_multiplier
-    # Products, not powers: a product that overflows is inf, which every limit refuses.
-    gaussian = inverse * inverse
-    return gaussian, gaussian / sensitivity * (gaussian / sensitivity)
+    return Spent(inverse * inverse, distance)  # what overflows is inf, which every limit refuses
 
 
-def rdp(gaussian: float, correction: float, order: int) -> float:
-    """RDP at an integer order >= 2 of everything that the two sums stand for."""
-    return order / 2 * gaussian + (2 * order + 5) / 4 * correction
-
-
-def spent_epsilon(gaussian: float, correction: float, delta: float) -> float:
-    """Epsilon at `delta` of what was spent, at the best order; 0 when nothing was.
+def spent_epsilon(spent: Spent, delta: float) -> float:
+    """Epsilon at `delta` of what was spent; inf when the integers allow none up to 700.
 
     For display: it holds for noise fixed before the first release, and is never above the
-    lifetime epsilon whose filter let it through.
+    lifetime epsilon whose limit let it through.
     """
-    if gaussian == 0 and correction == 0:
+    if spent.gaussian == 0 and spent.distance == 0:
         return 0.0
-    curve = ORDERS / 2 * gaussian + (2 * ORDERS + 5) / 4 * correction
-    return rdp_to_epsilon(curve, ORDERS, delta)[0]
+    low, high = 0.0, 700.0
+    if Limit.of(high, delta).gaussian < spent.gaussian:
+        return math.inf
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        enough = Limit.of(middle, delta).gaussian >= spent.gaussian
+        low, high = (low, middle) if enough else (middle, high)
+    return high if spent.distance <= allowed_distance(high, delta) else math.inf

@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from privsyn_flower.config import ConfigError, explain
-from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.sections import Section
 from privsyn_flower.wire import Refusal, WireError
 
@@ -102,10 +101,6 @@ class Policy(Section):
                 f"max-surviving-weight = {self.max_surviving_weight:g} is below "
                 f"min-surviving-weight = {self.min_surviving_weight:g}: no W_min fits"
             )
-        try:
-            filter_budget(self.lifetime_epsilon, self.lifetime_delta)
-        except ValueError as error:
-            raise ValueError(f"lifetime-epsilon, lifetime-delta: {error}") from None
         return self
 
     @property

@@ -21,12 +21,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.client_apps.lifetime import cost, rdp, spent_epsilon
+from privsyn_flower.client_apps.lifetime import Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records_file import RecordsFile
 from privsyn_flower.client_apps.schedule import LARGEST_NUMBER, Schedule, admitted, attend
 from privsyn_flower.data.users import to_name
-from privsyn_flower.privacy.renyi import filter_budget
 from privsyn_flower.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"
@@ -46,7 +45,7 @@ class _User(NamedTuple):
 
     participations: int = 0
     gaussian: float = 0.0
-    correction: float = 0.0
+    distance: float = 0.0
     withdrawn: int = 0
     last_round: int = 0
 
@@ -113,13 +112,13 @@ class NodeRecords:
         attempt: int,
         users: Sequence[str],
         noise_multiplier: float,
-        sensitivity: float,
+        distance: float,
         policy: Policy,
         schedule: Schedule = NO_SCHEDULE,
     ) -> NDArray[np.bool_]:
         """`schedule`, and who of these is within the policy's limits (len(users),).
 
-        users: distinct ids of those who would. noise_multiplier, sensitivity: as in
+        users: distinct ids of those who would. noise_multiplier, distance: as in
         `lifetime.cost`. A user who withdrew, or whom a limit excludes, is False: zeros, while the
         node's noise stays. What was taken is spent even when this sum is never unmasked: other
         nodes may have gone on without this one. All or nothing.
@@ -130,15 +129,15 @@ class NodeRecords:
         repeated = len(users) - len(set(map(to_name, users)))
         if repeated:
             raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
-        spent = cost(noise_multiplier, sensitivity)
-        filter_ = filter_budget(policy.lifetime_epsilon, policy.lifetime_delta)
+        spent = cost(noise_multiplier, distance)
+        limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
         with self._file.transaction() as database:
             _mark(database, run, query, round, attempt)
             _check_answers(database, run, policy)
             ids = self._file.ids(users)
             may_attend = admitted(database, run, round, ids, schedule)
             mask = [
-                may and _may_take(_user(database, run, id_), round, spent, filter_, policy)
+                may and _may_take(_user(database, run, id_), round, spent, limit, policy)
                 for id_, may in zip(ids, may_attend, strict=True)
             ]
             taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
@@ -205,11 +204,12 @@ class NodeRecords:
             marks = database.execute(
                 "SELECT run, query, round, attempt, asked FROM marks ORDER BY rowid"
             ).fetchall()
-            sums = database.execute("SELECT DISTINCT gaussian, correction FROM users").fetchall()
+            pairs = database.execute("SELECT DISTINCT gaussian, distance FROM users").fetchall()
             users, withdrawn, most = database.execute(
                 "SELECT count(*), coalesce(sum(withdrawn), 0), coalesce(max(participations), 0) "
                 "FROM users"
             ).fetchone()
+            sums = [Spent(*pair) for pair in pairs]
             (pins,) = database.execute("SELECT count(*) FROM pins").fetchone()
         names = ("run", "query", "round", "attempt", "answers")
         return {
@@ -217,7 +217,7 @@ class NodeRecords:
             "users": users,
             "withdrawn": withdrawn,
             "max_participations": most,
-            "max_spent_epsilon": max((spent_epsilon(a, b, delta) for a, b in sums), default=0.0),
+            "max_spent_epsilon": max((spent_epsilon(s, delta) for s in sums), default=0.0),
             "delta": delta,
             "pins": pins,
         }
@@ -265,7 +265,7 @@ def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> No
 
 def _user(database: sqlite3.Connection, run: str, id_: bytes) -> _User:
     row = database.execute(
-        "SELECT participations, gaussian, correction, withdrawn, coalesce((SELECT round FROM "
+        "SELECT participations, gaussian, distance, withdrawn, coalesce((SELECT round FROM "
         "last_rounds WHERE run = ? AND last_rounds.id = users.id), 0) FROM users WHERE id = ?",
         (run, id_),
     ).fetchone()
@@ -275,8 +275,8 @@ def _user(database: sqlite3.Connection, run: str, id_: bytes) -> _User:
 def _may_take(
     user: _User,
     round: int,
-    spent: tuple[float, float],
-    filter_: tuple[int, float],
+    spent: Spent,
+    limit: Limit,
     policy: Policy,
 ) -> bool:
     if user.withdrawn:
@@ -287,8 +287,7 @@ def _may_take(
     latest, separation = user.last_round, policy.min_separation
     if separation and latest and round - latest < separation:
         return False
-    order, budget = filter_
-    return rdp(user.gaussian + spent[0], user.correction + spent[1], order) <= budget
+    return limit.allows(Spent(user.gaussian + spent.gaussian, user.distance + spent.distance))
 
 
 def _record(
@@ -296,12 +295,12 @@ def _record(
     run: str,
     round: int,
     taking: Sequence[bytes],
-    spent: tuple[float, float],
+    spent: Spent,
 ) -> None:
     database.executemany(
         "INSERT INTO users VALUES (?, 1, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET "
         "participations = participations + 1, gaussian = gaussian + excluded.gaussian, "
-        "correction = correction + excluded.correction",
+        "distance = distance + excluded.distance",
         [(id_, *spent) for id_ in taking],
     )
     database.executemany(

@@ -47,7 +47,13 @@ ALTER TABLE pins ADD COLUMN weight INTEGER;
     f"round, attempt FROM marks WHERE run GLOB '*/{stage}';\n"
     for stage in ("share", "confirm", "unmask")
 )
-_NEWER = (_ATTENDANCE, _STAGES)  # each makes the next layout out of the one before
+# Layout 4: until then noise was Skellam, and its cost in Renyi divergence, which nothing exact can
+# go on from: who had spent some of it is at the limit.
+_DISTANCE = """
+ALTER TABLE users RENAME COLUMN correction TO distance;
+UPDATE users SET distance = iif(gaussian > 0, 1.0, 0.0);
+"""
+_NEWER = (_ATTENDANCE, _STAGES, _DISTANCE)  # each makes the next layout out of the one before
 _LAYOUT = 1 + len(_NEWER)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.accounting import SENSITIVITY
 from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import Ledger
@@ -118,8 +117,6 @@ def _charges(config: RunConfig) -> list[Mapping[str, Any]]:
         return [{"noise_multiplier": z} for z in noise.charged()]
     charge = {
         "noise_multiplier": noise_multiplier(config),
-        "mechanism": "skellam",
-        "sensitivity": SENSITIVITY,
         "sampling_rate": config.sampling_rate,
     }
     return [charge] * (config.rounds + paid_evaluations(config))

@@ -4,6 +4,7 @@ Light to import: accounting loads dp_accounting only when a number is asked for.
 """
 
 from privsyn_flower.privacy.accounting import (
+    AccountingError,
     calibrate,
     compose_gaussians,
     epsilon,
@@ -20,7 +21,6 @@ from privsyn_flower.privacy.ledger import (
 )
 from privsyn_flower.privacy.noise import gaussian, node_noise, system_gaussian
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
-from privsyn_flower.privacy.renyi import AccountingError
 from privsyn_flower.privacy.sentence import PrivacyStatement
 
 __all__ = [

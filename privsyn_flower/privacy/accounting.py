@@ -1,16 +1,16 @@
-"""Epsilon from noise, and noise from epsilon, for rounds of Gaussian or Skellam sums.
+"""Epsilon from noise, and noise from epsilon, for rounds of Gaussian sums.
 
 Units: a noise multiplier is the standard deviation of the released noise divided by the L2
 bound of one user's vector. Adjacency is zero-out (one user's vector becomes zero), which for
 Gaussian and Poisson-sampled Gaussian sums has the privacy curve of add-or-remove-one at
-sensitivity 1.
+sensitivity 1. The nodes' integer noise is accounted as the Gaussian that it is a rounding of;
+`integer_noise` says why, and what it leaves of delta.
 
 Rounds without sampling compose in closed form: independent Gaussian releases with multipliers
 s_1..s_T are one release with (sum s_i^-2)^-1/2 (Dong, Roth, Su 2019, "Gaussian differential
 privacy", Corollary 3.3), whose exact epsilon is that of Balle and Wang 2018 (arXiv 1805.06530,
-Theorem 8). Poisson-sampled rounds use a privacy loss distribution (PLD). Integer (Skellam)
-noise has RDP bounds only (renyi.py). For Gaussians `rdp` exists for parity with the papers; it
-is looser.
+Theorem 8). Poisson-sampled rounds use a privacy loss distribution (PLD). `renyi_epsilon` exists to
+compare with the papers, whose accountants were looser.
 
 dp_accounting is imported inside the functions: a device that only answers never needs it.
 """
@@ -18,32 +18,8 @@ dp_accounting is imported inside the functions: a device that only answers never
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Literal
-
-from privsyn_flower.privacy.renyi import (
-    AccountingError,
-    check_delta,
-    check_positive,
-    check_rate,
-    check_sensitivity,
-    delta_left,
-    filter_budget,
-    gaussian_rdp_epsilon,
-    sampled_event,
-    skellam_epsilon,
-    skellam_multiplier,
-    with_total_variation,
-)
-
-Accountant = Literal["pld", "rdp"]
-Mechanism = Literal["gaussian", "skellam"]
-ACCOUNTANTS: dict[str, tuple[Accountant, ...]] = {"gaussian": ("pld", "rdp"), "skellam": ("rdp",)}
-
-SENSITIVITY = (
-    4096.0  # integer L2 norm of one user's vector; above it Skellam is as good as Gaussian
-)
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 FINAL_INTERVAL = 1e-4  # discretisation of the privacy loss for a number that is claimed
 SEARCH_INTERVAL = 1e-3  # while searching: still an upper bound, five times faster
@@ -53,6 +29,15 @@ LARGEST_MULTIPLIER = 1e6
 # Below it one round has epsilon > 5000 at any useful delta; searching there serves nobody.
 SMALLEST_MULTIPLIER = 1e-2
 _HEADROOM = 1e-9  # calibrated noise is this much larger: rounding in sums of mu^2 stays covered
+
+Releases = Mapping[tuple[float, float], int]  # (noise multiplier, sampling rate) -> how many
+
+
+class AccountingError(ArithmeticError):
+    """The accountant returned a number that cannot be an epsilon."""
+
+
+# --- one Gaussian ---------------------------------------------------------------------------
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -84,6 +69,32 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     return value + 1e-12 * max(1.0, value) if value > 0 else 0.0
 
 
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """The largest mu = 1 / noise multiplier whose Gaussian release is (epsilon, delta)-DP.
+
+    A bisection of Balle and Wang 2018, Theorem 8, that ends on the safe side, within 1e-9 of the
+    largest. The standard library suffices, because devices check their own limits with it.
+    Raises ValueError unless epsilon is finite and positive and 0 < delta < 1.
+    """
+    check_positive("epsilon", epsilon)
+    check_delta("delta", delta)
+
+    def too_much(mu: float) -> bool:
+        lost = _normal_cdf(mu / 2 - epsilon / mu)
+        kept = _normal_cdf(-mu / 2 - epsilon / mu)
+        # What underflows counts as 0, and rounding as lost: delta is never understated.
+        gained = math.exp(epsilon + math.log(kept)) if kept > 0 else 0.0
+        return lost - gained + 1e-15 * lost > delta * (1 - 1e-12)
+
+    low, high = 0.0, 1.0
+    while not too_much(high):
+        low, high = high, 2 * high
+    while high > low * (1 + 1e-11) + 1e-300:
+        middle = (low + high) / 2
+        low, high = (low, middle) if too_much(middle) else (middle, high)
+    return low
+
+
 def compose_gaussians(noise_multipliers: Iterable[float]) -> float:
     """The one Gaussian that equals all of these together: (sum s^-2)^-1/2; inf for none."""
     inverse_squares = []
@@ -96,154 +107,97 @@ def compose_gaussians(noise_multipliers: Iterable[float]) -> float:
     return 1 / math.sqrt(total) if total > 0 else math.inf
 
 
+# --- rounds ---------------------------------------------------------------------------------
+
+
 def epsilon(
-    noise_multiplier: float,
-    rounds: int,
-    delta: float,
-    *,
-    sampling_rate: float = 1.0,
-    accountant: Accountant | None = None,
-    mechanism: Mechanism = "gaussian",
-    sensitivity: float = SENSITIVITY,
-    total_variation: float = 0.0,
+    noise_multiplier: float, rounds: int, delta: float, *, sampling_rate: float = 1.0
 ) -> float:
     """Epsilon of `rounds` noisy sums at one noise multiplier.
 
     sampling_rate: probability with which each user takes part in a round, independently
-    (Poisson), hidden from the adversary; 1.0 claims no amplification. accountant: None for the
-    tightest one that knows the mechanism (pld for gaussian, rdp for skellam). sensitivity: L2
-    norm of one user's integer vector (skellam). total_variation: distance of one round's noise
-    from exact noise; every round costs (1 + exp(epsilon)) times it in delta.
-    Raises ValueError on arguments, AccountingError on numerical failure.
+    (Poisson), hidden from the adversary; 1.0 claims no amplification. Raises ValueError on
+    arguments, AccountingError on numerical failure.
     """
-    _check_multiplier(noise_multiplier)
-    plan = _Plan(rounds, delta, sampling_rate, accountant, mechanism, sensitivity, total_variation)
-    value = plan.epsilon(noise_multiplier)
-    if math.isinf(value) and noise_multiplier > 0 and total_variation > 0:
-        raise plan.nothing_left("any epsilon")
-    return value
+    _check_plan(rounds, delta, sampling_rate)
+    return composed_epsilon({(noise_multiplier, sampling_rate): rounds}, delta)
+
+
+def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_INTERVAL) -> float:
+    """Epsilon of all these releases together, of a plan that is fixed before the first.
+
+    Exact where no rate is below 1, else by privacy loss distributions, which round up. Raises
+    ValueError on arguments, AccountingError on numerical failure.
+    """
+    releases = {key: count for key, count in releases.items() if count}
+    squares = [count * (1 / z) ** 2 if z else math.inf for (z, _), count in releases.items()]
+    for multiplier, rate in releases:
+        _check_multiplier(multiplier)
+        check_rate("sampling_rate", rate)
+    total = math.fsum(squares)
+    unsampled = gaussian_epsilon(1 / math.sqrt(total) if total > 0 else math.inf, delta)
+    noisy = {key: count for key, count in releases.items() if not math.isinf(key[0])}
+    if all(rate == 1.0 for _, rate in noisy) or math.isinf(unsampled):
+        return unsampled
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
+
+    # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
+    accountant = PLDAccountant(
+        NeighboringRelation.ADD_OR_REMOVE_ONE, max(interval, interval * unsampled / 50)
+    )
+    for (multiplier, rate), count in noisy.items():
+        accountant.compose(sampled_event(multiplier, rate), count)
+    value = float(accountant.get_epsilon(delta))
+    if not value >= 0:
+        raise AccountingError(
+            f"epsilon = {value} by pld for {dict(noisy)} at delta = {delta}: numerical failure"
+        )
+    return min(value, unsampled)  # both are upper bounds: sampling never costs privacy
 
 
 def calibrate(
-    target_epsilon: float,
-    rounds: int,
-    delta: float,
-    *,
-    sampling_rate: float = 1.0,
-    accountant: Accountant | None = None,
-    mechanism: Mechanism = "gaussian",
-    sensitivity: float = SENSITIVITY,
-    total_variation: float = 0.0,
+    target_epsilon: float, rounds: int, delta: float, *, sampling_rate: float = 1.0
 ) -> float:
     """Smallest noise multiplier whose epsilon does not exceed `target_epsilon`.
 
-    The safe end of a bisection: within 1e-9 (closed form) or 1e-4 (sampled, rdp) of the
-    smallest, and never below it. Unsampled skellam: the smallest at the order that a ledger with
-    this total has (`filter_budget`), so that all rounds fit into it. Other arguments as in
-    `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds))
-    meets the target.
+    The safe end of a bisection: within 1e-9 (closed form) or 1e-4 (sampled) of the smallest, and
+    never below it. Other arguments as in `epsilon`. Raises ValueError when no multiplier between
+    0.01 and 1e6 (times sqrt(rounds)) meets the target.
     """
     check_positive("target_epsilon", target_epsilon)
-    plan = _Plan(rounds, delta, sampling_rate, accountant, mechanism, sensitivity, total_variation)
+    _check_plan(rounds, delta, sampling_rate)
     if rounds == 0:
         raise ValueError("rounds = 0: at least 1 round is needed to calibrate noise")
-    exact = plan.unsampled(target_epsilon)
-    if sampling_rate == 1.0 and (mechanism == "skellam" or accountant != "rdp"):
+    one = 1 / gaussian_mu(target_epsilon, delta) * (1 + _HEADROOM)
+    if not SMALLEST_MULTIPLIER <= one <= LARGEST_MULTIPLIER:
+        way = "raise epsilon or delta" if one > 1 else "lower epsilon"
+        raise ValueError(
+            f"target_epsilon = {target_epsilon} at delta = {delta} needs a noise multiplier of "
+            f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
+            f"{way}"
+        )
+    exact = math.sqrt(rounds) * one
+    if sampling_rate == 1.0:
         return exact
-
-    def searched(multiplier: float) -> float:
-        return plan.epsilon(multiplier, SEARCH_INTERVAL)
-
+    search = composed_at(sampling_rate, rounds, delta, SEARCH_INTERVAL)
     # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
-    found = _smallest(searched, target_epsilon, exact, tolerance=1e-6)
-    while plan.epsilon(found) > target_epsilon:
+    found = _smallest(search, target_epsilon, exact)
+    final = composed_at(sampling_rate, rounds, delta, FINAL_INTERVAL)
+    while final(found) > target_epsilon:
         found *= 1 + 1e-5
     return found
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """All that an epsilon depends on, but the noise. Raises ValueError on arguments."""
-
-    rounds: int
-    delta: float
-    sampling_rate: float
-    accountant: Accountant | None
-    mechanism: Mechanism
-    sensitivity: float
-    total_variation: float
-
-    def __post_init__(self) -> None:
-        if self.rounds != int(self.rounds) or self.rounds < 0:
-            raise ValueError(f"rounds = {self.rounds} must be a whole number, at least 0")
-        check_delta("delta", self.delta)
-        check_rate("sampling_rate", self.sampling_rate)
-        check_sensitivity(self.sensitivity)
-        if self.mechanism not in ACCOUNTANTS:
-            raise ValueError(f"mechanism = {self.mechanism!r} must be 'gaussian' or 'skellam'")
-        known = ACCOUNTANTS[self.mechanism]
-        if self.accountant is not None and self.accountant not in known:
-            words = " or ".join(map(repr, known))
-            raise ValueError(
-                f"accountant = {self.accountant!r} must be {words} for mechanism = "
-                f"{self.mechanism!r}"
-            )
-        if not 0 <= self.total_variation < 1:
-            raise ValueError(f"total_variation = {self.total_variation} must be in [0, 1)")
-
-    def epsilon(self, noise_multiplier: float, interval: float = FINAL_INTERVAL) -> float:
-        """Epsilon at this noise; inf when nothing of delta is left for it."""
-        if self.rounds == 0:
-            return 0.0
-        if noise_multiplier == 0:
-            return math.inf
-
-        def at(delta: float) -> float:
-            if math.isinf(noise_multiplier):
-                return 0.0
-            plan = (noise_multiplier, self.rounds, delta, self.sampling_rate)
-            if self.mechanism == "skellam":
-                return skellam_epsilon(*plan, self.sensitivity)
-            if self.accountant == "rdp":
-                return gaussian_rdp_epsilon(*plan)
-            return _pld_epsilon(*plan, interval)
-
-        return with_total_variation(at, self.delta, self.rounds * self.total_variation)
-
-    def unsampled(self, target: float) -> float:
-        """The smallest noise multiplier without sampling, by the mechanism's best accountant."""
-        left = delta_left(target, self.delta, self.rounds * self.total_variation)
-        if left <= 0:
-            raise self.nothing_left(f"epsilon = {target}")
-        if self.mechanism == "skellam":
-            order, budget = filter_budget(target, left)
-            return skellam_multiplier(budget / self.rounds, order, self.sensitivity)
-
-        def composed(sigma: float) -> float:
-            return gaussian_epsilon(sigma, left)
-
-        least = _smallest(composed, target, 1.0, tolerance=1e-10)
-        return math.sqrt(self.rounds) * least * (1 + _HEADROOM)
-
-    def nothing_left(self, at: str) -> ValueError:
-        return ValueError(
-            f"total_variation = {self.total_variation} in each of {self.rounds} rounds leaves "
-            f"nothing of delta = {self.delta} at {at}: raise delta, or draw exact noise"
-        )
+def composed_at(
+    rate: float, rounds: int, delta: float, interval: float
+) -> Callable[[float], float]:
+    """Epsilon of a plan as a function of its noise multiplier."""
+    return lambda multiplier: composed_epsilon({(multiplier, rate): rounds}, delta, interval)
 
 
-def _smallest(
-    epsilon_of: Callable[[float], float], target: float, start: float, *, tolerance: float
-) -> float:
-    """The upper end of a bisection of a decreasing function, around `start`."""
-    high = start
-    while epsilon_of(high) > target:
-        if high >= LARGEST_MULTIPLIER:
-            raise ValueError(
-                f"target_epsilon = {target} is below {epsilon_of(high):.3g}, the least that a "
-                f"noise multiplier of {high:.3g} gives: raise epsilon or delta"
-            )
-        high = min(2 * high, max(LARGEST_MULTIPLIER, start))
+def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
+    """The upper end of a bisection of a decreasing function that keeps the target at `high`."""
     low = high / 2
     while epsilon_of(low) <= target:
         if low <= SMALLEST_MULTIPLIER:
@@ -252,43 +206,110 @@ def _smallest(
                 f"smallest noise multiplier searched ({low:.3g}): lower epsilon"
             )
         high, low = low, low / 2
-    while high > low * (1 + tolerance):
+    while high > low * (1 + 1e-6):
         middle = math.sqrt(low * high)
-        if epsilon_of(middle) > target:
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if epsilon_of(middle) > target else (low, middle)
     return high
 
 
-def _pld_epsilon(
-    noise_multiplier: float,
-    rounds: int,
-    delta: float,
-    sampling_rate: float,
-    interval: float,
-) -> float:
-    unsampled = gaussian_epsilon(noise_multiplier / math.sqrt(rounds), delta)
-    if sampling_rate == 1.0:
-        return unsampled
-    import dp_accounting
-    from dp_accounting.pld import PLDAccountant
+def most_releases(
+    noise_multiplier: float, sampling_rate: float, target_epsilon: float, delta: float
+) -> int:
+    """How many releases of this kind keep epsilon: the largest number whose `epsilon` does."""
 
-    # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
-    accountant = PLDAccountant(
-        dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE,
-        max(interval, interval * unsampled / 50),
-    )
-    accountant.compose(sampled_event(noise_multiplier, sampling_rate), rounds)
-    value = float(accountant.get_epsilon(delta))
-    if not value >= 0:
+    def fits(count: int) -> bool:
+        return (
+            epsilon(noise_multiplier, count, delta, sampling_rate=sampling_rate) <= target_epsilon
+        )
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high > low + 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def renyi_epsilon(
+    noise_multiplier: float, rounds: int, delta: float, *, sampling_rate: float = 1.0
+) -> float:
+    """What a Renyi accountant says (Mironov 2017; Mironov, Talwar, Zhang 2019): looser.
+
+    For comparison with the papers. With sampling the fractional orders are infinite series that
+    can fail (a public accountant answers -29.87 for noise 15.5, 50 rounds, rate 0.5); integer
+    orders are finite sums, so they come first and the fractional ones only where the best order is
+    small. Raises as `epsilon` does.
+    """
+    from dp_accounting.rdp import RdpAccountant
+
+    _check_plan(rounds, delta, sampling_rate)
+    _check_multiplier(noise_multiplier)
+    if rounds == 0 or noise_multiplier == 0:
+        return math.inf if rounds else 0.0
+
+    def value(rate: float, orders: list[int] | None) -> tuple[float, float]:
+        accountant = RdpAccountant(orders)
+        accountant.compose(sampled_event(noise_multiplier, rate), rounds)
+        best, order = accountant.get_epsilon_and_optimal_order(delta)
+        return float(best), float(order)
+
+    best, _ = value(1.0, None)
+    if sampling_rate < 1.0:
+        sampled, order = value(sampling_rate, [*range(2, 64), 128, 256, 512, 1024])
+        if order < 11:
+            sampled = min(sampled, value(sampling_rate, None)[0])
+        best = min(best, sampled)
+    if not 0 <= best < math.inf:
         raise AccountingError(
-            f"epsilon = {value} by pld for noise_multiplier = {noise_multiplier}, rounds = "
+            f"epsilon = {best} by Renyi orders for noise_multiplier = {noise_multiplier}, rounds = "
             f"{rounds}, delta = {delta}, sampling_rate = {sampling_rate}: numerical failure"
         )
-    return min(value, unsampled)  # both are upper bounds: sampling never costs privacy
+    return best
+
+
+def sampled_event(noise_multiplier: float, sampling_rate: float) -> Any:
+    """dp_accounting's event of one Gaussian sum, Poisson-sampled when the rate is below 1."""
+    import dp_accounting
+
+    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    if sampling_rate == 1.0:
+        return event
+    return dp_accounting.PoissonSampledDpEvent(sampling_rate, event)
+
+
+# --- arguments ------------------------------------------------------------------------------
+
+
+def check_positive(name: str, value: float) -> None:
+    """Raises ValueError unless the value is finite and above 0."""
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} = {value} must be finite and above 0")
+
+
+def check_delta(name: str, value: float) -> None:
+    """Raises ValueError unless the value lies in (0, 1)."""
+    if not 0 < value < 1:
+        raise ValueError(f"{name} = {value} must be above 0 and below 1")
+
+
+def check_rate(name: str, value: float) -> None:
+    """Raises ValueError unless the value lies in (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"{name} = {value} must be above 0 and at most 1")
+
+
+def _check_plan(rounds: int, delta: float, sampling_rate: float) -> None:
+    if rounds != int(rounds) or rounds < 0:
+        raise ValueError(f"rounds = {rounds} must be a whole number, at least 0")
+    check_delta("delta", delta)
+    check_rate("sampling_rate", sampling_rate)
 
 
 def _check_multiplier(noise_multiplier: float) -> None:
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier = {noise_multiplier} must be at least 0")
+
+
+def _normal_cdf(x: float) -> float:
+    return math.erfc(-x / math.sqrt(2)) / 2

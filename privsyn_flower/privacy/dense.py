@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.privacy.discrete_gaussian import MAX_VARIANCE
+from privsyn_flower.privacy.integer_noise import node_variance
 from privsyn_flower.privacy.quantize import (
     MAX_SENSITIVITY,
+    SENSITIVITY,
     WrapAround,
     from_modulus,
-    noise_variance,
     sum_tail,
     truncate,
 )
@@ -33,7 +34,6 @@ from privsyn_flower.privacy.rotation import (
     smallest_block,
     unrotate,
 )
-from privsyn_flower.privacy.skellam import MAX_VARIANCE
 
 BETA = math.exp(-0.5)  # chance of a rejected rounding, at most; the paper's choice
 INFLATION = 1.01  # of the sensitivity by rounding, at most, when the bits are chosen here
@@ -99,7 +99,7 @@ def plan_dense(
     """
     if not 0 < bound < math.inf:
         raise ValueError(f"bound = {bound} must be finite and above 0")
-    noise_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
+    node_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
     for choice in (8, 16, 24, 32) if bits is None else (bits,):
         _check_bits(choice)
         plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight))
@@ -113,13 +113,17 @@ def plan_dense(
 
 
 def dense_numbers(
-    bound: float, length: int, noise_multiplier: float, weight: float, min_weight: float
+    bound: float,
+    length: int,
+    noise_multiplier: float,
+    weight: float,
+    min_weight: float,
+    sensitivity: float = SENSITIVITY,
 ) -> DensePlan:
     """The encoding of a run's dense queries: the least of 16, 24 and 32 bits that costs nothing.
 
-    Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least the one that
-    noise is calibrated for, above which Skellam noise only costs less. Arguments and errors: as
-    in `plan_dense`.
+    Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least `sensitivity`.
+    Other arguments and errors: as in `plan_dense`.
     """
     for bits in (16, 24, 32):
         try:
@@ -133,12 +137,12 @@ def dense_numbers(
             )
         except WrapAround:
             continue
-        if plan.sensitivity >= SENSITIVITY and plan.inflation <= INFLATION:
+        if plan.sensitivity >= sensitivity and plan.inflation <= INFLATION:
             return plan
     raise WrapAround(
         f"32 bits are too few for weight = {weight} users with noise_multiplier = "
         f"{noise_multiplier}, min_weight = {min_weight} and length = {length} at sensitivity "
-        f"{SENSITIVITY:.0f}: lower noise_multiplier, weight or length"
+        f"{sensitivity:.0f}: lower noise_multiplier, weight or length"
     )
 
 
@@ -214,7 +218,7 @@ def _finest(
     def fits(log_norm: float) -> bool:
         norm = math.exp(log_norm)
         sensitivity = rounded_norm(norm, padded)
-        variance = noise_variance(*noise, sensitivity) if noise[0] else 0.0
+        variance = node_variance(*noise, sensitivity) if noise[0] else 0.0
         in_range = sensitivity <= MAX_SENSITIVITY and variance <= MAX_VARIANCE
         return in_range and _needed(norm, sensitivity, length, noise) < 2 ** (bits - 1)
 

@@ -1,7 +1,11 @@
 """A ledger's header and its filter: what all charges together may cost, fixed at creation.
 
-For Gaussian charges only: the sum of mu^2 = 1/noise_multiplier^2, exact. For integer (Skellam)
-noise, which has RDP bounds only: the sum of RDP at one order; Gaussian charges may join.
+Without sampling: the sum of mu^2 = 1/noise_multiplier^2, exact, whatever the noise of each round
+depends on (Smith and Thakurta 2022). For a plan whose users toss coins: the number of releases of
+one kind. Every release that is charged has at least the plan's noise and at most its rate, so
+the plan's own dominates it, and as many of those as the plan has, chosen adaptively in all else,
+are (epsilon, delta)-DP by privacy loss distributions (Zhu, Dong, Wang 2022, "Optimal accounting of
+differential privacy via characteristic function", Theorem 10).
 """
 
 from __future__ import annotations
@@ -9,79 +13,88 @@ from __future__ import annotations
 import json
 import math
 import uuid
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple
 
 from privsyn_flower.privacy.accounting import (
-    Mechanism,
-    calibrate,
-    compose_gaussians,
+    composed_epsilon,
+    epsilon,
     gaussian_epsilon,
+    gaussian_mu,
+    most_releases,
 )
-from privsyn_flower.privacy.charges import MU_SQUARED, Charge
+from privsyn_flower.privacy.charges import Charge
+from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.journal import LedgerError, Row
-from privsyn_flower.privacy.renyi import (
-    LARGEST_SAMPLED_ORDER,
-    ORDERS,
-    check_positive,
-    delta_left,
-    filter_budget,
-    rdp_to_epsilon,
-    with_total_variation,
-)
 
-VERSION = 3  # version 1 had the filter MU_SQUARED only, version 2 no id
+VERSION = 4  # up to version 3 the nodes' noise was Skellam, accounted by Renyi bounds
 UNIT = "user"
 ADJACENCY = "zero-out"
 
-RDP = "sum of RDP at a fixed order (Feldman and Zrnic 2021)"
+MU_SQUARED = "sum of mu^2 (Smith and Thakurta 2022)"
+PLAN = "releases of a fixed plan (PLD)"
 
 # Rounding of sums of costs. Calibrated noise has 1e-9 of headroom, so this never costs budget.
 SLACK = 1e-10
+
+
+class Plan(NamedTuple):
+    """Releases with this much noise or more, for users who take part at this rate or less."""
+
+    noise_multiplier: float
+    sampling_rate: float
+    releases: int
+
+    def covers(self, noise_multiplier: float, sampling_rate: float) -> bool:
+        """Whether the plan's own release is at least as costly as one like this."""
+        enough = noise_multiplier >= self.noise_multiplier * (1 - SLACK)
+        return enough and sampling_rate <= self.sampling_rate
 
 
 @dataclass(frozen=True)
 class Header:
     """The ledger's first row; fixed for its life.
 
-    mu_squared, or rdp at order: the filter's budget; None without a total. total_variation: what
-    all charges together may have; its price in delta is taken off the budget from the start. id:
-    drawn when the ledger is made, so that another one in its place is noticed; "" before version 3.
+    budget: of mu^2, or releases; None without a total. noise_multiplier, sampling_rate: of a
+    plan's releases, None in a ledger of mu^2. id: drawn when the ledger is made, so that another
+    one in its place is noticed.
     """
 
     population: str
     total_epsilon: float | None
     total_delta: float | None
-    mu_squared: float | None
     simulation: bool
+    budget: float | None
     unit: str = UNIT
     adjacency: str = ADJACENCY
     filter: str = MU_SQUARED
     version: int = VERSION
-    order: int | None = None
-    rdp: float | None = None
-    total_variation: float = 0.0
+    noise_multiplier: float | None = None
+    sampling_rate: float | None = None
     id: str = ""
 
     @property
-    def mechanism(self) -> Mechanism:
-        """The noise that the ledger was made for."""
-        return "gaussian" if self.filter == MU_SQUARED else "skellam"
+    def plan(self) -> Plan | None:
+        """What a ledger of a plan was made for."""
+        if self.noise_multiplier is None or self.sampling_rate is None:
+            return None
+        return Plan(self.noise_multiplier, self.sampling_rate, int(self.budget or 0))
 
     @property
-    def budget(self) -> float | None:
-        """What the filter lets all charges cost together."""
-        return self.mu_squared if self.filter == MU_SQUARED else self.rdp
+    def total_variation(self) -> float:
+        """What all charges together may have; its price in delta is kept from the start."""
+        if self.total_epsilon is None or self.total_delta is None:
+            return math.inf
+        return allowed_distance(self.total_epsilon, self.total_delta)
 
     def cost(self, charge: Charge) -> float:
-        """What one charge takes from the budget; 0 without one."""
-        if self.filter == MU_SQUARED:
+        """What one charge takes from the budget; inf when the plan does not cover it."""
+        if self.plan is None:
             return charge.mu_squared
-        return 0.0 if self.order is None else float(charge.rdp([self.order])[0])
+        covered = self.plan.covers(charge.noise_multiplier, charge.sampling_rate)
+        return 1.0 if covered else math.inf
 
     def spent(self, charges: list[Charge]) -> float:
         """What reserved and committed charges have taken from the budget."""
@@ -91,10 +104,33 @@ class Header:
         """Epsilon, at the total delta, of a sum of costs. Raises ValueError without a total."""
         if self.total_epsilon is None or self.total_delta is None:
             raise ValueError(f"total_epsilon = {self.total_epsilon}: the ledger has no total")
-        delta = delta_left(self.total_epsilon, self.total_delta, self.total_variation)
-        if self.filter == MU_SQUARED:
+        delta = gaussian_delta(self.total_delta)
+        if self.plan is None:
             return gaussian_epsilon(1 / math.sqrt(cost) if cost > 0 else math.inf, delta)
-        return rdp_to_epsilon([cost], [self.order or 0], delta)[0] if cost > 0 else 0.0
+        z, rate, _ = self.plan
+        return epsilon(z, round(cost), delta, sampling_rate=rate)
+
+
+def sampled_plan(
+    noise_multiplier: float,
+    sampling_rate: float,
+    releases: int,
+    epsilon: float,
+    delta: float,
+    total_epsilon: float = 0.0,
+) -> Plan | None:
+    """What the ledger of a run with sampling is made for; None for one without.
+
+    releases: of the run, which cost at most epsilon. total_epsilon: of the ledger, where it is
+    larger: then as many releases like these as it has room for.
+    """
+    if sampling_rate == 1.0:
+        return None
+    if total_epsilon > epsilon:
+        releases = most_releases(
+            noise_multiplier, sampling_rate, total_epsilon, gaussian_delta(delta)
+        )
+    return Plan(noise_multiplier, sampling_rate, releases)
 
 
 def check_header(population: str, total_epsilon: float | None, total_delta: float | None) -> None:
@@ -112,92 +148,69 @@ def new_header(
     total_epsilon: float | None,
     total_delta: float | None,
     simulation: bool,
-    mechanism: Mechanism = "gaussian",
-    total_variation: float = 0.0,
-    order: int | None = None,
+    plan: Plan | None = None,
 ) -> Header:
-    """The header of a new ledger, with the filter for the mechanism and its budget.
+    """The header of a new ledger, with its filter and budget.
 
-    gaussian: the mu^2 of one Gaussian with this total. skellam: see `filter_budget`, at `order`.
+    Raises ValueError for a plan without a total, or beyond it.
     """
-    if mechanism not in ("gaussian", "skellam"):
-        raise ValueError(f"mechanism = {mechanism!r} must be 'gaussian' or 'skellam'")
-    if not 0 <= total_variation < 1:
-        raise ValueError(f"total_variation = {total_variation} must be in [0, 1)")
-    mu, at, rdp = None, None, None
+    fixed: dict[str, Any] = {"id": uuid.uuid4().hex, "budget": None}
     if total_epsilon is not None and total_delta is not None:
-        if mechanism == "gaussian":
-            z = calibrate(total_epsilon, 1, total_delta, total_variation=total_variation)
-            mu = z**-2
-        else:
-            check_positive("total_epsilon", total_epsilon)
-            left = delta_left(total_epsilon, total_delta, total_variation)
-            if total_variation > 0 and left <= 0:
-                raise ValueError(
-                    f"total_variation = {total_variation} leaves nothing of total delta = "
-                    f"{total_delta} at epsilon = {total_epsilon}: raise delta or lower epsilon"
-                )
-            at, rdp = filter_budget(total_epsilon, left, order)
-    return Header(
-        population,
-        total_epsilon,
-        total_delta,
-        mu,
-        simulation,
-        filter=MU_SQUARED if mechanism == "gaussian" else RDP,
-        order=at,
-        rdp=rdp,
-        total_variation=total_variation,
-        id=uuid.uuid4().hex,
-    )
+        fixed["budget"] = gaussian_mu(total_epsilon, gaussian_delta(total_delta)) ** 2
+    if plan is not None:
+        if total_epsilon is None or total_delta is None:
+            raise ValueError(f"{plan} needs total_epsilon and total_delta")
+        z, rate, releases = plan
+        needed = epsilon(z, releases, gaussian_delta(total_delta), sampling_rate=rate)
+        if needed > total_epsilon:
+            raise ValueError(f"{plan} costs epsilon = {needed}, the total is {total_epsilon}")
+        fixed |= {"budget": float(releases), "filter": PLAN}
+        fixed |= {"noise_multiplier": z, "sampling_rate": rate}
+    return Header(population, total_epsilon, total_delta, simulation, **fixed)
 
 
 def parse_header(row: Row, path: Path) -> Header:
     """The header in a file's first row. Raises LedgerError when it is of no known version."""
     values: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
-    if row.get("kind") != "ledger" or values.get("version") not in range(1, VERSION + 1):
+    if row.get("kind") == "ledger" and values.get("version") in range(1, VERSION):
+        total = f"{values.get('total_epsilon')} at delta = {values.get('total_delta')}"
         raise LedgerError(
-            f"{path} does not begin with a ledger header of version 1 to {VERSION} (the copy in a "
+            f"{path} was written by an earlier version, whose integer noise was accounted for by "
+            "Renyi bounds that no exact account can go on from: finish its runs with that version; "
+            f"or begin another ledger (key ledger) and let both share the total epsilon = {total} "
+            "(key ledger-epsilon), of which the old one may have spent all"
+        )
+    if row.get("kind") != "ledger" or values.get("version") != VERSION:
+        raise LedgerError(
+            f"{path} does not begin with a ledger header of version {VERSION} (the copy in a "
             f"run folder is no ledger): {json.dumps(row)[:80]}"
         )
     try:
         header = Header(**values)
     except TypeError as error:
         raise LedgerError(f"{path} has an unreadable header: {error}") from None
-    if header.filter not in (MU_SQUARED, RDP):
+    if header.filter not in (MU_SQUARED, PLAN):
         raise LedgerError(f"{path} has a filter that this version does not know: {header.filter}")
     if (header.total_epsilon is None) != (header.budget is None):
         raise LedgerError(f"{path} has an unreadable header: a total without its budget")
+    if (header.filter == PLAN) != (header.plan is not None):
+        raise LedgerError(f"{path} has an unreadable header: {PLAN} without its noise or rate")
     return header
 
 
-def composed_epsilon(header: Header, charges: list[Charge], delta: float) -> float:
-    """Epsilon of reserved and committed charges; by RDP, at the best order for their sum."""
+def charged_epsilon(charges: list[Charge], delta: float) -> float:
+    """Epsilon of reserved and committed charges, for plans fixed in advance.
+
+    inf when their integers were so coarse that nothing can be said at this delta.
+    """
     counted = [charge for charge in charges if charge.state != "void"]
+    found = composed_epsilon(
+        Counter((charge.noise_multiplier, charge.sampling_rate) for charge in counted),
+        gaussian_delta(delta),
+    )
     distance = math.fsum(charge.total_variation for charge in counted)
-    sampled = any(charge.sampling_rate < 1 for charge in counted)
-    orders = ORDERS[ORDERS <= LARGEST_SAMPLED_ORDER] if sampled else ORDERS
-
-    def at(delta: float) -> float:
-        if header.filter == MU_SQUARED:
-            return gaussian_epsilon(compose_gaussians(c.noise_multiplier for c in counted), delta)
-        if not counted:
-            return 0.0
-        return rdp_to_epsilon(_composed_rdp(counted, orders), orders, delta)[0]
-
-    return with_total_variation(at, delta, distance)
-
-
-def _composed_rdp(charges: list[Charge], orders: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Sum of the charges' RDP; equal releases are computed once."""
-    kinds: dict[tuple[float, float | None, float], list[Charge]] = {}
-    for charge in charges:
-        key = (charge.noise_multiplier, charge.sensitivity, charge.sampling_rate)
-        kinds.setdefault(key, []).append(charge)
-    total = np.zeros(orders.shape)
-    for same in kinds.values():
-        total += len(same) * same[0].rdp(orders)
-    return total
+    # epsilon counts sampled charges by their coins, which a filter of mu^2 does not.
+    return found if distance <= allowed_distance(found, delta) * (1 + SLACK) else math.inf
 
 
 def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | None:
@@ -208,17 +221,32 @@ def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | 
     distance = math.fsum([*counted, wanted.total_variation])
     if distance > header.total_variation * (1 + SLACK):
         return (
-            f"charges with total_variation = {distance:.3g} together are more than the "
-            f"{header.total_variation:.3g} that the ledger was created with: draw exact noise, or "
-            "use another ledger (key ledger)"
+            f"charges whose integer noise is {distance:.3g} from Gaussian noise together (total "
+            f"variation) are more than the {header.total_variation:.3g} that the ledger's total "
+            "leaves room for: lower ledger-epsilon, raise delta, or use another ledger (key ledger)"
         )
-    spent = header.spent(charges)
-    after = spent + header.cost(wanted)
-    if after <= header.budget * (1 + SLACK):
+    spent, cost = header.spent(charges), header.cost(wanted)
+    if math.isinf(cost):
+        return not_covered(header, wanted.noise_multiplier, wanted.sampling_rate)
+    if spent + cost <= header.budget * (1 + SLACK):
         return None
     return (
         f"population {header.population!r} has spent epsilon = {header.epsilon_of(spent):.6g} of "
         f"{header.total_epsilon:.6g} (delta = {header.total_delta:.3g}); a round at noise "
-        f"multiplier {wanted.noise_multiplier:.6g} would make it {header.epsilon_of(after):.6g}: "
+        f"multiplier {wanted.noise_multiplier:.6g} would make it "
+        f"{header.epsilon_of(spent + cost):.6g}: "
         "raise noise-multiplier, lower rounds or spare-rounds, or use another ledger (key ledger)"
+    )
+
+
+def not_covered(header: Header, noise_multiplier: float, sampling_rate: float) -> str | None:
+    """Why the ledger is not for releases like this; None when it is."""
+    plan = header.plan
+    if plan is None or plan.covers(noise_multiplier, sampling_rate):
+        return None
+    return (
+        f"a release at noise multiplier {noise_multiplier:.6g}, in which a user takes part with "
+        f"probability {sampling_rate:g}, is not covered by the plan that the ledger was made for "
+        f"(at least {plan.noise_multiplier:.6g}, at most {plan.sampling_rate:g}): raise "
+        "noise-multiplier, lower sampling-rate, or use another ledger (key ledger)"
     )

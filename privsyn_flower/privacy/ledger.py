@@ -11,13 +11,13 @@ fsync. A last line without its newline was never acknowledged to anyone: readers
 the next writer cuts it off. Local file systems of POSIX systems only.
 
 With a total fixed at creation the ledger is a privacy filter: the noise of every round may
-depend on all earlier releases as long as a sum of costs stays below a budget. Made for Gaussian
-noise, the costs are mu^2 = 1/noise_multiplier^2 and the budget is that of one Gaussian with the
-total's (epsilon, delta) (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian
-differential privacy"). Made for Skellam noise, the costs are RDP at one order, fixed at
-creation, and the budget implies the total (Feldman and Zrnic 2021, "Individual privacy
-accounting via a Renyi filter"). Without a total the composed number holds only for plans fixed
-before the first release, and `is_guarantee` is False.
+depend on all earlier releases as long as a sum of costs stays below a budget. The costs are
+mu^2 = 1/noise_multiplier^2 and the budget is that of one Gaussian with the total's (epsilon,
+delta') (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential privacy");
+or, where users toss coins, a number of releases of one plan (`filters`). A thousandth of delta is
+kept for the nodes' integers (`integer_noise`), so one ledger takes their noise and an aggregator's.
+Without a total the composed number holds only for plans fixed before the first release, and
+`is_guarantee` is False.
 
 Noise that is correlated across rounds is charged by what each release adds to the cost of all
 before it (`strategies.mechanisms.AggregatorNoise.charge` says why that is right).
@@ -35,16 +35,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from privsyn_flower.privacy.accounting import Mechanism
 from privsyn_flower.privacy.charges import Charge, find, replay
 from privsyn_flower.privacy.filters import (
     ADJACENCY,
     SLACK,
     UNIT,
     Header,
+    Plan,
+    charged_epsilon,
     check_header,
-    composed_epsilon,
     new_header,
+    not_covered,
     parse_header,
     why_refused,
 )
@@ -87,20 +88,17 @@ class Ledger:
         total_epsilon: float | None = None,
         total_delta: float | None = None,
         simulation: bool = False,
-        mechanism: Mechanism = "gaussian",
-        total_variation: float = 0.0,
-        order: int | None = None,
+        plan: Plan | None = None,
         identity: str | None = None,
     ) -> Self:
         """Create the ledger, or check that the one at `path` is about the same thing.
 
         population: declared name, public. total_epsilon and total_delta: both or neither; a
         new ledger without them has no filter, an existing one keeps the total it has.
-        mechanism: fixes the filter; "skellam" takes both kinds of noise. total_variation: the
-        most that all charges together may have, part of the total. order: of a new RDP filter
-        (`renyi.plan_order`); None for the best without sampling. identity: the id of a ledger that
-        must be there already, and is never made anew. Raises LedgerError naming both values when
-        the file says otherwise, ValueError on arguments.
+        plan: of releases with sampling, None for a filter of mu^2, in which sampling counts for
+        nothing; an existing ledger's plan must cover it. identity: the id of a ledger that must be
+        there already, and is never made anew. Raises LedgerError naming both values when the file
+        says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)
@@ -109,15 +107,7 @@ class Ledger:
             if not rows and identity is not None:
                 raise missing(file)
             if not rows:
-                header = new_header(
-                    population,
-                    total_epsilon,
-                    total_delta,
-                    simulation,
-                    mechanism,
-                    total_variation,
-                    order,
-                )
+                header = new_header(population, total_epsilon, total_delta, simulation, plan)
                 append_row(handle, file, {"kind": "ledger", **asdict(header)})
                 return cls(file, header)
         found = parse_header(rows[0], file)
@@ -128,13 +118,12 @@ class Ledger:
             )
         _same(file, "population", found.population, population, "population-name or ledger")
         _same(file, "simulation", found.simulation, simulation, "ledger")
-        _same(file, "mechanism", found.mechanism, mechanism, "ledger")
         _same(file, "unit", found.unit, UNIT, "ledger")
         _same(file, "adjacency", found.adjacency, ADJACENCY, "ledger")
         if total_epsilon is not None:
             _same(file, "total epsilon", found.total_epsilon, total_epsilon, "ledger-epsilon")
             _same(file, "total delta", found.total_delta, total_delta, "delta")
-            _same(file, "total variation", found.total_variation, total_variation, "ledger")
+        _check_plan(file, found, plan)
         return cls(file, found)
 
     @property
@@ -150,22 +139,17 @@ class Ledger:
         round: int,
         attempt: int,
         noise_multiplier: float,
-        mechanism: Mechanism = "gaussian",
-        sensitivity: float | None = None,
         total_variation: float = 0.0,
         sampling_rate: float = 1.0,
     ) -> str:
         """Write a charge before its query is sent; returns the charge's id.
 
-        sensitivity: L2 norm of one user's integer vector, for skellam only. total_variation:
-        distance of the noise from exact noise. sampling_rate: probability with which each user
-        takes part, by a coin hidden from the adversary (skellam). Raises BudgetExceeded or
-        DuplicateCharge before anything is written, ValueError on a mechanism that this ledger
-        does not take or on values that no release has (`Charge`).
+        total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate:
+        probability with which each user takes part, by a coin hidden from the adversary. Raises
+        BudgetExceeded or DuplicateCharge before anything is written, ValueError on values that no
+        release has (`Charge`).
         """
-        wanted = self._new(
-            float(noise_multiplier), mechanism, sensitivity, total_variation, sampling_rate
-        )
+        wanted = _new(noise_multiplier, total_variation, sampling_rate)
         with locked(self.path) as handle:
             charges = self._replay(handle)
             key = (run, query, round, attempt)
@@ -180,10 +164,8 @@ class Ledger:
                 raise BudgetExceeded(f"{refused}. Ledger: {self.path}")
             charge_id = str(len(charges) + 1)
             row: Row = {"kind": "reserve", "id": charge_id, "run": run, "query": query}
-            row |= {"round": round, "attempt": attempt, "mechanism": mechanism}
+            row |= {"round": round, "attempt": attempt}
             row |= {"noise_multiplier": float(noise_multiplier), "time": time.time()}
-            if sensitivity is not None:
-                row["sensitivity"] = float(sensitivity)
             if total_variation:
                 row["total_variation"] = float(total_variation)
             if sampling_rate != 1.0:
@@ -220,25 +202,20 @@ class Ledger:
     def spent_epsilon(self, run: str | None = None, delta: float | None = None) -> float:
         """Epsilon of everything charged (reserved or committed), or of a run with its evaluations.
 
-        delta: None for the ledger's total delta. In a ledger for skellam this is the best order
-        for what was charged, which holds for plans fixed in advance: what is guaranteed is the
-        total. Raises ValueError when there is no delta.
+        delta: None for the ledger's total delta. With sampling this holds for plans fixed in
+        advance: what is guaranteed is the total. Raises ValueError when there is no delta.
         """
         used = delta if delta is not None else self.header.total_delta
         if used is None:
             raise ValueError(f"delta = None: {self.path} has no total delta, so name one")
         charges = [c for c in self._read() if run is None or _belongs(c.run, run)]
-        return composed_epsilon(self.header, charges, used)
+        return charged_epsilon(charges, used)
 
     def remaining_rounds(
-        self,
-        noise_multiplier: float,
-        *,
-        mechanism: Mechanism = "gaussian",
-        sensitivity: float | None = None,
+        self, noise_multiplier: float, *, sampling_rate: float = 1.0
     ) -> int | None:
         """How many more rounds at this noise the total allows; None without a total."""
-        wanted = self._new(noise_multiplier, mechanism, sensitivity)
+        wanted = _new(noise_multiplier, sampling_rate=sampling_rate)
         if self.header.budget is None:
             return None
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
@@ -248,8 +225,7 @@ class Ledger:
         """How many of these charges, in this order, the total still takes; None without a total.
 
         wanted: arguments of `reserve` for the noise of each. run: one that will be resumed, and
-        then gives back what it reserved without sending. Nothing is written. Raises ValueError on
-        noise that this ledger does not take.
+        then gives back what it reserved without sending. Nothing is written.
         """
         if self.header.budget is None:
             return None
@@ -258,7 +234,7 @@ class Ledger:
         costs: dict[Charge, float] = {}  # of thousands of rounds, most are alike
         taken = 0
         for noise in wanted:
-            charge = self._new(**noise)
+            charge = _new(**noise)
             left -= costs.setdefault(charge, costs.get(charge) or self.header.cost(charge))
             if left < 0:
                 break
@@ -321,22 +297,13 @@ class Ledger:
                 )
             append_row(handle, self.path, row)
 
-    def _new(
-        self,
-        noise_multiplier: float,
-        mechanism: Mechanism = "gaussian",
-        sensitivity: float | None = None,
-        total_variation: float = 0.0,
-        sampling_rate: float = 1.0,
-    ) -> Charge:
-        """A charge that is not written yet. Raises ValueError unless this ledger could take it."""
-        if self.header.mechanism == "gaussian" and mechanism != "gaussian":
-            raise ValueError(
-                f"mechanism = {mechanism!r}: {self.path} was created for 'gaussian' noise and "
-                "takes no other: use another ledger (key ledger)"
-            )
-        noise = (mechanism, sensitivity, total_variation, sampling_rate)
-        return Charge("", "", "", 0, 0, noise_multiplier, "reserved", False, *noise)
+
+def _new(
+    noise_multiplier: float, total_variation: float = 0.0, sampling_rate: float = 1.0
+) -> Charge:
+    """A charge that is not written yet. Raises ValueError on values that no release has."""
+    z, noise = float(noise_multiplier), (total_variation, sampling_rate)
+    return Charge("", "", "", 0, 0, z, "reserved", False, *noise)
 
 
 def _belongs(name: str, run: str) -> bool:
@@ -350,3 +317,15 @@ def _same(path: Path, what: str, found: object, wanted: object, key: str) -> Non
             f"{path} was created with {what} = {found!r}, this run wants {wanted!r}: change "
             f"the key {key}"
         )
+
+
+def _check_plan(path: Path, found: Header, wanted: Plan | None) -> None:
+    """Raises LedgerError unless the ledger counts what a run of this plan is calibrated for."""
+    if wanted is not None and found.budget is not None and found.plan is None:
+        raise LedgerError(
+            f"{path} was created for runs without sampling and gives nothing for sampling-rate = "
+            f"{wanted.sampling_rate:g}: set sampler = 'full', or name another ledger (key ledger)"
+        )
+    refused = not_covered(found, *(wanted or (0.0, 1.0))[:2])
+    if refused:
+        raise LedgerError(f"{path}: {refused}")

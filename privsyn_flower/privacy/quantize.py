@@ -16,8 +16,17 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.privacy.skellam import seeded_skellam, system_skellam
+from privsyn_flower.privacy.discrete_gaussian import (
+    seeded_discrete_gaussian,
+    system_discrete_gaussian,
+)
+from privsyn_flower.privacy.integer_noise import (
+    LEAST_NODE_STD,
+    TooCoarse,
+    node_variance,
+)
 
+SENSITIVITY = 4096.0  # of an encoding, at least: then truncation is lost beside any useful noise
 MAX_SENSITIVITY = 2.0**30  # its square, and sums of squares up to it, stay exact in int64
 _LOG_WRAP = 60 * math.log(2.0)  # noise leaves the range with probability 2^-60 at most
 
@@ -81,7 +90,7 @@ def plan_histogram(
     noise_multiplier: float,
     weight: float,
     min_weight: float,
-    sensitivity: float = 4096.0,
+    sensitivity: float = SENSITIVITY,
 ) -> IntegerPlan:
     """The encoding of a query of `length` coordinates whose clipped vectors have norm `bound`.
 
@@ -146,15 +155,21 @@ def node_noise_integers(
 ) -> NDArray[np.int64]:
     """One node's share of the noise on a sum of integers, as one draw: (length,), PRIVATE.
 
-    Skellam of variance weight / min_weight * (noise_multiplier * sensitivity)^2: the noise of
-    `weight` users, so that honest survivors of weight >= min_weight together carry the
-    guaranteed (noise_multiplier * sensitivity)^2. rng: None for operating-system randomness.
-    Raises ValueError unless every number is finite and positive, or on too large a variance.
+    Discrete Gaussian of variance weight / min_weight * ((noise_multiplier * sensitivity)^2 + 1/12):
+    the noise of `weight` users, so that honest survivors of weight >= min_weight together carry
+    the guaranteed noise_multiplier * sensitivity. rng: None for operating-system randomness.
+    Raises ValueError unless every number is finite and positive, on too large a variance, and on
+    a standard deviation below LEAST_NODE_STD.
     """
-    variance = noise_variance(noise_multiplier, weight, min_weight, sensitivity)
+    variance = node_variance(noise_multiplier, weight, min_weight, sensitivity)
+    if variance < LEAST_NODE_STD**2:
+        raise TooCoarse(
+            f"noise of standard deviation {math.sqrt(variance):.3g} in integers is below "
+            f"{LEAST_NODE_STD:g}: raise sensitivity"
+        )
     if rng is None:
-        return system_skellam(length, variance)
-    return seeded_skellam(length, variance, rng)
+        return system_discrete_gaussian(length, variance)
+    return seeded_discrete_gaussian(length, variance, rng)
 
 
 # --- arithmetic modulo 2^bits ---------------------------------------------------------------
@@ -217,20 +232,6 @@ def _check_bits(bits: int) -> None:
         raise ValueError(f"bits = {bits} must be a multiple of 8 from 8 to 56")
 
 
-def noise_variance(
-    noise_multiplier: float, weight: float, min_weight: float, sensitivity: float
-) -> float:
-    """Variance, in integers, of the noise of nodes of `weight` users together.
-
-    Raises ValueError unless every number is finite and positive.
-    """
-    named = {"noise_multiplier": noise_multiplier, "weight": weight, "min_weight": min_weight}
-    for name, value in (named | {"sensitivity": sensitivity}).items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} = {value} must be finite and above 0")
-    return weight / min_weight * (noise_multiplier * sensitivity) ** 2
-
-
 def _needed(
     length: int, noise_multiplier: float, weight: float, min_weight: float, sensitivity: float
 ) -> int:
@@ -243,20 +244,18 @@ def sum_tail(
     noise_multiplier: float, weight: float, min_weight: float, sensitivity: float, length: int
 ) -> float:
     """`noise_tail` of the noise of all nodes; 0 where noise_multiplier is 0: they add none."""
-    variance = noise_variance(noise_multiplier or 1.0, weight, min_weight, sensitivity)
+    variance = node_variance(noise_multiplier or 1.0, weight, min_weight, sensitivity)
     return noise_tail(variance, length) if noise_multiplier else 0.0
 
 
 def noise_tail(variance: float, length: int) -> float:
-    """Magnitude that Skellam(variance) passes in none of `length` draws, but for 2^-60.
+    """Magnitude that the noise passes in none of `length` draws, but for 2^-60.
 
-    Bernstein's inequality, P(X >= t) <= exp(-t^2 / (2 (variance + t / 3))), with the union over
-    coordinates and signs. It holds for Skellam, whose ln E exp(l X) = variance (cosh l - 1) is
-    at most variance l^2 / (2 (1 - l / 3)), because (2j)! >= 2 * 3^(2j - 2) (Boucheron, Lugosi,
-    Massart 2013, "Concentration inequalities", Sections 2.4 and 2.8).
+    variance: of a discrete Gaussian or the sum of those of a sum, which is subgaussian as a
+    Gaussian is (Canonne, Kamath, Steinke 2020, Lemma 10): P(X >= t) <= exp(-t^2 / (2 variance)),
+    with the union over coordinates and signs.
     """
-    log = math.log(2.0 * length) + _LOG_WRAP
-    return log / 3 + math.sqrt(log * log / 9 + 2 * log * variance)
+    return math.sqrt(2 * (math.log(2.0 * length) + _LOG_WRAP) * variance)
 
 
 def truncate(

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.privacy.renyi import check_rate, sampled_event
+from privsyn_flower.privacy.accounting import check_rate, sampled_event
 
 SamplerName = Literal["full", "poisson", "fixed"]
 Adversary = Literal["server", "observer", "own-node"]

@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from privsyn_flower.privacy.integer_noise import SHARE_OF_DELTA
 from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
 from privsyn_flower.privacy.wording import KEYS, assumed, at_least, at_most, percent
 
-_ACCOUNTANTS = {
-    ("gaussian", "pld"): "the exact privacy curve of the composed Gaussian noise (PLD)",
-    ("gaussian", "rdp"): "Renyi differential privacy (RDP), looser than the exact curve",
-    ("skellam", "rdp"): "Renyi differential privacy (RDP) of integer noise",
-}
-_NOISE = {"gaussian": "Gaussian", "skellam": "integer (Skellam)"}
+_NOISE = {"nodes": "integer (discrete Gaussian)", "aggregator": "Gaussian"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,6 @@ class PrivacyStatement:
     spare_rounds: int
     min_surviving_weight: float
     colluding_weight: float = 0.0
-    accountant: Literal["pld", "rdp"] = "rdp"
-    mechanism: Literal["gaussian", "skellam"] = "skellam"
     aggregation: Literal["plain", "secure"] = "plain"
     sampler: SamplerName = "full"
     sampling_rate: float = 1.0
@@ -76,8 +70,6 @@ class PrivacyStatement:
     def __post_init__(self) -> None:
         """Raises ValueError on a value that the sentence has no words for."""
         allowed: dict[str, tuple[str, ...]] = {
-            "mechanism": tuple(_NOISE),
-            "accountant": tuple(a for m, a in _ACCOUNTANTS if m == self.mechanism),
             "aggregation": ("plain", "secure"),
             "keys": tuple(KEYS),
             "consistency": ("signed",),
@@ -111,11 +103,11 @@ class PrivacyStatement:
                     f"{self.most_participations} of {self.rounds} rounds: only noise_source = "
                     "'aggregator' is accounted that way"
                 )
-        elif self.mechanism != "gaussian" or self.sampler == "poisson" or self.simulation_seeded:
+        elif self.sampler == "poisson" or self.simulation_seeded:
             raise ValueError(
-                f"mechanism = {self.mechanism!r}, sampler = {self.sampler!r}, simulation_seeded = "
-                f"{self.simulation_seeded}: noise_source = 'aggregator' is Gaussian noise from a "
-                "secret key, and claims no amplification"
+                f"sampler = {self.sampler!r}, simulation_seeded = {self.simulation_seeded}: "
+                "noise_source = 'aggregator' is noise from a secret key, and claims no "
+                "amplification"
             )
 
     @property
@@ -123,6 +115,11 @@ class PrivacyStatement:
         """Most rounds that one user takes part in."""
         fits = -(-self.rounds // self.min_separation)
         return min(self.participations or self.max_participations or fits, fits)
+
+    @property
+    def accountant(self) -> Literal["exact", "pld"]:
+        """How epsilon was computed: by Gaussians' closed form, or a privacy loss distribution."""
+        return "exact" if self.sampling_rate == 1.0 else "pld"
 
     @property
     def threat_model(self) -> str:
@@ -176,8 +173,8 @@ class PrivacyStatement:
             plural = "s" if self.evaluations > 1 else ""
             releases += f" and {self.evaluations} evaluation{plural} of models on the nodes"
         noise = (
-            f"{_NOISE[self.mechanism]} noise of at least {at_least(self.noise_multiplier)} times "
-            "the L2 bound of one user's answer"
+            f"{_NOISE[self.noise_source]} noise of at least {at_least(self.noise_multiplier)} "
+            "times the L2 bound of one user's answer"
         )
         each = f"each with {noise}"
         if self.correlated:
@@ -188,9 +185,23 @@ class PrivacyStatement:
             )
         return (
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
-            f"{_ACCOUNTANTS[self.mechanism, self.accountant]}, over {releases}, {each}; "
+            f"{self._accounting()}, over {releases}, {each}; "
             f"{sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)}."
-            f"{self._participation()}"
+            f"{self._integers()}{self._participation()}"
+        )
+
+    def _accounting(self) -> str:
+        if self.accountant == "exact":
+            return "the exact privacy curve of the composed Gaussian noise"
+        return "the privacy loss distribution (PLD) of the composed, sampled Gaussian noise"
+
+    def _integers(self) -> str:
+        """What of delta is not the Gaussians'."""
+        if self.noise_source == "aggregator":
+            return ""
+        return (
+            f" Of delta, {SHARE_OF_DELTA * self.delta:.3g} is for the integers: the noise of all "
+            "releases together is closer than that to Gaussian noise rounded to integers."
         )
 
     def _participation(self) -> str:
@@ -278,7 +289,7 @@ class PrivacyStatement:
         ]
         if self.simulated and self.split == "unknown":
             left_out.append("the preparation of a simulated split")
-        if self.mechanism == "gaussian":
+        if self.noise_source == "aggregator":
             left_out.append(
                 "how far Gaussian noise made in floating-point arithmetic, before it is rounded to "
                 "integers, is from an exact one"

@@ -22,8 +22,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.privacy.quantize import from_modulus, noise_tail, noise_variance
-from privsyn_flower.privacy.skellam import system_skellam
+from privsyn_flower.privacy.discrete_gaussian import system_discrete_gaussian
+from privsyn_flower.privacy.integer_noise import node_variance, release_distance
+from privsyn_flower.privacy.quantize import from_modulus, noise_tail
 from privsyn_flower.secagg import keys, marks
 from privsyn_flower.secagg.cohort import Cohort
 from privsyn_flower.secagg.flower import RECORD, Party, Transport, refusal, respond, run_session
@@ -73,7 +74,9 @@ def secure_vector(
     noise_multiplier above 0: the node adds its share of integer noise to whatever is sent, zeros
     included, so that honest nodes of weight min_weight carry a standard deviation of
     noise_multiplier * sensitivity. sensitivity: L2 norm of what one unit of weight says; a longer
-    vector of the node counts as a failure. Raises ValueError for numbers that cannot be.
+    vector of the node counts as a failure. Raises ValueError for numbers that cannot be, and for
+    noise so small in integers that it is not as good as Gaussian noise (`integer_noise`): then
+    scale the vectors up.
     """
     own = _Settings(weight, folder, min_weight, max_share, noise_multiplier, sensitivity)
     decorated: Callable[[Handler], Answer] = lambda handler: _secure_vector(handler, own)  # noqa: E731
@@ -96,15 +99,24 @@ class _Settings:
             raise ValueError(f"weight = {self.weight} must be at least 1")
         if not 0 < self.max_share <= 1:
             raise ValueError(f"max_share = {self.max_share} must be above 0 and at most 1")
-        if self.noise_multiplier or self.sensitivity:
-            self.variance  # noqa: B018 - refuses one without the other
+        if self.noisy:
+            release_distance(1, *self._shares)  # refuses one without the other, and coarse integers
+
+    @property
+    def noisy(self) -> bool:
+        """Whether this node adds noise."""
+        return bool(self.noise_multiplier or self.sensitivity)
+
+    @property
+    def _shares(self) -> tuple[float, float, float]:
+        return self.noise_multiplier, self.sensitivity, self.min_weight
 
     @property
     def variance(self) -> float:
         """Of this node's noise; 0: none."""
-        if not self.noise_multiplier and not self.sensitivity:
+        if not self.noisy:
             return 0.0
-        return noise_variance(self.noise_multiplier, self.weight, self.min_weight, self.sensitivity)
+        return node_variance(self.noise_multiplier, self.weight, self.min_weight, self.sensitivity)
 
     def home(self, context: Context) -> Path:
         """The node's folder."""
@@ -148,7 +160,7 @@ def _secure_vector(handler: Handler, own: _Settings) -> Answer:
             with _failures(home):
                 values = _integers(handler(message, context), session.length, room, scale, own)
             if own.variance:
-                values = values + system_skellam(session.length, own.variance)
+                values = values + system_discrete_gaussian(session.length, own.variance)
             return values
 
         try:

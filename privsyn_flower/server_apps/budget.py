@@ -16,6 +16,7 @@ from pathlib import Path
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import gaussian_epsilon
 from privsyn_flower.privacy.correlated import Factorization, Participation, factorization
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, aggregator_z
@@ -37,7 +38,8 @@ class Budget:
     def epsilon(self) -> float:
         """Of the rounds and the evaluations together; exact."""
         releases = self.participation.most + self.evaluations
-        return gaussian_epsilon(self.equivalent / math.sqrt(releases), self.delta)
+        left = gaussian_delta(self.delta)
+        return gaussian_epsilon(self.equivalent / math.sqrt(releases), left)
 
     @property
     def equivalent(self) -> float:

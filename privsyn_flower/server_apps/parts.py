@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,8 +10,8 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
-from privsyn_flower.privacy.accounting import SENSITIVITY
-from privsyn_flower.privacy.renyi import plan_order
+from privsyn_flower.privacy.filters import sampled_plan
+from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.budget import aggregator_budget
@@ -71,11 +72,6 @@ def candidates(pool: list[str], config: RunConfig) -> list[str]:
     return list(dict.fromkeys(" ".join(text.split()[:words]) for text in pool))
 
 
-def _mechanism(config: RunConfig) -> dict[str, Any]:
-    """What accounting needs to know beside noise and rounds."""
-    return {"mechanism": "skellam", "sampling_rate": config.sampling_rate}
-
-
 def paid_evaluations(config: RunConfig) -> int:
     """Releases beside the rounds that compare models on the nodes."""
     if config.trains:
@@ -96,9 +92,10 @@ def noise_multiplier(config: RunConfig) -> float:
     if config.trusts_aggregator:
         return aggregator_budget(config).z
     releases = paid_releases(config)
+    delta, rate = gaussian_delta(config.delta), config.sampling_rate
     if config.noise_multiplier == 0:
-        return calibrate(config.epsilon, releases, config.delta, **_mechanism(config))
-    spent = epsilon(config.noise_multiplier, releases, config.delta, **_mechanism(config))
+        return _calibrated(config.epsilon, releases, delta, rate)
+    spent = epsilon(config.noise_multiplier, releases, delta, sampling_rate=rate)
     if spent > config.epsilon:
         raise ConfigError(
             f"noise-multiplier = {config.noise_multiplier} costs epsilon {spent:.4f} for "
@@ -107,6 +104,17 @@ def noise_multiplier(config: RunConfig) -> float:
             "noise-multiplier = 0 to calibrate it"
         )
     return config.noise_multiplier
+
+
+@functools.lru_cache(maxsize=16)  # with sampling it takes seconds, and several parts ask
+def _calibrated(target: float, releases: int, delta: float, rate: float) -> float:
+    return calibrate(target, releases, delta, sampling_rate=rate)
+
+
+def release_distance(config: RunConfig) -> float:
+    """Total variation that one release's integer noise may be from Gaussian noise."""
+    releases = paid_releases(config)
+    return distance_each(config.epsilon, config.delta, releases, config.ledger_epsilon)
 
 
 def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
@@ -121,22 +129,22 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
 
 def ledger_terms(config: RunConfig) -> dict[str, Any]:
     """What the run's ledger is made with, or must have been made with (`Ledger.open`)."""
+    plan = None
+    if config.sampling_rate < 1.0:
+        plan = sampled_plan(
+            noise_multiplier(config),
+            config.sampling_rate,
+            paid_releases(config),
+            config.epsilon,
+            config.delta,
+            config.ledger_epsilon,
+        )
     return {
         "total_epsilon": config.ledger_epsilon or config.epsilon,
         "total_delta": config.delta,
         "simulation": config.simulation_seeded_noise,
-        "mechanism": "gaussian" if config.trusts_aggregator else "skellam",
-        "order": _filter_order(config),
+        "plan": plan,
     }
-
-
-def _filter_order(config: RunConfig) -> int | None:
-    """The order at which a sampled plan is cheapest; without sampling the ledger knows it."""
-    if config.sampling_rate == 1.0:
-        return None
-    releases = paid_releases(config)
-    noise, rate = noise_multiplier(config), config.sampling_rate
-    return plan_order(noise, releases, config.delta, rate, SENSITIVITY)
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {
@@ -151,8 +159,9 @@ def statement(config: RunConfig, multiplier: float) -> PrivacyStatement:
     if config.trusts_aggregator:
         noise = _aggregator_claims(config, multiplier)
     else:
-        spent = epsilon(multiplier, paid_releases(config), config.delta, **_mechanism(config))
-        noise = {"epsilon": spent, "noise_multiplier": multiplier, "accountant": "rdp"}
+        delta, rate = gaussian_delta(config.delta), config.sampling_rate
+        spent = epsilon(multiplier, paid_releases(config), delta, sampling_rate=rate)
+        noise = {"epsilon": spent, "noise_multiplier": multiplier}
         noise["spare_rounds"] = config.spare_rounds
     return PrivacyStatement(
         **noise,
@@ -190,8 +199,6 @@ def _aggregator_claims(config: RunConfig, z: float) -> dict[str, Any]:
         "epsilon": budget.epsilon,
         "noise_multiplier": budget.equivalent,
         "spare_rounds": 0,  # an attempt that fails gives nothing away
-        "mechanism": "gaussian",
-        "accountant": "pld",
         "noise_source": "aggregator",
     }
     if config.method == "dp-ftrl":

@@ -21,6 +21,7 @@ from privsyn_flower.server_apps.parts import (
     is_deployment,
     noise_multiplier,
     open_ledger,
+    release_distance,
     statement,
 )
 from privsyn_flower.strategies.cohort import RoundPlan
@@ -73,6 +74,7 @@ class Run:
             sampling_rate=config.sampling_rate,
             cohort_nodes=config.cohort_nodes,
             seed=config.seed,
+            distance=release_distance(config),
         )
 
     @contextmanager

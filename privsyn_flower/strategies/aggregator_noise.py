@@ -30,6 +30,7 @@ from privsyn_flower.privacy.correlated import (
     replace_private,
 )
 from privsyn_flower.privacy.dense import DensePlan
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.quantize import IntegerPlan
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
@@ -189,7 +190,7 @@ class AggregatorNoise:
         loudest = self.z * float(self.factorization.release_std().max())
         return encoding_of(plan, query, loudest, shared=False)
 
-    def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
+    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
         """What round `rnd` adds to the cost of the released prefix.
 
         The releases up to round t are a function of rows of C X + z Z that form a Gaussian release
@@ -202,7 +203,7 @@ class AggregatorNoise:
         every pattern and every choice of bounded rows, also one made with the past in view
         (Denisov et al. 2022, Theorem 2.1). A run that ends early has paid for its prefix alone.
         """
-        return {"noise_multiplier": self._charged_multiplier(rnd), "mechanism": "gaussian"}
+        return {"noise_multiplier": self._charged_multiplier(rnd)}
 
     def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
         """The sum with the noise of round `rnd`, which no other sum may get.
@@ -331,7 +332,8 @@ def aggregator_z(
     """The least z of `AggregatorNoise` whose rounds and evaluations keep (epsilon, delta).
 
     evaluations: releases `beside` the rounds, each as costly as one participation. The whole run
-    is one Gaussian release: (sensitivity / z)^2 (1 + evaluations / k) is its mu^2, exactly.
+    is one Gaussian release: (sensitivity / z)^2 (1 + evaluations / k) is its mu^2, exactly. Of
+    delta, what every ledger keeps for the nodes' integers is left out.
     """
-    more = 1 + evaluations / participation.most
-    return calibrate_correlated(epsilon, delta, matrix, participation) * math.sqrt(more)
+    more, left = 1 + evaluations / participation.most, gaussian_delta(delta)
+    return calibrate_correlated(epsilon, left, matrix, participation) * math.sqrt(more)

@@ -46,6 +46,7 @@ class RoundPlan:
     cohort_nodes: the server draws this many nodes for a round (0: all). W is theirs then, but
     the colluders of the whole population (colluding_users) may all be among them, and no
     amplification is claimed.
+    distance: total variation that one release's integer noise may be from Gaussian noise.
     cycle: a rota: the node at place i of the enrolment is asked in rounds with (rnd - 1 - i) %
     cycle == 0 (0: every round), with W as for a draw. greeting: message type of the hello, "train"
     for apps that answer nothing else.
@@ -69,6 +70,7 @@ class RoundPlan:
     colluding_users: int | None = None
     greeting: str = HELLO
     cycle: int = 0
+    distance: float = 1.0
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.privacy.accounting import SENSITIVITY, calibrate
+from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.renyi import plan_order
+from privsyn_flower.privacy.filters import sampled_plan
+from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.strategies.adaptive_clipping import AdaptiveClipping
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
 from privsyn_flower.strategies.server_optimizers import ServerOptimizerName
@@ -99,6 +100,7 @@ class DPFedAvg(TrainingStrategy):
         nodes: int,
         keys: Path,
         evaluations: int = 0,
+        ledger_epsilon: float = 0.0,
     ) -> Terms:
         """Integer noise for all releases, spare ones too; or an aggregator's Gaussian noise."""
         self.nodes = nodes
@@ -115,13 +117,14 @@ class DPFedAvg(TrainingStrategy):
         }
         if self.noise == "aggregator":
             z, noise = _aggregator(epsilon, delta, rounds, evaluations, keys)
-            said |= {"mechanism": "gaussian", "accountant": "pld", "spare_rounds": 0}
-            return Terms(z, noise, "gaussian", plan=plan, statement=said)
+            said["spare_rounds"] = 0
+            return Terms(z, noise, plan=plan, statement=said)
         releases, rate = rounds + spare_rounds + evaluations, self.sampling_rate
-        z = calibrate(epsilon, releases, delta, mechanism="skellam", sampling_rate=rate)
-        order = plan_order(z, releases, delta, rate, SENSITIVITY) if rate < 1 else None
+        z = calibrate(epsilon, releases, gaussian_delta(delta), sampling_rate=rate)
+        sampled = sampled_plan(z, rate, releases, epsilon, delta, ledger_epsilon)
+        plan |= {"distance": distance_each(epsilon, delta, releases, ledger_epsilon)}
         plan, said = plan | {"sampling_rate": rate}, said | {"sampling_rate": rate}
-        return Terms(z, lambda run: NodeNoise(), "skellam", order, plan, said)
+        return Terms(z, lambda run: NodeNoise(), sampled, plan, said)
 
 
 def _aggregator(

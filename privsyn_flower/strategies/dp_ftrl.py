@@ -125,14 +125,13 @@ class DPFTRL(TrainingStrategy):
         nodes: int,
         keys: Path,
         evaluations: int = 0,
+        ledger_epsilon: float = 0.0,
     ) -> Terms:
         """The smallest z; an attempt that fails gives nothing away, so none is paid for."""
         strategy_matrix, pattern = self.correlated(rounds)
         # An evaluation asks everybody: it costs as much as one participation of a user.
         z = aggregator_z(epsilon, delta, strategy_matrix, pattern, evaluations=evaluations)
         said: dict[str, Any] = {
-            "mechanism": "gaussian",
-            "accountant": "pld",
             "spare_rounds": 0,
             "noise_source": "aggregator",
             "correlated": "" if self.mechanism == "independent" else strategy_matrix.name,
@@ -144,7 +143,6 @@ class DPFTRL(TrainingStrategy):
         return Terms(
             multiplier,
             lambda run: AggregatorNoise(strategy_matrix, pattern, z, keys, run),
-            "gaussian",
             plan={"cycle": 0 if self.by_user else self.cycle},
             statement=said,
         )

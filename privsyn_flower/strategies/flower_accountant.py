@@ -26,10 +26,11 @@ from flwr.serverapp import (
 
 from privsyn_flower.privacy.accounting import (
     FINAL_INTERVAL,
+    check_delta,
+    check_positive,
     compose_gaussians,
     gaussian_epsilon,
 )
-from privsyn_flower.privacy.renyi import check_delta, check_positive
 from privsyn_flower.privacy.sampling import NodePoisson
 
 _STATE_VERSION = 1

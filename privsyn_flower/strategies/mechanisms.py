@@ -52,7 +52,7 @@ class Mechanism(Protocol):
     def encoding(self, plan: RoundPlan, query: Query) -> IntegerPlan | DensePlan:
         """The integers of the answers, whose sum fits the modulus with its noise."""
 
-    def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
+    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
         """What round `rnd` costs, in the words of `Ledger.reserve`."""
 
     def finish(self, rnd: int, summed: ModularSum) -> NoisySum:

@@ -5,15 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from privsyn_flower.privacy.dense import DensePlan, dense_numbers
-from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
+from privsyn_flower.privacy.integer_noise import least_sensitivity
+from privsyn_flower.privacy.quantize import (
+    MAX_SENSITIVITY,
+    SENSITIVITY,
+    IntegerPlan,
+    WrapAround,
+    plan_histogram,
+)
 from privsyn_flower.privacy.release import NoisySum
-from privsyn_flower.question import Noise, Query, encoded_bound
+from privsyn_flower.question import (
+    Noise,
+    Query,
+    encoded_bound,
+    encoded_length,
+    total_variation,
+)
 from privsyn_flower.strategies.aggregation import ModularSum
 from privsyn_flower.strategies.cohort import RoundPlan
 
 
 class NodeNoise:
-    """Integer (Skellam) noise, a share of it on every node."""
+    """Discrete Gaussian noise, a share of it on every node."""
 
     name = "nodes"
     trusted = False
@@ -30,12 +43,11 @@ class NodeNoise:
         """The finest integers whose sum fits with the noise of all nodes."""
         return encoding_of(plan, query, plan.noise_multiplier)
 
-    def charge(self, plan: RoundPlan, noise: Noise, rnd: int) -> dict[str, Any]:
-        """One release of integer noise."""
+    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
+        """One release of the Gaussian that the noise is a rounding of, and how closely."""
         return {
-            "noise_multiplier": plan.noise_multiplier,
-            "mechanism": "skellam",
-            "sensitivity": noise.sensitivity,
+            "noise_multiplier": noise.multiplier,
+            "total_variation": total_variation(query, noise),
             "sampling_rate": noise.sampling_rate,
         }
 
@@ -75,17 +87,28 @@ def encoding_of(
 ) -> IntegerPlan | DensePlan:
     """The finest integers whose sum fits with noise of this multiplier.
 
-    shared: the nodes add it, each a share, so that it grows with those who answer; else one
-    party adds all of it, whoever answers. Raises WrapAround when the modulus is too small.
+    shared: the nodes add it, each a share, so that it grows with those who answer, and in integers
+    so small that a release is within `plan.distance` of Gaussian noise; else one party adds all of
+    it, whoever answers. Raises WrapAround when the modulus is too small.
     """
     # Shared noise guarantees its variance at W_min; noise of one party has it at any weight.
-    least = plan.min_weight if shared else plan.users
+    least, sensitivity = plan.min_weight if shared else plan.users, SENSITIVITY
+    if shared:
+        needed = least_sensitivity(encoded_length(query), multiplier, least, plan.distance)
+        sensitivity = max(sensitivity, needed)
+    if sensitivity > MAX_SENSITIVITY:
+        raise WrapAround(
+            f"integers as fine as noise of multiplier {multiplier:g} over W_min = {least} users "
+            f"needs them, sensitivity = {sensitivity:.4g}, are above {MAX_SENSITIVITY:.4g}: raise "
+            "noise-multiplier, or ask fewer users in a sum (data.users, cohort-nodes)"
+        )
     if query.dense:
-        return dense_numbers(query.bound, query.length, multiplier, plan.users, least)
+        return dense_numbers(query.bound, query.length, multiplier, plan.users, least, sensitivity)
     return plan_histogram(
         query.bound,
         query.length,
         noise_multiplier=multiplier,
         weight=plan.users,
         min_weight=least,
+        sensitivity=sensitivity,
     )

@@ -282,7 +282,7 @@ class Rounds:
             query=ticket.query,
             round=ticket.round,
             attempt=ticket.attempt,
-            **self.mechanism.charge(plan, noise, rnd),
+            **self.mechanism.charge(query, noise, rnd),
         )
         start = time.monotonic()
         sending = Exchange(

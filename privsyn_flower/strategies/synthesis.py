@@ -14,6 +14,7 @@ from privsyn_flower.last_word import telling
 from privsyn_flower.node_failures import NODES, show
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.feasibility import doubts
+from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
@@ -89,7 +90,8 @@ class SynthesisStrategy(Strategy):
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         """
         run = RunFolder(folder)
-        noise = calibrate(epsilon, self.rounds + spare_rounds, delta, mechanism="skellam")
+        releases = self.rounds + spare_rounds
+        noise = calibrate(epsilon, releases, gaussian_delta(delta))
         for doubt in doubts(
             epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"
         ):
@@ -120,6 +122,7 @@ class SynthesisStrategy(Strategy):
                 round_timeout=round_timeout,
                 stage_timeout=stage_timeout,
                 node_timeout=node_timeout,
+                distance=distance_each(epsilon, delta, releases, ledger_epsilon),
             )
             whole = promise_of(statement, plan, NodeNoise(), population_name)
             check_promise(run, whole)
@@ -129,7 +132,6 @@ class SynthesisStrategy(Strategy):
                 population_name=population_name,
                 total_epsilon=ledger_epsilon or epsilon,
                 total_delta=delta,
-                mechanism="skellam",
             )
             run.save_value(PROMISED, whole)
             with held(book, run):

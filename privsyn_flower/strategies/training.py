@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import Result
 from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
 from privsyn_flower.last_word import telling
 from privsyn_flower.node_failures import DROP_IN, show
-from privsyn_flower.privacy.accounting import Mechanism as NoiseName
 from privsyn_flower.privacy.feasibility import doubts
+from privsyn_flower.privacy.filters import Plan
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -59,14 +59,13 @@ ORDER = "arrays"  # option: names of the arrays in the app's own order, which fi
 class Terms:
     """How a run's noise is made, what it costs, and what may be said of it; all public.
 
-    mechanism: run's name -> who adds the noise. ledger: the kind of noise that the run's ledger is
-    for; order: of its filter. plan, statement: what belongs into RoundPlan and PrivacyStatement.
+    mechanism: run's name -> who adds the noise. sampled: what the run's ledger is made for where
+    users toss coins. plan, statement: what belongs into RoundPlan and PrivacyStatement.
     """
 
     noise_multiplier: float
     mechanism: Callable[[str], Mechanism]
-    ledger: NoiseName
-    order: int | None = None
+    sampled: Plan | None = None
     plan: Mapping[str, Any] = field(default_factory=dict)
     statement: Mapping[str, Any] = field(default_factory=dict)
 
@@ -109,11 +108,13 @@ class TrainingStrategy(GeneralisedFedAvg):
         nodes: int,
         keys: Path,
         evaluations: int = 0,
+        ledger_epsilon: float = 0.0,
     ) -> Terms:
         """The noise that keeps (epsilon, delta) over `rounds` releases, spare ones paid for.
 
         nodes: those the run waits for. keys: folder for the key of an aggregator's noise.
-        evaluations: releases beside the rounds, each as costly as one.
+        evaluations: releases beside the rounds, each as costly as one. ledger_epsilon: total of the
+        ledger, where it is larger than epsilon.
         """
         raise NotImplementedError
 
@@ -190,6 +191,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             nodes=waited,
             keys=Path(noise_keys) if noise_keys else noise_key_folder(),
             evaluations=extra,
+            ledger_epsilon=ledger_epsilon,
         )
         shared = {
             "noise_multiplier": terms.noise_multiplier,
@@ -225,8 +227,7 @@ class TrainingStrategy(GeneralisedFedAvg):
                 population_name=population_name,
                 total_epsilon=ledger_epsilon or epsilon,
                 total_delta=delta,
-                mechanism=terms.ledger,
-                order=terms.order,
+                plan=terms.sampled,
             )
             self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
             run.save_value(PROMISED, whole)

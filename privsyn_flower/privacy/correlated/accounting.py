@@ -14,10 +14,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from privsyn_flower.privacy.accounting import calibrate, gaussian_epsilon
+from privsyn_flower.privacy.accounting import (
+    calibrate,
+    check_delta,
+    check_positive,
+    gaussian_epsilon,
+)
 from privsyn_flower.privacy.correlated.factorization import Factorization
 from privsyn_flower.privacy.correlated.participation import Participation
-from privsyn_flower.privacy.renyi import check_delta, check_positive
 
 
 def calibrate_correlated(

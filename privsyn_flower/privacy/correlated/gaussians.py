@@ -10,8 +10,8 @@ What that leaves out: a uniform word has 2^64 values, so no number is above sqrt
 and a radius that should lie beyond has a probability of 2^-64 a pair: less than 1e-8 for 82
 million coordinates in 2,000 rounds. Logarithm, sine and cosine are numpy's, right to a few units
 in the last place of float64 and the same at every call on one machine, not on every machine.
-Unlike the integer noise of `skellam`, this is arithmetic in floating point, and the privacy of
-its last bits is not proved (Mironov 2012): who adds it should round the sum to a grid.
+Unlike the nodes' integer noise, this is arithmetic in floating point, and the privacy of its last
+bits is not proved (Mironov 2012): who adds it should round the sum to a grid.
 """
 
 from __future__ import annotations

@@ -1,0 +1,188 @@
+"""Discrete Gaussian noise for sums of integers, from the operating system's generator.
+
+N_Z(0, v) has probabilities in proportion to exp(-n^2 / (2 v)) on the integers (Canonne, Kamath,
+Steinke 2020, "The discrete Gaussian for differential privacy"). Nodes share the noise of a sum:
+`integer_noise` says how close a sum of such draws is to a rounded Gaussian.
+
+Draws are exact, by rejection as in that paper's Section 5. In the place of its discrete Laplace
+stands a staircase that halves every 2^shift integers: random bits sample it without arithmetic.
+Floating point decides an acceptance only when the uniform lies further from the computed
+probability than `_MARGIN`, many times its error. The rest is decided by decimal arithmetic with a
+stated error and with more random bits, until it is certain. So no trace of the computer's numbers
+is left in the noise (Mironov 2012, "On significance of the least significant bits for
+differential privacy"), in the tails neither.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+
+import numpy as np
+from numpy.typing import NDArray
+
+EXACT_UP_TO = 1 << 16  # coordinates; above, the random bits are ChaCha20's
+MIN_VARIANCE = 1e-9
+MAX_VARIANCE = 2.0**50  # every value stays far below 2^53, where float64 counts exactly
+
+Words = Callable[[int], NDArray[np.uint64]]  # that many independent uniform 64-bit words
+Integers = NDArray[np.int64]
+
+_CHUNK = 1 << 14  # proposals computed side by side: they stay in the processor's cache
+_MARGIN = 1e-11  # acceptances within it are decided exactly; float64 is off by less than 1e-12
+_LN2 = math.log(2.0)
+
+
+def system_discrete_gaussian(size: int, variance: float) -> Integers:
+    """`size` independent draws of N_Z(0, variance), exact in distribution: (size,).
+
+    The bits come from `os.urandom`, for more than EXACT_UP_TO draws from ChaCha20 keyed by 32
+    bytes of it: then "exact" assumes that its stream passes for random bits. variance: 0 (zeros),
+    or MIN_VARIANCE to MAX_VARIANCE. Raises ValueError on a negative size and any other variance.
+    """
+    return _draws(size, variance, _system_words if size <= EXACT_UP_TO else _stream())
+
+
+def seeded_discrete_gaussian(size: int, variance: float, rng: np.random.Generator) -> Integers:
+    """`size` draws of N_Z(0, variance) from a given generator: simulation and tests only.
+
+    Raises ValueError as `system_discrete_gaussian` does.
+    """
+    return _draws(size, variance, lambda count: rng.integers(0, 2**64, count, dtype=np.uint64))
+
+
+def _draws(size: int, variance: float, words: Words) -> Integers:
+    if size < 0:
+        raise ValueError(f"size = {size} must be at least 0")
+    if variance != 0 and not MIN_VARIANCE <= variance <= MAX_VARIANCE:
+        raise ValueError(
+            f"variance = {variance} must be 0 or from {MIN_VARIANCE} to {MAX_VARIANCE:.4g}: "
+            "change the noise multiplier or the sensitivity in integers"
+        )
+    draws, filled = np.zeros(size, dtype=np.int64), size if variance == 0 else 0
+    stairs = _staircase(variance) if filled < size else None
+    while stairs and filled < size:
+        wanted = (size - filled) * stairs.proposals
+        accepted = _accepted(min(_CHUNK, int(1.05 * wanted) + 32), stairs, words)
+        accepted = accepted[: size - filled]
+        draws[filled : filled + len(accepted)] = accepted
+        filled += len(accepted)
+    return draws
+
+
+def _system_words(count: int) -> NDArray[np.uint64]:
+    return np.frombuffer(os.urandom(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def _stream() -> Words:
+    """Words of a ChaCha20 key stream whose key nobody keeps (RFC 8439)."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+
+    def words(count: int) -> NDArray[np.uint64]:
+        stream = encryptor.update(bytes(8 * count))
+        return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
+
+    return words
+
+
+@dataclass(frozen=True)
+class _Staircase:
+    """exp(log_height) / 2^block over blocks of 2^shift integers, on both sides of zero.
+
+    Block b >= 0 covers b 2^shift + (0 .. 2^shift - 1) on the right side, and -1 minus these on the
+    left. A side is one bit, a block the number of zero bits before the first one, an offset `shift`
+    bits. log_height is exact as it stands: the staircase is defined by the float, whatever
+    rounding made it.
+    """
+
+    variance: float
+    shift: int
+    log_height: float
+
+    @property
+    def proposals(self) -> float:
+        """Expected proposals for one draw: the staircase's sum over exp(-n^2 / (2 v))'s."""
+        under = max(1.0, math.sqrt(2.0 * math.pi * self.variance))
+        return 4.0 * math.exp(self.log_height + self.shift * _LN2) / under
+
+
+def _staircase(variance: float) -> _Staircase:
+    """The staircase with the fewest rejections."""
+    middle = max(0, round(math.log2(math.sqrt(variance))))
+    shifts = range(max(0, middle - 1), middle + 2)
+    choices = [_Staircase(variance, shift, _log_height(variance, shift)) for shift in shifts]
+    return min(choices, key=lambda choice: choice.proposals)
+
+
+def _log_height(variance: float, shift: int) -> float:
+    """Height at which the staircase lies nowhere under exp(-n^2 / (2 v)), less than 1e-9 above it.
+
+    A block's largest value is at its start, on the right side. Along the starts the logarithm
+    b ln 2 - (b 2^shift)^2 / (2 v) is a parabola: it falls for ever from its integer maximum on.
+    """
+    curve = 4.0**shift / (2.0 * variance)
+    top = math.floor(_LN2 / (2.0 * curve))
+    return max(b * _LN2 - b * b * curve for b in (top, top + 1)) + 1e-9
+
+
+def _accepted(count: int, stairs: _Staircase, words: Words) -> Integers:
+    """`count` proposals from the staircase; those that were accepted, in order."""
+    place, uniform = words(2 * count).reshape(2, count)
+    shift = stairs.shift
+    offset = (place & np.uint64((1 << shift) - 1)).astype(np.int64)
+    right = (place >> np.uint64(shift)) & np.uint64(1) == 1
+    block = _zeros_before_one(place >> np.uint64(shift + 1), 63 - shift, words)
+    distance = (block << shift) + offset
+    n = np.where(right, distance, ~distance)  # ~d is -1 - d
+    chance = n.astype(np.float64)
+    chance *= chance
+    chance *= -0.5 / stairs.variance
+    chance += block * _LN2 - stairs.log_height
+    np.exp(chance, out=chance)
+    # The logarithm is right to 1e-15 of its largest term, and where a term is large beside 1 the
+    # chance is small: the chance is right to 1e-12 absolutely, the word's float64 to 2e-16.
+    chance -= uniform.astype(np.float64) * 2.0**-64
+    kept = chance > 0
+    for unsure in np.flatnonzero(np.abs(chance) <= _MARGIN).tolist():
+        drawn = [int(array[unsure]) for array in (uniform, n, block)]
+        kept[unsure] = _accept(drawn[0], drawn[1], drawn[2], stairs, words)
+    accepted: Integers = n[kept]
+    return accepted
+
+
+def _zeros_before_one(bits: NDArray[np.uint64], width: int, words: Words) -> Integers:
+    """Zeros before the first one in each row of `width` random bits, which goes on for ever."""
+    lowest = bits & (~bits + np.uint64(1))
+    zeros = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
+    for row in np.flatnonzero(bits == 0).tolist():
+        zeros[row] = width
+        while (word := int(words(1)[0])) == 0:
+            zeros[row] += 64
+        zeros[row] += (word & -word).bit_length() - 1
+    return zeros
+
+
+def _accept(uniform: int, n: int, block: int, stairs: _Staircase, words: Words) -> bool:
+    """Whether U < exp(-n^2 / (2 v)) 2^block / height, for U = 0.uniform... of endless digits.
+
+    Every term is below 10^18 and there are fewer than 100 operations, each rounded to
+    `precision` digits: 10^(30 - precision) is above the error of the sum.
+    """
+    bits = 64
+    for precision in itertools.count(60, 30):
+        with localcontext(Context(prec=precision)):
+            slack = Decimal(10) ** (30 - precision)
+            chance = -Decimal(n * n) / (2 * Decimal(stairs.variance)) - Decimal(stairs.log_height)
+            chance += (block + bits) * Decimal(2).ln()  # against the digits as an integer
+            if Decimal(uniform + 1).ln() < chance - slack:
+                return True
+            if uniform and Decimal(uniform).ln() > chance + slack:
+                return False
+        uniform, bits = (uniform << 64) | int(words(1)[0]), bits + 64
+    raise AssertionError  # itertools.count does not end
