@@ -8,10 +8,11 @@ rounds follow from one another. With P every release lies within d TV(P, Q) of t
 variation, so that all of them, chosen adaptively, are (epsilon, delta' + (1 + e^epsilon) eta)-DP
 with eta = sum of d TV(P, Q), where the Gaussians are (epsilon, delta')-DP.
 
-A node of w users draws N_Z(0, v w / W_min), where v = s^2 + 1/12: rounding adds 1/12. Take as few
-of the honest survivors as weigh W_min or more, at most W_min of them; what the others add is
-post-processing. Their sum is within a hair of N_Z(0, v') with v' >= v, and that within 5e-4 / s^4
-of the rounded Gaussian: `coordinate_distance`. Proofs: docs/privacy.md.
+A node of w users draws N_Z(0, v w / W_min), where v = s^2 + 1/12: rounding adds 1/12. Of the honest
+survivors take a least set that weighs W_min or more: all but one of it weigh less, so there are
+fewer than W_min + 1. What the others add is post-processing. Their sum is within a hair of
+N_Z(0, v') with v' >= v, and that within 5e-4 / s^4 of the rounded Gaussian: `coordinate_distance`.
+Proofs: docs/integer-noise.md.
 """
 
 from __future__ import annotations
