@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli import app
 from privsyn_flower.client_apps.answers import guarded, reply
-from privsyn_flower.client_apps.lifetime import cost, rdp
+from privsyn_flower.client_apps.lifetime import Limit, Spent, cost
 from privsyn_flower.client_apps.node import NODE_KEYS, Node
 from privsyn_flower.client_apps.policy import Kind as PolicyKind
 from privsyn_flower.client_apps.policy import Policy
@@ -25,8 +25,8 @@ from privsyn_flower.config import RunConfig, flatten
 from privsyn_flower.config_file import load_config
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.launch import QUIET
-from privsyn_flower.privacy.accounting import SENSITIVITY
-from privsyn_flower.privacy.renyi import filter_budget
+from privsyn_flower.privacy.integer_noise import release_distance
+from privsyn_flower.privacy.quantize import SENSITIVITY
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.sections import (
     EvaluationConfig,
@@ -356,9 +356,12 @@ def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
     words = re.search(r"default\s+lifetime\s+\(10\s+at\s+1e-6\)\s+is\s+(\d+)\s+answers", page)
     policy = Policy()
     assert (policy.lifetime_epsilon, policy.lifetime_delta) == (10.0, 1e-6) and words
-    order, budget = filter_budget(policy.lifetime_epsilon, policy.lifetime_delta)
-    one = rdp(*cost(noise_multiplier(RunConfig()), SENSITIVITY), order)
-    assert int(budget // one) == int(words[1])
+    limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
+    z = noise_multiplier(RunConfig())
+    # In integers as coarse as they get, over more coordinates than the default run has.
+    one = cost(z, release_distance(18_000, z, SENSITIVITY, 850))
+    answers = [limit.allows(Spent(n * one.gaussian, n * one.distance)) for n in range(1, 100)]
+    assert sum(answers) == int(words[1])
 
 
 def test_the_layers_on_the_page_are_those_that_are_checked() -> None:

@@ -35,7 +35,7 @@ class Limit(NamedTuple):
     def of(cls, epsilon: float, delta: float) -> Limit:
         """The sums that together imply (epsilon, delta), however the noise was chosen."""
         mu = gaussian_mu(epsilon, gaussian_delta(delta))
-        return cls(mu * mu, allowed_distance(epsilon, delta))
+        return cls(mu * mu, allowed_distance(delta))
 
     def allows(self, spent: Spent) -> bool:
         """Whether this much is within the limit."""
@@ -71,4 +71,4 @@ def spent_epsilon(spent: Spent, delta: float) -> float:
         middle = (low + high) / 2
         enough = Limit.of(middle, delta).gaussian >= spent.gaussian
         low, high = (low, middle) if enough else (middle, high)
-    return high if spent.distance <= allowed_distance(high, delta) else math.inf
+    return high if spent.distance <= allowed_distance(delta) else math.inf

@@ -85,9 +85,7 @@ class Header:
     @property
     def total_variation(self) -> float:
         """What all charges together may have; its price in delta is kept from the start."""
-        if self.total_epsilon is None or self.total_delta is None:
-            return math.inf
-        return allowed_distance(self.total_epsilon, self.total_delta)
+        return math.inf if self.total_delta is None else allowed_distance(self.total_delta)
 
     def cost(self, charge: Charge) -> float:
         """What one charge takes from the budget; inf when the plan does not cover it."""
@@ -209,8 +207,7 @@ def charged_epsilon(charges: list[Charge], delta: float) -> float:
         gaussian_delta(delta),
     )
     distance = math.fsum(charge.total_variation for charge in counted)
-    # epsilon counts sampled charges by their coins, which a filter of mu^2 does not.
-    return found if distance <= allowed_distance(found, delta) * (1 + SLACK) else math.inf
+    return found if distance <= allowed_distance(delta) * (1 + SLACK) else math.inf
 
 
 def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | None:
