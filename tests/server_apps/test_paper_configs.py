@@ -131,6 +131,31 @@ def test_the_comment_says_what_the_noise_costs_and_what_would_do(path: Path) -> 
     assert statement(config, enough * 0.998).epsilon > config.epsilon
 
 
+def test_the_page_has_what_the_papers_noise_costs() -> None:
+    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    table = page.partition("| configuration | multiplier |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    shown: dict[tuple[str, float, float], tuple[bool, str, str, str]] = {}
+    for names, noise, stated, papers, exactly, enough in rows:
+        z = float(noise.removesuffix(", not in the paper"))
+        for name in names.split(", "):
+            shown[name, z, float(stated)] = ("not in" in noise, papers, exactly, enough)
+    found = set()
+    for path in PAPER:
+        config = load_config(path)
+        z, rounds, rate = config.noise_multiplier, config.rounds, config.sampling_rate
+        key = (path.stem.removeprefix("popri-").partition("-eps")[0], z, config.epsilon)
+        ours, papers, exactly, enough = shown[key]
+        found.add(key)
+        assert statement(config, z).epsilon == pytest.approx(float(exactly), abs=6e-4)
+        assert ours == (papers_noise(config, path) is None) == (not papers) == (not enough)
+        if papers:
+            theirs = renyi_epsilon(z, rounds, config.delta, sampling_rate=rate)
+            assert theirs == pytest.approx(float(papers), abs=6e-4)
+            assert f"and {enough} would do\n" in path.read_text("utf-8")
+    assert found == set(shown)
+
+
 @each
 def test_the_ledger_pays_for_every_round(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
