@@ -74,7 +74,7 @@ def test_integers_are_so_fine_that_all_releases_fit(name: str) -> None:
     plan, query = plan_of(config), question(config)
     noise = integer_noise(plan, query)  # raises where 32 or 56 bits do not hold the sum
     together = paid_releases(config) * total_variation(query, noise)
-    assert 0 < together <= allowed_distance(config.ledger_epsilon or config.epsilon, config.delta)
+    assert 0 < together <= allowed_distance(config.delta)
     variance = node_variance(noise.multiplier, 1.0, noise.min_weight, noise.sensitivity)
     assert math.sqrt(variance) >= LEAST_NODE_STD
     assert noise.multiplier * noise.sensitivity >= LEAST_STD
