@@ -71,4 +71,4 @@ def spent_epsilon(spent: Spent, delta: float) -> float:
         middle = (low + high) / 2
         enough = Limit.of(middle, delta).gaussian >= spent.gaussian
         low, high = (low, middle) if enough else (middle, high)
-    return high if spent.distance <= allowed_distance(high, delta) else math.inf
+    return high if spent.distance <= allowed_distance(low, delta) else math.inf

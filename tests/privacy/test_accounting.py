@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -317,8 +318,8 @@ def test_more_noise_and_fewer_users_never_cost_more() -> None:
         for (other, rate), cheap in kinds().items():
             if other >= z and rate <= q:
                 assert cheap <= dear + 1e-4
-                mixed = composed_epsilon({(z, q): 5, (other, rate): 5}, LEFT)
-                assert cheap - 1e-3 <= mixed <= dear + 1e-3
+                mixed = Counter({(z, q): 5}) + Counter({(other, rate): 5})
+                assert cheap - 1e-3 <= composed_epsilon(mixed, LEFT) <= dear + 1e-3
 
 
 # --- ends and errors ------------------------------------------------------------------------
