@@ -40,7 +40,11 @@ def path(tmp_path: Path) -> Path:
 
 
 def make(path: Path, plan: Plan | None = PLANNED, total: float = TOTAL, **options: Any) -> Ledger:
-    terms = {"population": "phones", "total_epsilon": total, "total_delta": DELTA} | options
+    terms: dict[str, Any] = {
+        "population": "phones",
+        "total_epsilon": total,
+        "total_delta": DELTA,
+    } | options
     return Ledger.open(path, plan=plan, **terms)
 
 
@@ -144,13 +148,14 @@ def test_without_a_total_to_keep_a_ledger_is_opened_as_it_is(path: Path) -> None
 
 
 def test_a_larger_total_has_room_for_as_many_as_fit(path: Path) -> None:
-    plan = sampled_plan(Z, RATE, ROUNDS, TOTAL, DELTA, 2.2)
+    z, total = 6.0, 0.25
+    plan = sampled_plan(z, RATE, ROUNDS, 0.2, DELTA, total)
     assert plan is not None
-    assert plan.releases == most_releases(Z, RATE, 2.2, LEFT) > 1.1 * ROUNDS
-    assert epsilon(Z, plan.releases, LEFT, sampling_rate=RATE) <= 2.2
-    assert epsilon(Z, plan.releases + 1, LEFT, sampling_rate=RATE) > 2.2
-    assert make(path, plan, 2.2).remaining_rounds(Z, sampling_rate=RATE) == plan.releases
-    assert sampled_plan(Z, RATE, ROUNDS, TOTAL, DELTA, TOTAL) == PLANNED
+    assert plan.releases == most_releases(z, RATE, total, LEFT) > ROUNDS
+    assert epsilon(z, plan.releases, LEFT, sampling_rate=RATE) <= total
+    assert epsilon(z, plan.releases + 1, LEFT, sampling_rate=RATE) > total
+    assert make(path, plan, total).remaining_rounds(z, sampling_rate=RATE) == plan.releases
+    assert sampled_plan(z, RATE, ROUNDS, 0.2, DELTA, 0.2) == Plan(z, RATE, ROUNDS)
 
 
 @pytest.mark.parametrize("releases", [1, 143])
