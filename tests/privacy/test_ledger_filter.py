@@ -19,7 +19,7 @@ from privsyn_flower.privacy import (
 )
 from privsyn_flower.privacy.accounting import gaussian_mu
 from privsyn_flower.privacy.charges import Charge
-from privsyn_flower.privacy.filters import charged_epsilon, new_header, why_refused
+from privsyn_flower.privacy.filters import SLACK, charged_epsilon, new_header, why_refused
 from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
 from tests.privacy.test_ledger import DELTA, LEFT, make, path, reserve
 
@@ -76,6 +76,13 @@ def test_whatever_noise_is_taken_stays_within_the_total(total, log_delta, noise)
             taken.append(charged(z))
     assert math.fsum(z.mu_squared for z in taken) <= gaussian_mu(total, gaussian_delta(delta)) ** 2
     assert charged_epsilon(taken, delta) <= total * (1 + 1e-9) + 2e-12
+
+
+@pytest.mark.parametrize("total", [0.01, 1.29, 7.58, 50.0])
+def test_rounding_is_kept_from_the_budget(total):
+    """What is let through beyond it, for sums that were rounded, is still within the total."""
+    budget = new_header("phones", total, DELTA, False).budget
+    assert 1 - 1e-9 < budget * (1 + SLACK) / gaussian_mu(total, LEFT) ** 2 <= 1 + 1e-15
 
 
 def test_hardly_any_noise_is_refused_not_an_overflow(path):

@@ -148,14 +148,14 @@ def test_without_a_total_to_keep_a_ledger_is_opened_as_it_is(path: Path) -> None
 
 
 def test_a_larger_total_has_room_for_as_many_as_fit(path: Path) -> None:
-    z, total = 6.0, 0.25
-    plan = sampled_plan(z, RATE, ROUNDS, 0.2, DELTA, total)
+    z, total = 6.0, 0.32
+    plan = sampled_plan(z, RATE, ROUNDS, 0.27, DELTA, total)
     assert plan is not None
     assert plan.releases == most_releases(z, RATE, total, LEFT) > ROUNDS
     assert epsilon(z, plan.releases, LEFT, sampling_rate=RATE) <= total
     assert epsilon(z, plan.releases + 1, LEFT, sampling_rate=RATE) > total
     assert make(path, plan, total).remaining_rounds(z, sampling_rate=RATE) == plan.releases
-    assert sampled_plan(z, RATE, ROUNDS, 0.2, DELTA, 0.2) == Plan(z, RATE, ROUNDS)
+    assert sampled_plan(z, RATE, ROUNDS, 0.27, DELTA, 0.27) == Plan(z, RATE, ROUNDS)
 
 
 @pytest.mark.parametrize("releases", [1, 143])
