@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,6 +53,8 @@ def show(
     except (ValueError, RuntimeError) as error:
         raise _fail(error) from None
     if as_json:
+        if facts["records"] and math.isinf(facts["records"]["max_spent_epsilon"]):
+            facts["records"]["max_spent_epsilon"] = None  # JSON has no infinity
         typer.echo(json.dumps(facts))
         return
     typer.echo(f"folder = {facts['folder']}\nkey = {facts['key'] or 'none yet: privsyn node key'}")
@@ -197,12 +200,15 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
         f"{mark['attempt']}; {mark['answers']} answers"
         for mark in records["runs"]
     ]
+    most = f"epsilon = {records['max_spent_epsilon']:.4g}"
+    if math.isinf(records["max_spent_epsilon"]):
+        most = "all (under an earlier version's noise, or in integers too coarse for any epsilon)"
     return [
         *lines,
         f"users = {records['users']}, of them withdrawn {records['withdrawn']}",
         f"most participations of a user = {records['max_participations']}",
-        f"most spent by a user: epsilon = {records['max_spent_epsilon']:.4g} of "
-        f"{lifetime_epsilon:g} at delta = {records['delta']:g}, over all runs of this node",
+        f"most spent by a user: {most} of {lifetime_epsilon:g} at delta = "
+        f"{records['delta']:g}, over all runs of this node",
         f"peers' keys kept = {records['pins']}",
     ]
 

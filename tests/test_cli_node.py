@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -36,7 +37,7 @@ def test_show_changes_nothing(tmp_path: Path) -> None:
 
 def test_show_after_a_round(tmp_path: Path) -> None:
     NodeRecords(tmp_path / RECORDS_FILE).take(
-        "r\x1b[2J", "votes", 3, 2, ["a", "b"], 2.0, 4096.0, Policy()
+        "r\x1b[2J", "votes", 3, 2, ["a", "b"], 2.0, 1e-18, Policy()
     )
     facts = json.loads(privsyn("show", "--folder", tmp_path, "--json").stdout)
     assert facts["records"]["users"] == 2
@@ -46,6 +47,29 @@ def test_show_after_a_round(tmp_path: Path) -> None:
     text = privsyn("show", "--folder", tmp_path).stdout
     assert "last round 3, attempt 2; 1 answers" in text
     assert "\x1b" not in text  # the server chose the run's name
+
+
+def test_show_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
+    """Of users whom an older layout left at their limit: JSON has no infinity."""
+
+    def show(*options: str) -> str:
+        return privsyn("show", "--folder", tmp_path, *options).stdout
+
+    records = NodeRecords(tmp_path / RECORDS_FILE)
+    records.take("r", "votes", 1, 1, ["a"], 20.0, 1e-18, Policy())
+    facts = json.loads(show("--json"))
+    assert facts["records"]["max_spent_epsilon"] == pytest.approx(0.189, abs=0.001)
+    assert "most spent by a user: epsilon = 0.189" in show()
+    with sqlite3.connect(tmp_path / RECORDS_FILE) as database:
+        database.execute("UPDATE users SET distance = 1.0")
+    database.close()
+
+    def number(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    facts = json.loads(show("--json"), parse_constant=number)
+    assert facts["records"]["max_spent_epsilon"] is None
+    assert "most spent by a user: all (under an earlier version's noise, or in" in show()
 
 
 def test_show_names_where_the_limits_come_from(tmp_path: Path) -> None:

@@ -160,7 +160,7 @@ def test_a_folder_with_something_of_another_account_is_refused(
 def charges(home: Path) -> list[tuple[int, str]]:
     """Of the only ledger that there is."""
     (book,) = home.rglob("*.jsonl")
-    ledger = Ledger.open(book, population=f"run {book.stem}", mechanism="skellam")
+    ledger = Ledger.open(book, population=f"run {book.stem}")
     return [(charge.round, charge.state) for charge in ledger.charges()]
 
 

@@ -131,7 +131,6 @@ FTRL = {"method": "dp-ftrl", "training.noise": "aggregator"}
         ({"training.lora-rank": 0}, ["training.lora-rank = 0"]),
         ({"sampler": "poisson", "sampling-rate": 0.5}, ["sampler = 'poisson'", "'aggregator'"]),
         ({"sampler": "fixed", "cohort-nodes": 4}, ["sampler = 'fixed'", "min-separation"]),
-        ({"accountant": "rdp"}, ["accountant = 'rdp'", "'pld'"]),
         ({"simulation-seeded-noise": True}, ["simulation-seeded-noise", "'aggregator'"]),
         ({"evaluation.rival": "pretext"}, ["evaluation.rival = 'pretext'", "'dp-ftrl'"]),
         ({"evaluation.task": "classification"}, ["'classification'", "'dp-ftrl'"]),
@@ -160,8 +159,26 @@ def test_who_adds_the_noise() -> None:
     assert (nodes.trains, nodes.trusts_aggregator) == (True, False)
     assert (central.trains, central.trusts_aggregator) == (True, True)
     assert RunConfig.from_flat(FTRL).trusts_aggregator and not RunConfig().trains
-    with pytest.raises(ConfigError, match=r"accountant = 'pld': the nodes' integer noise .*'rdp'"):
-        RunConfig.from_flat({"method": "dp-fedavg", "accountant": "pld"})
+
+
+REMOVED = "configuration key 'accountant' is no more: all noise has one accounting, the exact one; "
+
+
+@pytest.mark.parametrize("value", ["auto", "rdp", "pld", 3])
+def test_a_removed_key_says_what_took_its_place(tmp_path: Path, value: str | int) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text(f"accountant = {value!r}\nepsilon = 2.0\n")
+    for call in (
+        lambda: RunConfig.from_flat({"method": "dp-fedavg", "accountant": value}),
+        lambda: load_config(file),
+        lambda: load_config(None, dict([parse_override(f"accountant={value}")])),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert REMOVED in str(caught.value)
+        assert "leave the key out" in str(caught.value) and "--renyi" in str(caught.value)
+        assert "did you mean" not in str(caught.value)
+    assert "accountant" not in flat_defaults()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def spent_epsilon(spent: Spent, delta: float) -> float:
     """
     if spent.gaussian == 0 and spent.distance == 0:
         return 0.0
-    low, high = 0.0, 700.0
+    low, high = 1e-9, 700.0
     if Limit.of(high, delta).gaussian < spent.gaussian:
         return math.inf
     while high - low > 1e-9 * high:

@@ -198,7 +198,8 @@ class NodeRecords:
     def status(self, delta: float) -> dict[str, Any]:
         """Counts for the owner's eyes: tickets, users, the most any user has spent, pins.
 
-        max_spent_epsilon: at `delta`, see `lifetime.spent_epsilon`.
+        max_spent_epsilon: at `delta`, see `lifetime.spent_epsilon`; inf for who is at the limit
+        since an older layout.
         """
         with self._file.transaction() as database:
             marks = database.execute(

@@ -80,11 +80,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     check_delta("delta", delta)
 
     def too_much(mu: float) -> bool:
-        lost = _normal_cdf(mu / 2 - epsilon / mu)
-        kept = _normal_cdf(-mu / 2 - epsilon / mu)
+        x = mu / 2 - epsilon / mu
+        lost = _normal_cdf(x)
         # What underflows counts as 0, and rounding as lost: delta is never understated.
+        kept = _normal_cdf(x - mu) - 4 * math.ulp(0.0)
         gained = math.exp(epsilon + math.log(kept)) if kept > 0 else 0.0
-        return lost - gained + 1e-15 * lost > delta * (1 - 1e-12)
+        return lost - gained + 1e-15 * (1 + x * x) * lost > delta * (1 - 1e-12)
 
     low, high = 0.0, 1.0
     while not too_much(high):
@@ -95,6 +96,12 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
     return low
 
 
+def mu_squared(noise_multiplier: float) -> float:
+    """1 / noise_multiplier^2, what a release takes from a sum of mu^2; inf for hardly any noise."""
+    inverse = 1 / noise_multiplier if noise_multiplier else math.inf
+    return inverse * inverse  # a product that overflows is inf, a power an error
+
+
 def compose_gaussians(noise_multipliers: Iterable[float]) -> float:
     """The one Gaussian that equals all of these together: (sum s^-2)^-1/2; inf for none."""
     inverse_squares = []
@@ -102,7 +109,7 @@ def compose_gaussians(noise_multipliers: Iterable[float]) -> float:
         _check_multiplier(multiplier)
         if multiplier == 0:
             return 0.0
-        inverse_squares.append((1 / multiplier) ** 2)
+        inverse_squares.append(mu_squared(multiplier))
     total = math.fsum(inverse_squares)
     return 1 / math.sqrt(total) if total > 0 else math.inf
 
@@ -130,7 +137,7 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
     ValueError on arguments, AccountingError on numerical failure.
     """
     releases = {key: count for key, count in releases.items() if count}
-    squares = [count * (1 / z) ** 2 if z else math.inf for (z, _), count in releases.items()]
+    squares = [count * mu_squared(z) for (z, _), count in releases.items()]
     for multiplier, rate in releases:
         _check_multiplier(multiplier)
         check_rate("sampling_rate", rate)
@@ -161,9 +168,10 @@ def calibrate(
 ) -> float:
     """Smallest noise multiplier whose epsilon does not exceed `target_epsilon`.
 
-    The safe end of a bisection: within 1e-9 (closed form) or 1e-4 (sampled) of the smallest, and
-    never below it. Other arguments as in `epsilon`. Raises ValueError when no multiplier between
-    0.01 and 1e6 (times sqrt(rounds)) meets the target.
+    The safe end of a bisection: within 1e-9 (closed form; for an epsilon below 1e-3, within 1e-11
+    of epsilon) or 1e-4 (sampled) of the smallest, and never below it. Other arguments as in
+    `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets
+    the target.
     """
     check_positive("target_epsilon", target_epsilon)
     _check_plan(rounds, delta, sampling_rate)
@@ -177,7 +185,9 @@ def calibrate(
             f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
             f"{way}"
         )
-    exact = math.sqrt(rounds) * one
+    exact, step = math.sqrt(rounds) * one, _HEADROOM
+    while epsilon(exact, rounds, delta) > target_epsilon:  # it rounds tiny ones up by more
+        exact, step = exact * (1 + step), 2 * step
     if sampling_rate == 1.0:
         return exact
     search = composed_at(sampling_rate, rounds, delta, SEARCH_INTERVAL)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.privacy.accounting import check_positive, check_rate
+from privsyn_flower.privacy.accounting import check_positive, check_rate, mu_squared
 from privsyn_flower.privacy.journal import LedgerError, Row
 
 State = Literal["reserved", "committed", "void"]
@@ -42,7 +42,7 @@ class Charge:
     @property
     def mu_squared(self) -> float:
         """What the charge takes from a filter of mu^2, in which sampling counts for nothing."""
-        return (1 / self.noise_multiplier) ** 2
+        return mu_squared(self.noise_multiplier)
 
 
 def replay(rows: list[Row], path: Path) -> list[Charge]:

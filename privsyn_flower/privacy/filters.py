@@ -10,6 +10,7 @@ differential privacy via characteristic function", Theorem 10).
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import uuid
@@ -36,7 +37,7 @@ ADJACENCY = "zero-out"
 MU_SQUARED = "sum of mu^2 (Smith and Thakurta 2022)"
 PLAN = "releases of a fixed plan (PLD)"
 
-# Rounding of sums of costs. Calibrated noise has 1e-9 of headroom, so this never costs budget.
+# Rounding of sums of costs, kept from a budget of mu^2. Calibrated noise has 1e-9 of headroom.
 SLACK = 1e-10
 
 
@@ -103,12 +104,15 @@ class Header:
         if self.total_epsilon is None or self.total_delta is None:
             raise ValueError(f"total_epsilon = {self.total_epsilon}: the ledger has no total")
         delta = gaussian_delta(self.total_delta)
+        if math.isinf(cost):
+            return math.inf
         if self.plan is None:
             return gaussian_epsilon(1 / math.sqrt(cost) if cost > 0 else math.inf, delta)
         z, rate, _ = self.plan
         return epsilon(z, round(cost), delta, sampling_rate=rate)
 
 
+@functools.lru_cache(maxsize=16)  # it takes seconds, and several parts ask
 def sampled_plan(
     noise_multiplier: float,
     sampling_rate: float,
@@ -154,7 +158,8 @@ def new_header(
     """
     fixed: dict[str, Any] = {"id": uuid.uuid4().hex, "budget": None}
     if total_epsilon is not None and total_delta is not None:
-        fixed["budget"] = gaussian_mu(total_epsilon, gaussian_delta(total_delta)) ** 2
+        mu = gaussian_mu(total_epsilon, gaussian_delta(total_delta))
+        fixed["budget"] = mu * mu / (1 + SLACK)
     if plan is not None:
         if total_epsilon is None or total_delta is None:
             raise ValueError(f"{plan} needs total_epsilon and total_delta")
@@ -222,9 +227,9 @@ def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | 
             f"variation) are more than the {header.total_variation:.3g} that the ledger's total "
             "leaves room for: lower ledger-epsilon, raise delta, or use another ledger (key ledger)"
         )
+    if refused := not_covered(header, wanted.noise_multiplier, wanted.sampling_rate):
+        return refused
     spent, cost = header.spent(charges), header.cost(wanted)
-    if math.isinf(cost):
-        return not_covered(header, wanted.noise_multiplier, wanted.sampling_rate)
     if spent + cost <= header.budget * (1 + SLACK):
         return None
     return (

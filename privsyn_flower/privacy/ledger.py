@@ -96,9 +96,9 @@ class Ledger:
         population: declared name, public. total_epsilon and total_delta: both or neither; a
         new ledger without them has no filter, an existing one keeps the total it has.
         plan: of releases with sampling, None for a filter of mu^2, in which sampling counts for
-        nothing; an existing ledger's plan must cover it. identity: the id of a ledger that must be
-        there already, and is never made anew. Raises LedgerError naming both values when the file
-        says otherwise, ValueError on arguments.
+        nothing; an existing ledger's plan must cover it, where a total is given. identity: the id
+        of a ledger that must be there already, and is never made anew. Raises LedgerError naming
+        both values when the file says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)
@@ -123,7 +123,7 @@ class Ledger:
         if total_epsilon is not None:
             _same(file, "total epsilon", found.total_epsilon, total_epsilon, "ledger-epsilon")
             _same(file, "total delta", found.total_delta, total_delta, "delta")
-        _check_plan(file, found, plan)
+            _check_plan(file, found, plan)
         return cls(file, found)
 
     @property
@@ -219,7 +219,7 @@ class Ledger:
         if self.header.budget is None:
             return None
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
-        return max(0, math.floor(left / self.header.cost(wanted)))
+        return math.floor(max(0.0, left) / self.header.cost(wanted))
 
     def room_for(self, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
         """How many of these charges, in this order, the total still takes; None without a total.
@@ -231,12 +231,13 @@ class Ledger:
             return None
         stays = [c for c in self._read() if c.run != run or c.sent or c.state != "reserved"]
         left = self.header.budget * (1 + SLACK) - self.header.spent(stays)
-        costs: dict[Charge, float] = {}  # of thousands of rounds, most are alike
+        apart = self.header.total_variation * (1 + SLACK)
+        apart -= math.fsum(c.total_variation for c in stays if c.state != "void")
         taken = 0
         for noise in wanted:
             charge = _new(**noise)
-            left -= costs.setdefault(charge, costs.get(charge) or self.header.cost(charge))
-            if left < 0:
+            left, apart = left - self.header.cost(charge), apart - charge.total_variation
+            if left < 0 or apart < 0:
                 break
             taken += 1
         return taken
@@ -326,6 +327,12 @@ def _check_plan(path: Path, found: Header, wanted: Plan | None) -> None:
             f"{path} was created for runs without sampling and gives nothing for sampling-rate = "
             f"{wanted.sampling_rate:g}: set sampler = 'full', or name another ledger (key ledger)"
         )
-    refused = not_covered(found, *(wanted or (0.0, 1.0))[:2])
+    if wanted is None and found.plan is not None:
+        raise LedgerError(
+            f"{path} was created for runs whose users take part with a probability of at most "
+            f"{found.plan.sampling_rate:g}, this one asks all of them: set sampler = 'poisson' and "
+            "sampling-rate, or name another ledger (key ledger)"
+        )
+    refused = not_covered(found, *wanted[:2]) if wanted is not None else None
     if refused:
         raise LedgerError(f"{path}: {refused}")

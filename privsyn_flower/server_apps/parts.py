@@ -10,7 +10,7 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
-from privsyn_flower.privacy.filters import sampled_plan
+from privsyn_flower.privacy.filters import Plan, sampled_plan
 from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -113,8 +113,10 @@ def _calibrated(target: float, releases: int, delta: float, rate: float) -> floa
 
 def release_distance(config: RunConfig) -> float:
     """Total variation that one release's integer noise may be from Gaussian noise."""
-    releases = paid_releases(config)
-    return distance_each(config.epsilon, config.delta, releases, config.ledger_epsilon)
+    total, plan = config.ledger_epsilon or config.epsilon, _sampled(config)
+    if plan is not None:
+        return distance_each(total, config.delta, plan.releases)
+    return distance_each(config.epsilon, config.delta, paid_releases(config), total)
 
 
 def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
@@ -129,22 +131,26 @@ def open_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
 
 def ledger_terms(config: RunConfig) -> dict[str, Any]:
     """What the run's ledger is made with, or must have been made with (`Ledger.open`)."""
-    plan = None
-    if config.sampling_rate < 1.0:
-        plan = sampled_plan(
-            noise_multiplier(config),
-            config.sampling_rate,
-            paid_releases(config),
-            config.epsilon,
-            config.delta,
-            config.ledger_epsilon,
-        )
     return {
         "total_epsilon": config.ledger_epsilon or config.epsilon,
         "total_delta": config.delta,
         "simulation": config.simulation_seeded_noise,
-        "plan": plan,
+        "plan": _sampled(config),
     }
+
+
+def _sampled(config: RunConfig) -> Plan | None:
+    """What the ledger of a run with sampling is made for."""
+    if config.sampling_rate == 1.0:
+        return None
+    return sampled_plan(
+        noise_multiplier(config),
+        config.sampling_rate,
+        paid_releases(config),
+        config.epsilon,
+        config.delta,
+        config.ledger_epsilon,
+    )
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {

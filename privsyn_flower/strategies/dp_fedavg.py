@@ -122,7 +122,11 @@ class DPFedAvg(TrainingStrategy):
         releases, rate = rounds + spare_rounds + evaluations, self.sampling_rate
         z = calibrate(epsilon, releases, gaussian_delta(delta), sampling_rate=rate)
         sampled = sampled_plan(z, rate, releases, epsilon, delta, ledger_epsilon)
-        plan |= {"distance": distance_each(epsilon, delta, releases, ledger_epsilon)}
+        if sampled is None:
+            plan |= {"distance": distance_each(epsilon, delta, releases, ledger_epsilon)}
+        else:
+            total = max(epsilon, ledger_epsilon)
+            plan |= {"distance": distance_each(total, delta, sampled.releases)}
         plan, said = plan | {"sampling_rate": rate}, said | {"sampling_rate": rate}
         return Terms(z, lambda run: NodeNoise(), sampled, plan, said)
 

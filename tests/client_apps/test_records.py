@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsyn_flower.client_apps.lifetime import Limit
 from privsyn_flower.client_apps.policy import Policy
 from privsyn_flower.client_apps.records import NodeRecords, Peer
 from privsyn_flower.privacy.accounting import epsilon
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.wire import Refusal, WireError
 
 USERS = ["ann", "bob", "ü\ud800"]
@@ -31,7 +33,7 @@ def take(path: Path, round: int, users: list[str] = USERS, **values: Any) -> lis
         "query": "votes",
         "attempt": 1,
         "noise_multiplier": 10.0,
-        "sensitivity": 4096.0,
+        "distance": 1e-18,
         "policy": Policy(),
         **values,
     }
@@ -85,17 +87,14 @@ def test_tickets_out_of_range_are_refused(path: Path, ticket: Any, word: str) ->
     refused(lambda: NodeRecords(path).mark(*ticket), word)
 
 
-@pytest.mark.parametrize("sensitivity", [4096.0, 4.0])
-def test_a_user_takes_part_until_the_lifetime_epsilon(path: Path, sensitivity: float) -> None:
+def test_a_user_takes_part_until_the_lifetime_epsilon(path: Path) -> None:
     policy = Policy(lifetime_epsilon=8.0, lifetime_delta=3e-6)
-    noise = {"noise_multiplier": 2.31, "sensitivity": sensitivity}
+    noise = {"noise_multiplier": 2.31, "distance": 1e-15}
     count = 0
     while take(path, count + 1, ["ann"], policy=policy, **noise)[0]:
         count += 1
-    spent, next_ = (
-        epsilon(2.31, rounds, 3e-6, mechanism="skellam", sensitivity=sensitivity)
-        for rounds in (count, count + 1)
-    )
+    left = gaussian_delta(3e-6)
+    spent, next_ = (epsilon(2.31, rounds, left) for rounds in (count, count + 1))
     assert spent <= 8.0 < next_
     status = NodeRecords(path).status(3e-6)
     assert status["max_spent_epsilon"] == pytest.approx(spent)
@@ -106,10 +105,17 @@ def test_a_user_takes_part_until_the_lifetime_epsilon(path: Path, sensitivity: f
     assert take(path, 2, noise_multiplier=1e4, **both) == [True, True]
 
 
-def test_little_sensitivity_costs_more(path: Path) -> None:
-    policy = Policy(lifetime_epsilon=5.5)
-    assert take(path, 1, ["a"], noise_multiplier=1.0, policy=policy) == [True]
-    assert take(path, 2, ["b"], noise_multiplier=1.0, sensitivity=1.0, policy=policy) == [False]
+def test_a_user_takes_part_until_the_lifetimes_distance(path: Path) -> None:
+    """Integers that are coarse use up what of delta is kept for them, whatever the noise."""
+    policy = Policy(lifetime_epsilon=8.0, lifetime_delta=3e-6)
+    third = Limit.of(8.0, 3e-6).distance / 3 * (1 - 1e-9)
+    noise: dict[str, Any] = {"noise_multiplier": 50.0, "policy": policy}
+    for rnd in (1, 2, 3):
+        assert take(path, rnd, ["ann"], distance=third, **noise) == [True]
+    assert take(path, 4, ["ann", "new"], distance=third, **noise) == [False, True]
+    assert take(path, 5, ["ann"], run="s", distance=third / 1e6, **noise) == [False]
+    assert take(path, 6, ["ann"], distance=0.0, **noise) == [True]  # an aggregator's noise
+    assert NodeRecords(path).status(3e-6)["max_spent_epsilon"] < 1.0
 
 
 def test_participations_are_limited_over_runs(path: Path) -> None:
@@ -148,10 +154,10 @@ def test_answers_of_a_run_are_limited_whatever_they_are_called(path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"users": ["a", "a"]}, {"noise_multiplier": 0.0}, {"sensitivity": float("nan")}]
+    "wrong", [{"users": ["a", "a"]}, {"noise_multiplier": 0.0}, {"distance": float("nan")}]
 )
 def test_a_wrong_call_records_nothing(path: Path, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"repeated|noise_multiplier|sensitivity"):
+    with pytest.raises(ValueError, match=r"repeated|noise_multiplier|distance"):
         take(path, 1, **wrong)
     assert take(path, 1) == [True] * 3
 
@@ -220,17 +226,55 @@ def test_a_run_may_be_named_like_a_stage(path: Path) -> None:
     ]
 
 
+def older(path: Path, layout: int) -> None:
+    """Turn a file of today's layout into one that an earlier version wrote."""
+    with sqlite3.connect(path) as database:
+        if layout < 4:
+            database.execute("ALTER TABLE users RENAME COLUMN distance TO correction")
+        if layout < 3:
+            database.execute("DROP TABLE stages")
+            database.execute("ALTER TABLE pins DROP COLUMN weight")
+        if layout < 2:
+            database.execute("DROP TABLE attendance")
+        database.execute(f"PRAGMA user_version = {layout}")
+    database.close()
+
+
+@pytest.mark.parametrize("layout", [1, 2, 3])
+def test_who_had_spent_under_an_older_layout_is_at_the_limit(path: Path, layout: int) -> None:
+    """Its noise had another price; who had spent nothing, or withdrew, goes on as before."""
+    records = NodeRecords(path)
+    assert take(path, 1, ["ann", "gone"], noise_multiplier=30.0) == [True, True]
+    records.forget("gone")
+    records.forget("never")
+    older(path, layout)
+    users = ["ann", "gone", "never", "new"]
+    assert take(path, 2, users, noise_multiplier=1e6) == [False, False, False, True]
+    assert take(path, 1, users, run="s", noise_multiplier=1e6) == [False, False, False, True]
+    refused(lambda: take(path, 1, users), "not answered again")
+    assert records.withdrawn(users).tolist() == [False, True, True, False]
+    status = records.status(1e-6)
+    assert status["max_spent_epsilon"] == float("inf")
+    assert (status["users"], status["withdrawn"], status["max_participations"]) == (4, 2, 2)
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (4,)
+    database.close()
+
+
+def test_a_file_of_an_older_layout_without_users_starts_like_a_new_one(path: Path) -> None:
+    NodeRecords(path).mark("r", "votes", 1, 1)
+    older(path, 1)
+    assert take(path, 2) == [True] * 3
+    assert 0 < NodeRecords(path).status(1e-6)["max_spent_epsilon"] < 10
+
+
 def test_what_older_layouts_kept_is_kept(path: Path) -> None:
     """Stages were marks of a "run/stage", and a peer's weight was not kept."""
     records = NodeRecords(path)
     for run in ("study", "study/share", "study/SHARE", "other/unmask"):
         records.mark(run, "votes", 3, 1)
     records.pin_all({"node-1": Peer(b"k" * 32, 5)})
-    with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE stages")
-        database.execute("ALTER TABLE pins DROP COLUMN weight")
-        database.execute("PRAGMA user_version = 2")
-    database.close()
+    older(path, 2)
     refused(lambda: records.mark_stage("share", "study", "votes", 3, 1), "not answered again")
     refused(lambda: records.mark_stage("unmask", "other", "votes", 2, 1), "not answered again")
     records.mark_stage("confirm", "study", "votes", 3, 1)

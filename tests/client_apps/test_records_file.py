@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> Path:
 
 def take(path: Path, round: int, users: list[str] = USERS) -> list[bool]:
     records = NodeRecords(path)  # as a fresh process would
-    mask: list[bool] = records.take("r", "votes", round, 1, users, 10.0, 4096.0, Policy()).tolist()
+    mask: list[bool] = records.take("r", "votes", round, 1, users, 10.0, 1e-18, Policy()).tolist()
     return mask
 
 
@@ -145,7 +145,7 @@ sys.stdin.readline()
 for number in itertools.count(1):
     try:
         records = NodeRecords(Path(sys.argv[1]))
-        records.take("r", "q", number, 1, users, 100.0, 64.0, policy, limits)
+        records.take("r", "q", number, 1, users, 100.0, 0.0, policy, limits)
     except WireError:
         continue
     print(number, flush=True)

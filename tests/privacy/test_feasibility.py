@@ -39,7 +39,7 @@ def test_noise_is_weighed_against_all_who_answer() -> None:
 
 
 def test_a_tiny_epsilon_for_few_users_is_hopeless() -> None:
-    noise = calibrate(0.001, 9, 3e-6, mechanism="skellam")
+    noise = calibrate(0.001, 9, 3e-6)
     assert noise > 4000 and about(epsilon=0.001, noise=noise)[0][0]
 
 

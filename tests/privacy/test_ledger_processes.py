@@ -11,6 +11,7 @@ import time
 import pytest
 
 from privsyn_flower.privacy import Ledger, calibrate
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 
 DELTA = 3e-6
 
@@ -85,7 +86,7 @@ def test_kill_while_writing_loses_nothing_acknowledged(tmp_path):
 def test_two_processes_never_exceed_the_budget(tmp_path):
     path, rounds = tmp_path / "ledger.jsonl", 40
     ledger = Ledger.open(path, population="phones", total_epsilon=7.58, total_delta=DELTA)
-    z = calibrate(7.58, rounds, DELTA)
+    z = calibrate(7.58, rounds, gaussian_delta(DELTA))
     children = [start(path, run, z) for run in ("a", "b")]
     for child in children:
         go(child)

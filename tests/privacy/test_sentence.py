@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 
 PLAIN = PrivacyStatement(
     epsilon=7.5799999,
@@ -16,13 +17,11 @@ PLAIN = PrivacyStatement(
     spare_rounds=1,
     min_surviving_weight=0.85,
     colluding_weight=0.1,
-    mechanism="gaussian",
-    accountant="pld",
 )
 SECURE = PrivacyStatement(
     epsilon=7.58,
     delta=3e-6,
-    noise_multiplier=2.31904,
+    noise_multiplier=2.18051,
     rounds=10,
     spare_rounds=1,
     min_surviving_weight=0.85,
@@ -35,9 +34,10 @@ def test_all_parts_are_there():
     text = PLAIN.sentence()
     for words in (
         "Epsilon = 7.58 at delta = 3e-06",
-        "PLD",
+        "by the exact privacy curve of the composed Gaussian noise, over",
         "10 rounds and 1 spare",
-        "at least 2.1805 times",
+        "integer (discrete Gaussian) noise of at least 2.1805 times",
+        "Of delta, 3e-09 is for the integers",
         "two devices counts twice",
         "zero-out",
         "the aggregator is trusted",
@@ -49,10 +49,7 @@ def test_all_parts_are_there():
     ):
         assert words in text, words
     assert "benchmark" not in text and "NO PRIVACY" not in text
-    assert (
-        "and how far Gaussian noise made in floating-point arithmetic, before it is rounded to "
-        "integers, is from an exact one." in text
-    )
+    assert "floating-point" not in text and "PLD" not in text
     assert "trusted aggregator" in PLAIN.threat_model
 
 
@@ -67,8 +64,8 @@ def test_what_users_have_need_not_be_text():
 def test_secure_aggregation_says_what_it_assumes():
     text = SECURE.sentence()
     for words in (
-        "by Renyi differential privacy (RDP) of integer noise",
-        "integer (Skellam) noise of at least 2.319 times",
+        "by the exact privacy curve of the composed Gaussian noise",
+        "integer (discrete Gaussian) noise of at least 2.1805 times",
         "Aggregation is secure",
         "holds against the server",
         "the server follows the protocol, apart from what the nodes check",
@@ -78,7 +75,7 @@ def test_secure_aggregation_says_what_it_assumes():
         "85 % of the declared",
     ):
         assert words in text, words
-    for words in ("trusted:", "floating-point", "Gaussian", "simulation:", "PLD", "  ", ".."):
+    for words in ("trusted:", "floating-point", "Skellam", "simulation:", "PLD", "  ", ".."):
         assert words not in text, words
     assert SECURE.threat_model == (
         "honest-but-curious server with at most 10 % of the weight colluding: holds against the "
@@ -90,8 +87,22 @@ def test_secure_aggregation_says_what_it_assumes():
 
 def test_integer_noise_under_a_trusted_aggregator():
     text = replace(SECURE, aggregation="plain").sentence()
-    assert "Skellam" in text and "the aggregator is trusted" in text
+    assert "discrete Gaussian" in text and "the aggregator is trusted" in text
     assert "floating-point" not in text and "Shamir" not in text and "roster" not in text
+
+
+@pytest.mark.parametrize(
+    ("delta", "share"), [(3e-6, "3e-09"), (1e-5, "1e-08"), (1.23456e-7, "1.23e-10")]
+)
+def test_what_of_delta_is_for_the_integers(delta, share):
+    """A thousandth, at any epsilon: the rest is what the run was calibrated for."""
+    text = replace(SECURE, delta=delta).sentence()
+    assert (
+        f"Of delta, {share} is for the integers: the noise of all releases together is closer "
+        "than that to Gaussian noise rounded to integers." in text
+    )
+    assert float(share) == pytest.approx(delta - gaussian_delta(delta), rel=5e-3)
+    assert "for the integers" not in replace(SECURE, noise_source="aggregator").sentence()
 
 
 def test_a_simulation_says_that_one_machine_played_all_parties():
@@ -123,10 +134,15 @@ def test_samplers():
     assert "who takes part," not in replace(SECURE, **poisson).sentence()  # the coins are secret
     assert "against the server, which sees only sums" in replace(SECURE, **poisson).sentence()
     assert "which sees only sums" not in replace(PLAIN, **poisson).sentence()
+    for one in (PLAIN, SECURE):
+        text = replace(one, **poisson).sentence()
+        assert "by the privacy loss distribution (PLD) of the composed, sampled Gaussian" in text
+        assert "exact privacy curve" not in text
+    names = [replace(SECURE, **change).accountant for change in ({}, {"sampler": "fixed"}, poisson)]
+    assert names == ["exact", "exact", "pld"]
 
 
 def test_variants():
-    assert "Renyi" in replace(PLAIN, accountant="rdp").sentence()
     assert "`benchmark`" in replace(PLAIN, benchmark=True).sentence()
     for one in (PLAIN, SECURE):
         assert "nodes take to answer, and whether they answer in time" in one.sentence()
@@ -149,8 +165,6 @@ def test_printed_numbers_err_on_the_safe_side():
     ("change", "words"),
     [
         ({"aggregation": "open"}, "aggregation = 'open'"),
-        ({"mechanism": "laplace"}, "mechanism = 'laplace'"),
-        ({"mechanism": "skellam"}, "accountant = 'pld'"),  # an exact curve nobody knows
         ({"keys": "none"}, "keys = 'none'"),
         ({"consistency": "none"}, "consistency = 'none'"),
         ({"sampler": "some"}, "sampler = 'some'"),
@@ -163,6 +177,12 @@ def test_printed_numbers_err_on_the_safe_side():
 def test_no_words_for_it(change, words):
     with pytest.raises(ValueError, match=words):
         replace(PLAIN, **change)
+
+
+@pytest.mark.parametrize("name", ["accountant", "mechanism"])
+def test_all_noise_has_one_accounting(name):
+    with pytest.raises(TypeError, match=name):
+        replace(PLAIN, **{name: "rdp"})
 
 
 def test_evaluations_rival_and_private_selection_are_said():
@@ -188,7 +208,7 @@ AGGREGATOR = replace(
 def test_noise_of_a_trusted_aggregator():
     text = AGGREGATOR.sentence()
     for words in (
-        "the exact privacy curve of the composed Gaussian noise (PLD), over 32 rounds, with noise "
+        "the exact privacy curve of the composed Gaussian noise, over 32 rounds, with noise "
         "that is correlated across rounds (banded Toeplitz)",
         "as much as independent Gaussian noise of at least 2.1805 times the L2 bound of one user's "
         "answer in each of 8 rounds",
@@ -203,7 +223,8 @@ def test_noise_of_a_trusted_aggregator():
         "whoever reads the key of the noise, which is on the aggregator's disk while the run lasts",
     ):
         assert words in text, words
-    for words in ("spare", "against the server and", "know their own noise", "  ", ".."):
+    unsaid = ("spare", "against the server and", "know their own noise", "for the integers")
+    for words in (*unsaid, "  ", ".."):
         assert words not in text, words
     assert AGGREGATOR.threat_model == (
         "trusted aggregator: it has the sums without noise, single answers stay hidden from it; "
@@ -249,7 +270,6 @@ def test_adaptive_clipping_is_said():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"mechanism": "skellam", "accountant": "rdp"}, "mechanism = 'skellam'"),
         ({"sampler": "poisson", "sampling_rate": 0.1}, "sampler = 'poisson'"),
         ({"simulation_seeded": True}, "simulation_seeded = True"),
         ({"noise_source": "nodes"}, "correlated = 'banded Toeplitz'"),

@@ -14,7 +14,7 @@ from tests.strategies.test_popri import federation, make
 from tests.strategies.test_pretext import strategy as pretext
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"epsilon": 100.0}, r"epsilon = 100\.0 was 200\.0, noise_multiplier = .* was"),
+    ({"epsilon": 10.0}, r"epsilon = 10\.0 was 20\.0, noise_multiplier = .* was"),
     ({"delta": 1e-6}, "delta = 1e-06 was 1e-05"),
     ({"users": 130}, "users = 130 was 120"),
     ({"spare_rounds": 2}, "noise_multiplier = .*, spare_rounds = 2 was 1"),
@@ -36,7 +36,7 @@ def test_a_resumed_folder_keeps_its_promise(
 
     def start(**other: Any) -> Any:
         options: dict[str, Any] = {"folder": tmp_path / "run", "aggregation": PlainSum()}
-        options |= {"users": 120, "nodes": 3, "epsilon": 200.0, "delta": 1e-5}
+        options |= {"users": 120, "nodes": 3, "epsilon": 20.0, "delta": 1e-5}
         return method().start(grid, **options | other)
 
     first = start()

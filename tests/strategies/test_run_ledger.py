@@ -10,6 +10,7 @@ import pytest
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.accounting import epsilon
+from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -29,7 +30,7 @@ from tests.strategies.training_rig import record, trainers
 __all__ = ["nodes"]
 
 DELTA = 1e-5
-TERMS: dict[str, Any] = {"total_epsilon": 2.0, "total_delta": DELTA, "mechanism": "skellam"}
+TERMS: dict[str, Any] = {"total_epsilon": 2.0, "total_delta": DELTA}
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +122,8 @@ def test_runs_of_one_population_cannot_cost_more_than_was_promised(
     (charge,) = Ledger.open(home / "phones.jsonl", population="phones", **TERMS | {
         "total_epsilon": 4.0
     }).charges()  # fmt: skip
-    assert epsilon(charge.noise_multiplier, 1, DELTA, mechanism="skellam") <= 4.0
+    assert epsilon(charge.noise_multiplier, 1, gaussian_delta(DELTA)) <= 4.0
+    assert 0 < charge.total_variation < allowed_distance(4.0, DELTA)
 
 
 def test_a_run_without_a_population_has_a_ledger_outside_of_its_folder(
@@ -219,9 +221,8 @@ def test_a_release_whose_charge_another_copy_gave_back_is_not_used(
     interrupted(path, grid, after=0)
     run, ledger = engine(path, grid, Counting())
     charge = ledger.reserve(
-        run=run.plan.run, query="votes", round=1, attempt=2, noise_multiplier=5.0,
-        mechanism="skellam", sensitivity=4096.0,
-    )  # fmt: skip
+        run=run.plan.run, query="votes", round=1, attempt=2, noise_multiplier=5.0
+    )
     ledger.void(charge, "by another copy")
     facts = run.folder.load_value("round-0001-facts") | {"charge": charge}
     run.folder.save_value("round-0001-facts", facts)
