@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
     rng = np.random.default_rng(0)
-    print("     std  proposals  seconds   / normal  / urandom  / chacha20   system's bits alone")
+    print("       std  proposals  seconds   / normal  / urandom  / chacha20   system's bits alone")
     for std in STDS:
         proposals = sampler._staircase(std**2).proposals
         words = round(2 * args.draws * proposals)
@@ -60,7 +60,7 @@ def main() -> None:
         system = best(args.repeats, lambda: in_chunks(sampler._system_words, words))  # noqa: B023
         stream = best(args.repeats, lambda: in_chunks(sampler._stream(), words))  # noqa: B023
         ratios = f"{draw / normal:10.1f} {draw / system:10.2f} {draw / stream:11.2f}"
-        print(f"{std:8g} {proposals:10.2f} {draw:8.3f} {ratios} {alone:20.3f}", flush=True)
+        print(f"{std:10.7g} {proposals:10.2f} {draw:8.3f} {ratios} {alone:20.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def coordinate_distance(s: float, lightest: float, nodes: float) -> float:
     """TV(P, Q) of one coordinate, at most. s >= LEAST_STD, lightest >= LEAST_NODE_STD.
 
     lightest: least standard deviation of one of the `nodes` summands. The first term is the
-    distance of N_Z(0, s^2 + 1/12) to Q (measured with 60 digits: 4.863e-4 / s^4), the second that
+    distance of N_Z(0, s^2 + 1/12) to Q (measured with 60 digits: 4.862e-4 / s^4), the second that
     of the sum to N_Z.
     """
     return 5e-4 / s**4 + 2.1 * nodes * math.exp(-((math.pi * lightest) ** 2))

@@ -133,6 +133,8 @@ def test_the_tail_of_the_noise_is_below_2_to_the_minus_60(variances, length):
 
     tail = noise_tail(sum(variances), length)
     assert beyond(tail) <= 2.0**-60
+    proven = 2 * length * math.exp(-(tail**2) / (2 * sum(variances)))  # of any subgaussian noise
+    assert proven == pytest.approx(2.0**-60)
     if sum(variances) >= 300:
         assert beyond(tail / 1.2) > 2.0**-60
     assert tail > stats.norm.isf(2.0**-61 / length, scale=sum(variances) ** 0.5)
