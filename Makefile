@@ -62,6 +62,7 @@ benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/vote_round.py
 	$(BIN)/python benchmarks/score_round.py
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/discrete_gaussian.py
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
 	$(BIN)/python benchmarks/local_training.py

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 EXACT_UP_TO = 1 << 16  # coordinates; above, the random bits are ChaCha20's
 MIN_VARIANCE = 1e-9
-MAX_VARIANCE = 2.0**50  # every value stays far below 2^53, where float64 counts exactly
+MAX_VARIANCE = 2.0**104  # beyond what a modulus of 2^56 holds: whatever fits can be drawn
 
 Words = Callable[[int], NDArray[np.uint64]]  # that many independent uniform 64-bit words
 Integers = NDArray[np.int64]
@@ -97,8 +97,9 @@ class _Staircase:
 
     Block b >= 0 covers b 2^shift + (0 .. 2^shift - 1) on the right side, and -1 minus these on the
     left. A side is one bit, a block the number of zero bits before the first one, an offset `shift`
-    bits. log_height is exact as it stands: the staircase is defined by the float, whatever
-    rounding made it.
+    bits; beyond 2^63 a distance would wrap around, below a chance of 2^-500 for every variance.
+    log_height is exact as it stands: the staircase is defined by the float, whatever rounding
+    made it.
     """
 
     variance: float

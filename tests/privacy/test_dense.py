@@ -137,7 +137,7 @@ def test_coins_are_uniform_and_every_chunk_has_its_own(monkeypatch):
     bound=st.floats(1e-6, 1e6),
 )
 def test_numbers_of_a_run(length, weight, z, bound):
-    """The least bits at which rounding costs 1 % at most, and Skellam noise is as Gaussian's."""
+    """The least bits at which rounding costs 1 % at most, and the sensitivity is 4096 or more."""
     noise = (z, float(weight), max(1.0, 0.8 * weight))
     try:
         plan = dense_numbers(bound, length, *noise)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsyn_flower.privacy.discrete_gaussian import seeded_discrete_gaussian
 from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
-from privsyn_flower.privacy.skellam import seeded_skellam
 from privsyn_flower.queries.app_metrics import (
     app_metrics_bound,
     check_bounds,
@@ -140,7 +140,7 @@ def test_the_interval_covers_at_its_nominal_rate() -> None:
     plan = integer_plan(3, users=users)
     kwargs: dict[str, Any] = {"bounds": BOUNDS, "max_examples": 40}
     sums = shard_app_metrics(examples, values, **kwargs, plan=plan)
-    noise = seeded_skellam(4 * repetitions, (4.0 * plan.sensitivity) ** 2, rng)
+    noise = seeded_discrete_gaussian(4 * repetitions, (4.0 * plan.sensitivity) ** 2, rng)
     released = (sums + noise.reshape(repetitions, 4)) / plan.scale
     truth = np.average(values, axis=0, weights=np.minimum(examples, 40))
     covered = []

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.privacy.discrete_gaussian import seeded_discrete_gaussian
 from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
-from privsyn_flower.privacy.skellam import seeded_skellam
 from privsyn_flower.queries.metrics import (
     Reading,
     TooNoisyError,
@@ -168,7 +168,7 @@ def test_the_interval_covers_at_its_nominal_rate(gap: float) -> None:
     plan = plan_histogram(bound, 5, noise_multiplier=4.0, weight=300, min_weight=300)
     sums = shard_metrics(tokens, correct, loss, **CAPS, bound=bound, gap=gap, plan=plan)
     variance = (4.0 * plan.sensitivity) ** 2
-    noise = seeded_skellam(5 * repetitions, variance, np.random.default_rng(3))
+    noise = seeded_discrete_gaussian(5 * repetitions, variance, np.random.default_rng(3))
     released = (sums + noise.reshape(repetitions, 5)) / plan.scale
     right, nats = correct.sum(0) / tokens.sum(), loss.sum(0) / tokens.sum()
     covered = []

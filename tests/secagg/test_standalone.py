@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from privsyn_flower.privacy.integer_noise import TooCoarse
 from privsyn_flower.secagg import SecaggError, secure_sum, secure_vector
 from privsyn_flower.secagg.flower import RECORD
 from privsyn_flower.secagg.standalone import content_digest
@@ -103,9 +104,11 @@ def test_the_noise_of_a_failing_handler_is_sent_all_the_same(
 
 
 def test_noise_is_on_top_of_the_handlers_vector(tmp_path: Path, loopback: Any) -> None:
-    small = {"min_weight": 3, "noise_multiplier": 1e-3, "sensitivity": 150.0}
-    grid = loopback(nodes_of(tmp_path, [[100, -100]] * 3, **small))
-    assert np.allclose(summed(grid, largest=200), [300, -300], atol=5)
+    numbers = {"min_weight": 3, "noise_multiplier": 1e-3, "sensitivity": 150_000.0}
+    grid = loopback(nodes_of(tmp_path, [[100_000, -100_000]] * 3, **numbers))
+    total = summed(grid, largest=200_000)
+    assert np.allclose(total, [300_000, -300_000], atol=6.5 * 150)
+    assert not np.array_equal(total, summed(grid, largest=200_000))
 
 
 @pytest.mark.parametrize(
@@ -132,6 +135,19 @@ def test_a_sum_that_cannot_hold_the_noise_is_refused_before_the_handler(
 def test_noise_needs_both_of_its_numbers(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         secure_vector(**options)
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "sensitivity", "min_weight"), [(1.0, 63.0, 3), (8.0, 16.0, 5000)]
+)
+def test_noise_too_coarse_to_be_gaussian_is_refused_when_the_app_is_made(
+    noise_multiplier: float, sensitivity: float, min_weight: int
+) -> None:
+    """A standard deviation of 64 for the sum and of 2 for a node, in integers, at least."""
+    numbers = {"noise_multiplier": noise_multiplier, "min_weight": min_weight}
+    with pytest.raises(TooCoarse, match=rf"sensitivity = {sensitivity:g} .*W_min = {min_weight}"):
+        secure_vector(sensitivity=sensitivity, **numbers)
+    secure_vector(sensitivity=4 * sensitivity, **numbers)
 
 
 def test_a_node_of_a_huge_weight_is_left_alone(
@@ -294,5 +310,5 @@ def test_the_pages_example(
     assert sorted(path.name for path in home.iterdir()) == ["1", "2", "3", "4"]
     contexts = {i: node_context({}, node_id=i) for i in range(8)}
     grid = loopback({i: lambda m, c=c: noisy["ages"](m, c) for i, c in contexts.items()})
-    total = summed(grid, length=3, min_nodes=8)
-    assert 0 < np.abs(total - [0, 0, 8]).max() < 40
+    total = summed(grid, length=3, min_nodes=8, largest=10_000)
+    assert 0 < np.abs(total / 100 - [0, 0, 8]).max() < 40
