@@ -225,7 +225,7 @@ def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | 
         return (
             f"charges whose integer noise is {distance:.3g} from Gaussian noise together (total "
             f"variation) are more than the {header.total_variation:.3g} that the ledger's total "
-            "leaves room for: lower ledger-epsilon, raise delta, or use another ledger (key ledger)"
+            "leaves room for: raise delta, or use another ledger (key ledger)"
         )
     if refused := not_covered(header, wanted.noise_multiplier, wanted.sampling_rate):
         return refused

@@ -266,17 +266,13 @@ def test_bad_values_of_least_sensitivity(allowed):
 # --- what it takes of delta -----------------------------------------------------------------
 
 
-@given(epsilon=st.floats(1e-3, 600), delta=deltas)
-def test_the_integers_take_a_thousandth_of_delta(epsilon, delta):
-    """delta' + (1 + e^epsilon) eta is delta, and no more."""
-    paid = mpf(allowed_distance(epsilon, delta)) * (1 + mpmath.exp(epsilon))
+@given(delta=deltas)
+def test_the_integers_take_a_thousandth_of_delta(delta):
+    """delta' + 5.5 eta is delta, and no more."""
+    paid = mpf(allowed_distance(delta)) * mpf("5.5")
     assert paid <= mpf(delta) / 1000 * (1 + mpf("1e-12"))
     assert gaussian_delta(delta) + paid <= mpf(delta) * (1 + mpf("1e-15"))
     assert paid > 0.999 * SHARE_OF_DELTA * delta and SHARE_OF_DELTA == 1e-3
-
-
-def test_any_epsilon_has_a_distance():
-    assert allowed_distance(math.inf, 1e-6) == allowed_distance(1e4, 1e-6) > 0
 
 
 @settings(deadline=None)
@@ -289,10 +285,10 @@ def test_any_epsilon_has_a_distance():
 def test_the_releases_of_a_run_fit(epsilon, more, delta, releases):
     """Of a run alone, and of as many runs as the ledger's mu^2 has room for."""
     each = distance_each(epsilon, delta, releases)
-    assert 0 < each * max(1, releases) <= allowed_distance(epsilon, delta) / 2 * (1 + 1e-12)
+    assert 0 < each * max(1, releases) <= allowed_distance(delta) / 2 * (1 + 1e-12)
     assert distance_each(epsilon, delta, releases, epsilon / 2) == each
     total = epsilon * more
     shared = distance_each(epsilon, delta, releases, total)
     left = gaussian_delta(delta)
     runs = math.floor((gaussian_mu(total, left) / gaussian_mu(epsilon, left)) ** 2 * (1 + 1e-9))
-    assert runs * releases * shared <= allowed_distance(total, delta)
+    assert runs * releases * shared <= allowed_distance(delta)

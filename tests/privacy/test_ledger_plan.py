@@ -179,12 +179,12 @@ def test_a_ledgers_distance_lasts_as_long_as_its_releases(
     )
     assert parts.ledger_terms(config)["plan"] == plan
     together = releases * parts.release_distance(config)
-    assert together == pytest.approx(allowed_distance(4.0, DELTA) / 2)
+    assert together == pytest.approx(allowed_distance(DELTA) / 2)
 
 
 def test_distance_is_limited_by_itself(path: Path) -> None:
     ledger = make(path)
-    apart = allowed_distance(TOTAL, DELTA)
+    apart = allowed_distance(DELTA)
     assert ledger.header.total_variation == apart
     reserve(ledger, total_variation=0.6 * apart)
     content = path.read_bytes()

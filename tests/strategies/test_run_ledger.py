@@ -123,7 +123,7 @@ def test_runs_of_one_population_cannot_cost_more_than_was_promised(
         "total_epsilon": 4.0
     }).charges()  # fmt: skip
     assert epsilon(charge.noise_multiplier, 1, gaussian_delta(DELTA)) <= 4.0
-    assert 0 < charge.total_variation < allowed_distance(4.0, DELTA)
+    assert 0 < charge.total_variation < allowed_distance(DELTA)
 
 
 def test_a_run_without_a_population_has_a_ledger_outside_of_its_folder(
