@@ -32,7 +32,7 @@ SETTINGS: dict[str, Any] = {
     "noise-multiplier": 1.0,
     "rounds": 1,
     "spare-rounds": 0,
-    "epsilon": 50.0,
+    "epsilon": 8.0,
     "data.users": 100,
     "aggregation": "plain",
 }
