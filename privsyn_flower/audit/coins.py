@@ -62,30 +62,25 @@ def rate_test(heads: int, tosses: int, rate: float) -> float:
 
 
 def sharing_test(tosses: Bools) -> float:
-    """p-value of independent coins (T, U), by Pearson's test: heads in a trial are binomial.
+    """p-value of independent coins (T, U), of users in one trial and in one and the next.
 
-    At the rate that the coins have, which costs a degree of freedom; counts that are expected
-    fewer than five times are put together. 1.0 where coins are too rare or too frequent to tell.
+    Fisher's exact test of every pair: given how often each of two coins came up, how often both
+    did is hypergeometric, at any rate. The least of them, times how many there are (Bonferroni).
     """
-    from scipy.stats import binom, chi2
-
-    trials, users = tosses.shape
-    expected = trials * binom.pmf(np.arange(users + 1), users, tosses.mean())
-    seen = np.bincount(tosses.sum(axis=1), minlength=users + 1).astype(np.float64)
-    edges = _edges(expected)
-    if len(edges) < 3:
-        return 1.0
-    expected, seen = (np.add.reduceat(counts, edges) for counts in (expected, seen))
-    statistic = float((np.square(seen - expected) / expected).sum())
-    return float(chi2.sf(statistic, len(edges) - 2))
+    heads = tosses.astype(np.float64)
+    pairs = np.triu_indices(tosses.shape[1], 1)
+    beside = _fisher(heads, heads)[pairs]
+    after = _fisher(heads[:-1], heads[1:]).ravel()
+    found = np.concatenate([beside, after])
+    return min(1.0, float(found.min()) * len(found))
 
 
-def _edges(expected: Floats) -> list[int]:
-    """Where bins begin that expect at least five trials each; one bin at least."""
-    edges, running = [0], 0.0
-    for at, count in enumerate(expected):
-        if running >= 5 and expected[at:].sum() >= 5:
-            edges.append(at)
-            running = 0.0
-        running += count
-    return edges
+def _fisher(left: Floats, right: Floats) -> Floats:
+    """Two-sided p-values for each column of one and each of the other: (T, U), (T, V) -> (U, V)."""
+    from scipy.stats import hypergeom
+
+    both, numbers = left.T @ right, (left.sum(axis=0)[:, None], right.sum(axis=0)[None])
+    fewer = hypergeom.cdf(both, len(left), *numbers)
+    more = hypergeom.sf(both - 1, len(left), *numbers)
+    p_values: Floats = 2 * np.minimum(fewer, more)
+    return p_values

@@ -138,7 +138,10 @@ def _canary(sent: list[Sent | None], scale: float) -> tuple[Floats, Integers, Bo
     put = (fell * shifts).sum(axis=(1, 2)) / scale / np.where(squares > 0, squares, 1.0)
     which = asked.which
     present = np.arange(len(which)) % 2 == 0
-    return shifts, which, present, put[which] * present
+    put = put[which] * present
+    if not put.any():
+        raise AuditError("the canary's coin never came up: raise --trials or sampling-rate")
+    return shifts, which, present, put
 
 
 def _side_by_side(query: Query, trials: int) -> Query:
