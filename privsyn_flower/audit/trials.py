@@ -194,10 +194,14 @@ class _OneTrial:
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
         """The numbers of a round, kept in `said`."""
-        noise = self._mechanism.noise(plan, query)
+        # An aggregator's stream is as long as its sums; what nodes add is that of one trial.
+        noise = self._mechanism.noise(plan, query if self._mechanism.trusted else self._query)
+        one = self._mechanism.encoding(plan, self._query)
+        # The largest of many more draws is a little larger; a rotated sum spreads out instead.
+        bits = one.bits if query.dense else min(56, one.bits + 8)
+        noise = replace(noise, sensitivity=one.sensitivity, bits=bits)
         if query.dense:
-            one = self._mechanism.encoding(plan, self._query)
-            noise = replace(noise, sensitivity=one.sensitivity, bits=one.bits, scale=one.scale)
+            noise = replace(noise, scale=one.scale)
         self.said.append(noise)
         return noise
 
