@@ -6,12 +6,16 @@ the devices' own functions, schedule, noise and records. Only Flower's transport
 All trials travel in one sum: the vector is the trials' vectors one after the other, and every
 coordinate takes the same path as in a run. Noise and masks are independent by coordinate, so the
 trials are independent. Answers that are rotated are rotated for each trial by itself.
+
+Where users toss coins, a node has users of its own for every trial: it tosses for all of them at
+once, as it does in a run, and each stretch of the vector is the answer of its own trial's users.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,13 +31,11 @@ from privsyn_flower.secagg.flower import stage_of
 EMBEDDER = "ngram-64"
 CANARY = "canary"
 COLLUDERS_SEED = 0
-LEDGER_EPSILON = 1e4  # no texts of anybody's are audited, so nothing is to be rationed
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Role = Literal["canary", "honest", "colluding", "lost"]
-Pair = tuple[Integers, Integers]  # without noise, with the canary and without
 
 
 class AuditError(ValueError):
@@ -67,16 +69,45 @@ class Seat:
     partition: int
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What a node sent in one round without noise, for each way in which its users' coins fell.
+
+    counted (k, u): whose coins came up. fell, without (k, L): what the node sends then, and without
+    the canary. up (k, L): what it would send had the canary's coin come up as well. which (T,):
+    the way that it was in each trial.
+    """
+
+    counted: Bools
+    fell: Integers
+    without: Integers
+    up: Integers
+    which: Integers
+
+    def vectors(self) -> Integers:
+        """(T, L): in even trials with the canary, in odd ones without."""
+        found = self.fell[self.which]
+        found[1::2] = self.without[self.which[1::2]]
+        return found
+
+    @property
+    def shifts(self) -> Integers:
+        """(k, L): what the canary changes when its coin comes up."""
+        return self.up - self.without
+
+
 @dataclass
 class View:
     """What leaves no node, as the auditor knows it.
 
-    known: round -> partition -> what the node sent without noise, with the canary and without.
+    copies: users of a node for each one in the case; 1, or the trials where users toss coins.
+    known: round -> partition -> what the node sent.
     """
 
     trials: int
+    copies: int = 1
     rnd: int = 0
-    known: dict[int, dict[int, Pair]] = field(default_factory=dict)
+    known: dict[int, dict[int, Sent]] = field(default_factory=dict)
     answers: dict[tuple[int, bytes], Integers] = field(default_factory=dict)
     failures: list[Exception] = field(default_factory=list)
 
@@ -84,7 +115,7 @@ class View:
 def repeated(case: Case, view: View) -> Kind:
     """The kind with its vectors side by side for all trials: even ones with the canary.
 
-    Absent is zero-out: the canary is there and takes no part.
+    Absent is zero-out: the canary is there and takes no part, however its coin fell.
     """
     length, width = case.query.length, encoded_length(case.query)
 
@@ -93,43 +124,64 @@ def repeated(case: Case, view: View) -> Kind:
 
     def answer(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Integers:
         """Made once: the question is the same in every round."""
-        key = (node.facts.partition, taking.asked.tobytes())
+        key = (node.facts.partition, taking.asked.tobytes() + taking.counted.tobytes())
         if key not in view.answers:
             short = replace(plan, length=length)
             view.answers[key] = case.kind.vectors(query, users, taking, short, node)
         return view.answers[key]
 
+    def sent(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Sent:
+        some = dict(islice(users.items(), len(users) // view.copies))
+        canary = np.array([user == CANARY for user in some], dtype=np.bool_)
+        coins = np.stack([taking.asked, taking.counted]).reshape(2, view.copies, -1)
+        ways, which = np.unique(coins.swapaxes(0, 1), axis=0, return_inverse=True)
+        asked, counted = ways[:, 0], ways[:, 1]
+
+        def table(asked: Bools, counted: Bools) -> Integers:
+            takings = map(Taking, asked, counted)
+            return np.array([answer(query, some, taking, plan, node) for taking in takings])
+
+        return Sent(
+            counted,
+            fell=table(asked, counted),
+            without=table(asked & ~canary, counted & ~canary),
+            up=table(asked, counted | (asked & canary)),
+            # Without coins there is one way, and all trials are alike.
+            which=np.broadcast_to(which.ravel(), view.trials),
+        )
+
     def vectors(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Integers:
-        one = replace(query, length=length)
-        rest = np.array([user != CANARY for user in users], dtype=bool)
-        others = Taking(taking.asked & rest, taking.counted & rest)
         try:
-            pair = tuple(answer(one, users, who, plan, node) for who in (taking, others))
+            known = sent(replace(query, length=length), users, taking, plan, node)
         except Exception as error:
             view.failures.append(error)
             raise
-        view.known.setdefault(view.rnd, {})[node.facts.partition] = (pair[0], pair[1])
+        view.known.setdefault(view.rnd, {})[node.facts.partition] = known
         whole = np.zeros(encoded_length(query), dtype=np.int64)
-        rows = whole[: view.trials * width].reshape(view.trials, width)
-        rows[::2], rows[1::2] = pair
+        whole[: view.trials * width] = known.vectors().ravel()
         return whole
 
     return Kind(check, vectors)
 
 
 def handlers(
-    case: Case, seats: Sequence[Seat], folder: Path
+    case: Case, seats: Sequence[Seat], folder: Path, copies: int = 1
 ) -> dict[int, Callable[[Message], Message]]:
+    """Node id -> what the node does with a message. copies: as in `View`."""
     return {
-        seat.partition + 1: _handler(case, seat.role, _node(case, seat, folder)) for seat in seats
+        seat.partition + 1: _handler(case, seat.role, _node(case, seat, folder, copies))
+        for seat in seats
     }
 
 
-def _node(case: Case, seat: Seat, folder: Path) -> Node:
+def _node(case: Case, seat: Seat, folder: Path, copies: int = 1) -> Node:
     canary = seat.role == "canary"
     names = (CANARY, "neighbour") if canary else ("first", "second")
     texts = (case.canary, case.neighbour) if canary else (case.crowd, case.crowd)
-    users: UserTexts = dict(zip(names[: seat.weight], texts, strict=False))
+    some = dict(zip(names[: seat.weight], texts, strict=False))
+    users: UserTexts = some | {
+        f"{name} {trial}": own for trial in range(1, copies) for name, own in some.items()
+    }
     return Node(
         facts=Hello(seat.weight, seat.partition, deployed=False),
         cache=folder / f"node-{seat.partition}",

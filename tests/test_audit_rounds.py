@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from privsyn_flower.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.audit.settings import aggregator_noise, aggregator_setting, worst_turn
-from privsyn_flower.audit.statistics import correlation_test, filtered, tree_noise, whitening
+from privsyn_flower.audit.statistics import (
+    correlation_test,
+    filtered,
+    halves,
+    tree_noise,
+    whitening,
+)
 from privsyn_flower.audit.trials import run_trials
 from privsyn_flower.client_apps import records
 from privsyn_flower.client_apps import updates as updates_app
@@ -223,7 +229,8 @@ def test_the_canary_takes_part_in_the_rounds_of_its_turn(tmp_path: Path, schedul
     turn = worst_turn(noise, 3)
     setting = aggregator_setting(config, noise)
     found = run_trials(measure.KINDS["update"](config, tmp_path), setting, 2)
-    taken = np.flatnonzero(np.abs(found.shift).sum(axis=1))
+    assert found.shifts.shape[:2] == (1, 7) and found.put == pytest.approx([1, 0])
+    taken = np.flatnonzero(np.abs(found.shifts[0]).sum(axis=1))
     assert taken.tolist() == list(range(turn, 7, 3))
 
 
@@ -266,6 +273,13 @@ def test_the_filter_looks_at_all_rounds() -> None:
     shift = np.array([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]])
     noise = np.zeros((3, 8, 2))
     noise[2, 1] = [7.0, 10.0]
-    with_canary, without = filtered(noise, present, shift)
-    assert np.array_equal(np.concatenate(with_canary), np.full(4, 5.0))
-    assert np.array_equal(np.concatenate(without), [8.0, 0.0, 0.0, 0.0])
+    found = filtered(noise, shift[None], np.zeros(8, dtype=np.int64), present * 1.0)
+    assert np.array_equal(np.concatenate(halves(found, present)), np.full(4, 5.0))
+    assert np.array_equal(np.concatenate(halves(found, ~present)), [8.0, 0.0, 0.0, 0.0])
+
+
+def test_the_filter_takes_each_trials_own_shift() -> None:
+    shifts = np.array([[[3.0, 0.0]], [[0.0, -2.0]], [[0.0, 0.0]]])
+    which, put = np.array([0, 1, 1, 2]), np.array([1.0, 1.0, 0.0, 0.0])
+    noise = np.array([[[1.0, 9.0], [9.0, 1.0], [9.0, 1.0], [9.0, 9.0]]])
+    assert np.allclose(filtered(noise, shifts, which, put), [4.0, 1.0, -1.0, 0.0])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from privsyn_flower.audit.coins import Coins, counted_coins
 from privsyn_flower.audit.model_cases import evaluation_case, update_case
 from privsyn_flower.audit.settings import (
     aggregator_noise,
@@ -18,10 +19,10 @@ from privsyn_flower.audit.settings import (
     nodes_setting,
 )
 from privsyn_flower.audit.statistics import (
-    Floats,
     correlation_test,
+    epsilon_lower_bound,
     filtered,
-    mu_lower_bound,
+    halves,
     variance_test,
     whitening,
 )
@@ -34,10 +35,8 @@ from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.question import encoded_bound, encoded_length
 from privsyn_flower.strategies.mechanisms import AggregatorNoise
 
-CONFIDENCE = 0.95
-# An aggregator's claim is exact, not above the true value as that of integer noise is: at 95 % a
-# false alarm could come once in 20 audits.
-EXACT_CONFIDENCE = 0.999
+# Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
+CONFIDENCE = 0.999
 NOISE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
 FEWEST_TRIALS, DEFAULT_TRIALS, MOST_TRIALS = 200, 10_000, 1_000_000
 MOST_NUMBERS = 1 << 24  # of all rounds and trials of one audit, so that it takes a minute at most
@@ -49,12 +48,13 @@ class Audit:
     """What was found about one release, or about all rounds of a run.
 
     rounds: 1, or those of a run whose noise an aggregator adds. claimed_epsilon: of a user who
-    takes part in a release, or as often as the run allows, at `delta`. lower_bound: epsilon is at
-    least this with probability `confidence`. noise_variance_ratio: measured / charged.
-    variance_p_value: two-sided. correlation_p_value: of noise that is independent between rounds
-    once it is whitened; None of one release. contradiction: lower_bound above claimed_epsilon,
-    noise below what is charged, or rounds that share noise. noise_multiplier: of noise_source, the
-    nodes or an aggregator, whose is before it is correlated.
+    takes part in a release with probability sampling_rate, or as often as the run allows, at
+    `delta`. lower_bound: epsilon is at least this with probability `confidence`.
+    noise_variance_ratio: measured / charged. variance_p_value: two-sided. correlation_p_value: of
+    noise that is independent between rounds once it is whitened; None of one release. coins: None
+    where every user takes part. contradiction: lower_bound above claimed_epsilon, noise below what
+    is charged, rounds that share noise, or coins that are not those of the rate. noise_multiplier:
+    of noise_source, the nodes or an aggregator, whose is before it is correlated.
     """
 
     kind: str
@@ -70,6 +70,8 @@ class Audit:
     noise_source: str = "nodes"
     rounds: int = 1
     correlation_p_value: float | None = None
+    sampling_rate: float = 1.0
+    coins: Coins | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object that the command prints."""
@@ -114,49 +116,64 @@ def _measured(
             "say nothing: lower rounds"
         )
     seen = run_trials(case, setting, trials)
-    rounds = slice(setting.rounds)
+    rounds, rate = slice(setting.rounds), seen.numbers.sampling_rate
     white = np.eye(1) if noise is None else whitening(noise.factorization)[rounds, rounds]
-    shift = white @ seen.shift
-    left = _whitened(white, seen)
-    multiplier = seen.noise.multiplier if noise is None else noise.z
-    ratio, p_value = variance_test(left, multiplier * encoded_bound(case.query, seen.noise))
+    left = seen.noise if len(white) == 1 else np.tensordot(white, seen.noise, 1)
+    shifts = np.einsum("rs,ksl->krl", white, seen.shifts)
+    multiplier = seen.numbers.multiplier if noise is None else noise.z
+    ratio, p_value = variance_test(left, multiplier * encoded_bound(case.query, seen.numbers))
     correlation = correlation_test(left.reshape(len(left), -1)) if len(left) > 1 else None
-    claimed = _claimed(config, seen, noise)
-    confidence = CONFIDENCE if noise is None else EXACT_CONFIDENCE
-    mu = mu_lower_bound(*filtered(left, seen.present, shift), confidence)
-    bound = accounting.gaussian_epsilon(1 / mu, config.delta) if mu > 0 else 0.0
-    too_little = ratio < 1 and p_value < NOISE_LEVEL
-    shared = correlation is not None and correlation < NOISE_LEVEL
-    return Audit(
+    statistic, taken = filtered(left, shifts, seen.which, seen.put), seen.put > 0.5
+    sampled = rate < 1
+    coins = counted_coins(seen.tosses, taken[seen.present], rate) if sampled else None
+    found = Audit(
         kind=kind,
-        claimed_epsilon=claimed,
-        lower_bound=bound,
-        confidence=confidence,
+        claimed_epsilon=_claimed(config, seen, noise),
+        lower_bound=epsilon_lower_bound(
+            halves(statistic, taken),
+            halves(statistic, ~seen.present),
+            config.delta,
+            CONFIDENCE,
+            taken[seen.present] if sampled else None,
+        ),
+        confidence=CONFIDENCE,
         trials=trials,
         noise_variance_ratio=ratio,
         variance_p_value=p_value,
-        contradiction=bound > claimed or too_little or shared,
+        contradiction=False,
         delta=config.delta,
         noise_multiplier=multiplier,
-        noise_source=seen.noise.source,
+        noise_source=seen.numbers.source,
         rounds=setting.rounds,
         correlation_p_value=correlation,
+        sampling_rate=rate,
+        coins=coins,
     )
+    return replace(found, contradiction=bool(_faults(found)))
 
 
-def _whitened(white: Floats, seen: Trials) -> Floats:
-    """The releases without any user's vector, their noise independent: (R, T, L)."""
-    left = seen.seen
-    left[:, seen.present] -= seen.shift[:, None]
-    return left if len(white) == 1 else np.tensordot(white, left, 1)
+def _faults(found: Audit) -> list[str]:
+    """What contradicts the claim, in words."""
+    why = []
+    if found.lower_bound > found.claimed_epsilon:
+        why.append("the canary is told apart more often than the claimed epsilon allows")
+    if found.noise_variance_ratio < 1 and found.variance_p_value < NOISE_LEVEL:
+        why.append("the sums carry less noise than is charged")
+    if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
+        why.append("rounds share noise")
+    return why + (found.coins.faults(found.sampling_rate, NOISE_LEVEL) if found.coins else [])
 
 
 def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
     """Epsilon of one release of the nodes' noise, or of all rounds: as computed, and as charged."""
+    delta = gaussian_delta(config.delta)
     if noise is None:
-        return accounting.epsilon(seen.noise.multiplier, 1, gaussian_delta(config.delta))
-    whole = noise.z / noise.factorization.sensitivity(noise.participation)
-    return min(accounting.gaussian_epsilon(whole, gaussian_delta(config.delta)), seen.spent)
+        multiplier, rate = seen.numbers.multiplier, config.sampling_rate
+        claimed = accounting.epsilon(multiplier, 1, delta, sampling_rate=rate)
+    else:
+        whole = noise.z / noise.factorization.sensitivity(noise.participation)
+        claimed = accounting.gaussian_epsilon(whole, delta)
+    return min(claimed, seen.spent)
 
 
 def described(found: Audit) -> str:
@@ -164,6 +181,8 @@ def described(found: Audit) -> str:
     whole = found.rounds > 1
     releases = f"all {found.rounds} rounds" if whole else "one release"
     takes_part = "takes part as often as the noise is made for" if whole else "takes part"
+    if found.coins:
+        takes_part += f" with probability {found.sampling_rate:g}"
     where = "at survivors of weight W_min" if found.noise_source == "nodes" else "of an aggregator"
     rows = {
         "query": f"{found.kind}, {releases}, of a user who {takes_part}",
@@ -176,17 +195,23 @@ def described(found: Audit) -> str:
     }
     if found.correlation_p_value is not None:
         rows["rounds' p-value"] = f"{found.correlation_p_value:.3g} (of independent noise)"
-    why = []
-    if found.lower_bound > found.claimed_epsilon:
-        why.append("the canary is told apart more often than the claimed epsilon allows")
-    if found.variance_p_value < NOISE_LEVEL:
-        side = "less" if found.noise_variance_ratio < 1 else "more"
-        why.append(f"the sums carry {side} noise than is charged")
-    if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
-        why.append("rounds share noise")
+    if found.coins:
+        rows |= _coin_rows(found.coins, found.sampling_rate)
+    why = _faults(found)
+    if found.noise_variance_ratio > 1 and found.variance_p_value < NOISE_LEVEL:
+        why.append("the sums carry more noise than is charged")
     verdict = "CONTRADICTION" if found.contradiction else "no contradiction found"
     lines = [f"{name:<17} {text}" for name, text in rows.items()]
     return "\n".join([*lines, ": ".join([verdict, "; ".join(why)] if why else [verdict])])
+
+
+def _coin_rows(coins: Coins, rate: float) -> dict[str, str]:
+    heads = f"{coins.heads:.4f} of {coins.tosses} came up, {rate:g} is claimed"
+    return {
+        "coins": f"{heads}; p-value {coins.heads_p_value:.3g} (two-sided)",
+        "canary's coin": f"in {coins.taken:.4f} of its sums; p-value {coins.taken_p_value:.3g}",
+        "shared coins": f"p-value {coins.shared_p_value:.3g} (of independent coins)",
+    }
 
 
 def query_kind(config: RunConfig) -> str:

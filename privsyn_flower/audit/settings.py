@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,12 @@ from privsyn_flower.audit_path import CANARY, Role, Seat
 from privsyn_flower.client_apps.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
-from privsyn_flower.server_apps.parts import AGGREGATIONS, noise_multiplier
+from privsyn_flower.server_apps.parts import (
+    AGGREGATIONS,
+    ledger_terms,
+    noise_multiplier,
+    release_distance,
+)
 from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise
@@ -24,7 +30,7 @@ TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest o
 
 
 def nodes_setting(config: RunConfig) -> Setting:
-    """One release with the nodes' noise, in which the canary takes part.
+    """One release with the nodes' noise and, where the run samples, its users' coins.
 
     The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
     plan's spare weight is lost after masking, and the colluders' noise is known to them.
@@ -36,11 +42,18 @@ def nodes_setting(config: RunConfig) -> Setting:
         spare_rounds=0,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
+        sampling_rate=config.sampling_rate,
+        distance=release_distance(config),
     )
     return Setting(
         plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),
-        config.delta,
+        _ledger(config),
     )  # fmt: skip
+
+
+def _ledger(config: RunConfig) -> dict[str, Any]:
+    """The run's own terms: a charge that its ledger would refuse is refused here, too."""
+    return {**ledger_terms(config), "simulation": False}
 
 
 def audited_users(config: RunConfig) -> int:
@@ -108,7 +121,7 @@ def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
         seats,
         AGGREGATIONS[config.aggregation](),
         lambda folder: replace(noise, folder=folder),
-        config.delta,
+        _ledger(config),
         min(rounds, turns * noise.participations),  # then nobody is left who may take part
     )
 

@@ -19,7 +19,70 @@ CHOOSING = 1 - 1e-8
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
 Halves = tuple[Floats, Floats]
+
+
+def epsilon_lower_bound(
+    present: Halves, absent: Halves, delta: float, confidence: float, coins: Bools | None = None
+) -> float:
+    """epsilon >= this with probability `confidence`, of a release that the canary may be in.
+
+    present: the statistic of trials whose sums have the canary's vector. coins (n,): for each
+    trial with the canary, whether its vector was in the sum; None: it always was.
+
+    With coins the pair is N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). The auditor sees the coins,
+    so mu is bounded by the trials in which they came up, and q by how often they did: given the
+    coins, the noise is independent of them, and the two confidences multiply. Epsilon grows with
+    mu and with q, because less of either is post-processing of more. Nothing is taken from the
+    claim, so that a rate that is not kept makes the bound larger.
+    """
+    if coins is None:
+        return sampled_epsilon(mu_lower_bound(present, absent, confidence), 1.0, delta)
+    level = confidence ** (1 / 3)
+    rate = _least_rate(int(coins.sum()), len(coins), level)
+    return sampled_epsilon(mu_lower_bound(present, absent, level**2), rate, delta)
+
+
+def sampled_epsilon(mu: float, rate: float, delta: float) -> float:
+    """Epsilon of N(0, 1) against (1 - rate) N(0, 1) + rate N(mu, 1), rounded down.
+
+    Exact, of one release: Neyman and Pearson's best tests are thresholds in both directions. Not
+    from the accountant, whose numbers are upper bounds.
+    """
+    from scipy.stats import norm
+
+    if not (mu > 0 and rate > 0):
+        return 0.0
+
+    def lost(epsilon: float) -> float:
+        """The delta that this epsilon leaves."""
+        grown = epsilon + math.log1p(-(1 - rate) * math.exp(-epsilon))  # log(e^epsilon - 1 + rate)
+        above = mu / 2 + (grown - math.log(rate)) / mu
+        found = rate * norm.sf(above - mu) - math.exp(grown + norm.logsf(above))
+        room = math.exp(-epsilon) - 1 + rate
+        if room > 0:
+            below = mu / 2 + math.log(room / rate) / mu
+            mixed = (1 - rate) * norm.cdf(below) + rate * norm.cdf(below - mu)
+            found = max(found, norm.cdf(below) - math.exp(epsilon) * mixed)
+        return float(found)
+
+    if lost(0.0) <= delta:
+        return 0.0
+    low, high = 0.0, 1.0
+    while lost(high) > delta:
+        low, high = high, 2 * high
+    while high > low + 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if lost(middle) > delta else (low, middle)
+    return low
+
+
+def _least_rate(heads: int, tosses: int, level: float) -> float:
+    """A coin's rate is at least this with probability `level` (Clopper and Pearson 1934)."""
+    from scipy.stats import beta
+
+    return float(beta.ppf(1 - level, heads, tosses - heads + 1)) if heads else 0.0
 
 
 def mu_lower_bound(present: Halves, absent: Halves, confidence: float) -> float:
@@ -80,21 +143,29 @@ def correlation_test(noise: Floats) -> float:
     return float(chi2.sf(size * np.square(above).sum(), len(above)))
 
 
-def filtered(noise: Floats, present: Bools, shift: Floats) -> tuple[Halves, Halves]:
-    """The matched filter on every trial: with the canary, and without; two halves each.
+def filtered(noise: Floats, shifts: Floats, which: Integers, put: Floats) -> Floats:
+    """The matched filter on every trial: (T,), of noise of one size, or 0 where nothing shifts.
 
     noise (R, T, L): of releases whose noise is independent and of one size everywhere, less all
-    that users put into them. present (T,). shift (R, L): what the canary changes, known to the
-    adversary, who knows all texts; where a user changes others' vectors too (a clip of sums, not
-    of users) it has their part in it.
+    that users put into them. shifts (k, R, L): what the canary changes, known to the adversary,
+    who knows all texts and others' coins; where a user changes others' vectors too (a clip of
+    sums, not of users) it has their part in it. which (T,): the shift of each trial. put (T,): how
+    much of it is in the releases.
     """
-    norm = float(np.linalg.norm(shift))
-    found = np.tensordot(noise, shift / norm, axes=([0, 2], [0, 1])) + present * norm
-    first = np.arange(len(found)) < len(found) // 2
-    return (
-        (found[present & first], found[present & ~first]),
-        (found[~present & first], found[~present & ~first]),
-    )
+    found = np.zeros(noise.shape[1])
+    for at, shift in enumerate(shifts):
+        norm = float(np.linalg.norm(shift))
+        here = which == at
+        if norm > 0:
+            along = np.tensordot(noise[:, here], shift / norm, axes=([0, 2], [0, 1]))
+            found[here] = along + put[here] * norm
+    return found
+
+
+def halves(statistic: Floats, chosen: Bools) -> Halves:
+    """The statistic of the chosen trials (T,), (T,), of the first half of all and of the second."""
+    first = np.arange(len(statistic)) < len(statistic) // 2
+    return statistic[chosen & first], statistic[chosen & ~first]
 
 
 def whitening(matrix: Factorization) -> Floats:

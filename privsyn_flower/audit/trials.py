@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from logging.handlers import BufferingHandler
@@ -27,8 +27,10 @@ from privsyn_flower.audit_path import (
     Bools,
     Case,
     Floats,
+    Integers,
     Loopback,
     Seat,
+    Sent,
     View,
     colluders_noise,
     handlers,
@@ -44,38 +46,43 @@ from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.mechanisms import Mechanism
 from privsyn_flower.strategies.rounds import NoRelease, Rounds
 
-LEDGER_EPSILON = 8e3  # no texts of anybody's are audited, so nothing is to be rationed
-
 
 @dataclass(frozen=True)
 class Setting:
     """Who answers, in how many rounds, and who adds what noise.
 
-    mechanism: folder for its keys -> the noise. delta: of the ledger's total.
+    mechanism: folder for its keys -> the noise. ledger: what the run's is made with.
     """
 
     plan: RoundPlan
     seats: Sequence[Seat]
     aggregation: Aggregation
     mechanism: Callable[[Path], Mechanism]
-    delta: float
+    ledger: Mapping[str, Any]
     rounds: int = 1
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What an adversary sees who knows every text and the colluders' noise.
+    """What an adversary sees who knows every text, all coins but the canary's, and the colluders'
+    noise; and what the auditor knows of the canary.
 
-    seen (R, T, L): the releases of R rounds in T trials, less what the users without the canary
-    put into them. present (T,): whether the canary took part. shift (R, L): what the canary
-    changes without noise, in units of the bound; zeros in rounds that are not its turn. noise:
-    the numbers that are charged. spent: epsilon of all rounds, by the ledger.
+    noise (R, T, L): the releases of R rounds in T trials, less all that users put into them.
+    shifts (k, R, L): what the canary changes without noise when its coin comes up, in units of
+    the bound, for each way in which its neighbour's coin falls; zeros in rounds that are not its
+    turn. which (T,): the way that it was. present (T,): whether the canary took part. put (T,):
+    how much of its shift is in the sums: 1 when its coin came up, else 0. tosses (T, U): how all
+    users' coins fell in the first round. numbers: what is charged. spent: epsilon of all rounds,
+    by the ledger.
     """
 
-    seen: Floats
+    noise: Floats
+    shifts: Floats
+    which: Integers
     present: Bools
-    shift: Floats
-    noise: Noise
+    put: Floats
+    tosses: Bools
+    numbers: Noise
     spent: float
 
 
@@ -85,10 +92,9 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
     Colluders' noise, known to them, is taken off. Raises AuditError when a round is not released
     or the canary had no part in any.
     """
-    view = View(trials)
+    view = View(trials, copies=trials if setting.plan.sampling_rate < 1 else 1)
     query = _side_by_side(case.query, trials)
     asked = replace(case, kind=repeated(case, view))
-    lost = {seat.partition for seat in setting.seats if seat.role == "lost"}
     with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as name, in_process():
         folder = Path(name)
         mechanism = _OneTrial(setting.mechanism(folder / "keys"), case.query)
@@ -98,19 +104,44 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
     if view.failures:
         raise AuditError(f"a node's answer failed: {view.failures[0]}") from view.failures[0]
     scale, width = integer_plan(query, noise).scale, encoded_length(case.query)
-    present = np.arange(trials) % 2 == 0
-    seen = np.empty((setting.rounds, trials, width))
-    shift = np.empty((setting.rounds, width))
+    lost = {seat.partition for seat in setting.seats if seat.role == "lost"}
+    left = np.empty((setting.rounds, trials, width))
     for at, vector in enumerate(released):
-        nodes = [pair for place, pair in view.known[at + 1].items() if place not in lost]
-        whole, others = (np.sum([pair[i] for pair in nodes], axis=0) / scale for i in (0, 1))
         flat = rotate(vector, query.rotation) if query.dense else vector
         flat = flat - foreign / scale
-        seen[at] = flat[: trials * width].reshape(trials, width) - others
-        shift[at] = whole - others
-    if not shift.any():
+        left[at] = flat[: trials * width].reshape(trials, width)
+        sent = [node for place, node in view.known[at + 1].items() if place not in lost]
+        left[at] -= sum(node.vectors() for node in sent) / scale
+    place = next(seat.partition for seat in setting.seats if seat.role == "canary")
+    first = view.known[1]
+    return Trials(
+        left,
+        *_canary([view.known[rnd + 1].get(place) for rnd in range(setting.rounds)], scale),
+        np.concatenate([node.counted[node.which] for node in first.values()], axis=1),
+        noise,
+        spent,
+    )
+
+
+def _canary(sent: list[Sent | None], scale: float) -> tuple[Floats, Integers, Bools, Floats]:
+    """shifts, which, present and put of `Trials`, by what the canary's node sent in each round.
+
+    None: it was not asked, because it was not its turn.
+    """
+    asked = next(node for node in sent if node)
+    silent = np.zeros_like(asked.fell)
+    shifts = np.stack([node.shifts if node else silent for node in sent], axis=1) / scale
+    if not shifts.any():
         raise AuditError("the canary's vector is zero: there is nothing to distinguish")
-    return Trials(seen, present, shift, noise, spent)
+    fell = np.stack([node.fell - node.without if node else silent for node in sent], axis=1)
+    squares = np.square(shifts).sum(axis=(1, 2))
+    put = (fell * shifts).sum(axis=(1, 2)) / scale / np.where(squares > 0, squares, 1.0)
+    which = asked.which
+    present = np.arange(len(which)) % 2 == 0
+    put = put[which] * present
+    if not put.any():
+        raise AuditError("the canary's coin never came up: raise --trials or sampling-rate")
+    return shifts, which, present, put
 
 
 def _side_by_side(query: Query, trials: int) -> Query:
@@ -129,14 +160,9 @@ def _released(
 ) -> tuple[list[Floats], float]:
     """All rounds of the real engine: what each of them releases (length,), and their epsilon."""
     strategy = _Same(query, setting.rounds, view)
-    ledger = Ledger.open(
-        folder / "ledger.jsonl",
-        population="audit",
-        total_epsilon=LEDGER_EPSILON,
-        total_delta=setting.delta,
-    )
+    ledger = Ledger.open(folder / "ledger.jsonl", population="audit", **setting.ledger)
     engine = Rounds(
-        cast(Grid, Loopback(handlers(case, setting.seats, folder))),
+        cast(Grid, Loopback(handlers(case, setting.seats, folder, view.copies))),
         strategy,
         setting.plan,
         RunFolder(folder / "run"),
@@ -156,7 +182,8 @@ def _released(
 
 
 class _OneTrial:
-    """A mechanism with the encoding of one trial's vector: a longer one is rounded otherwise."""
+    """A mechanism with the encoding of one trial's vector, and its charge: a longer one is rounded
+    otherwise, and its noise is further from Gaussian."""
 
     def __init__(self, mechanism: Mechanism, query: Query) -> None:
         self._mechanism, self._query = mechanism, query
@@ -167,12 +194,20 @@ class _OneTrial:
 
     def noise(self, plan: RoundPlan, query: Query) -> Noise:
         """The numbers of a round, kept in `said`."""
-        noise = self._mechanism.noise(plan, query)
+        # An aggregator's stream is as long as its sums; what nodes add is that of one trial.
+        noise = self._mechanism.noise(plan, query if self._mechanism.trusted else self._query)
+        one = self._mechanism.encoding(plan, self._query)
+        # The largest of many more draws is a little larger; a rotated sum spreads out instead.
+        bits = one.bits if query.dense else min(56, one.bits + 8)
+        noise = replace(noise, sensitivity=one.sensitivity, bits=bits)
         if query.dense:
-            one = self._mechanism.encoding(plan, self._query)
-            noise = replace(noise, sensitivity=one.sensitivity, bits=one.bits, scale=one.scale)
+            noise = replace(noise, scale=one.scale)
         self.said.append(noise)
         return noise
+
+    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
+        """What a round of one trial costs."""
+        return self._mechanism.charge(self._query, noise, rnd)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from privsyn_flower.privacy.dense import DensePlan, dense_numbers
-from privsyn_flower.privacy.integer_noise import least_sensitivity
+from privsyn_flower.privacy.discrete_gaussian import MAX_VARIANCE
+from privsyn_flower.privacy.integer_noise import least_sensitivity, node_variance
 from privsyn_flower.privacy.quantize import (
     MAX_SENSITIVITY,
     SENSITIVITY,
@@ -101,6 +103,13 @@ def encoding_of(
             f"integers as fine as noise of multiplier {multiplier:g} over W_min = {least} users "
             f"needs them, sensitivity = {sensitivity:.4g}, are above {MAX_SENSITIVITY:.4g}: raise "
             "noise-multiplier, or ask fewer users in a sum (data.users, cohort-nodes)"
+        )
+    variance = node_variance(multiplier, plan.users, least, sensitivity)
+    if shared and variance > MAX_VARIANCE:  # or nodes would refuse what was charged
+        raise WrapAround(
+            f"noise of standard deviation {math.sqrt(variance):.4g} in integers, for integers as "
+            f"fine as epsilon and delta need them, is above {math.sqrt(MAX_VARIANCE):.4g}: lower "
+            "epsilon, ledger-epsilon or noise-multiplier"
         )
     if query.dense:
         return dense_numbers(query.bound, query.length, multiplier, plan.users, least, sensitivity)
