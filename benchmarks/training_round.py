@@ -30,6 +30,7 @@ from privsyn_flower.client_apps.node import Node
 from privsyn_flower.exchange import in_process
 from privsyn_flower.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.privacy import Ledger, calibrate
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.cohort import RoundPlan
@@ -114,7 +115,7 @@ def round_of(
     """
     patterns = trained_patterns(model, kind, factors="up")
     options = LocalTraining(learning_rate=0.1, batch_size=4, sequence_length=64, trained=patterns)
-    noise = calibrate(EPSILON, RELEASES, DELTA, mechanism="skellam")
+    noise = calibrate(EPSILON, RELEASES, gaussian_delta(DELTA))
     strategy, run = DPFedAvg(0.5), RunFolder(folder / "run")
     strategy.begin(
         initial_parameters(model, kind, rank=RANK, factors="up"), model=folder_fingerprint(model),
@@ -124,7 +125,6 @@ def round_of(
     plan = RoundPlan("benchmark", len(users), noise, nodes=nodes, greeting="train")
     book = Ledger.open(
         folder / "ledger.jsonl", population="benchmark", total_epsilon=EPSILON, total_delta=DELTA,
-        mechanism="skellam",
     )  # fmt: skip
     spent, real = Seconds(0.0, 0.0), LoadedLM.train
 

@@ -27,7 +27,7 @@ from tests.conftest import node_context, sentences
 
 EMBEDDER = "ngram-64"
 USERS = {i: {f"u{i}-{j}": sentences(2, 10 * i + j) for j in range(5)} for i in range(4)}
-NOISE = Noise(1e-6, 4096.0, 32, 15.0)
+NOISE = Noise(1e-6, 2.0**26, 32, 15.0)  # hardly any, and yet many integers
 
 
 class Device:

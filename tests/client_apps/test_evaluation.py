@@ -31,7 +31,7 @@ from tests.conftest import node_context, sentences
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 TICKET = Ticket("run", "evaluation", 1, 1)
-NOISE = Noise(1e-6, 4096.0, 32, 5.0)
+NOISE = Noise(1e-6, 2.0**26, 32, 5.0)  # hardly any, and yet many integers
 CANARY = "xylophone-quetzal-7391"
 CAPS = Caps(max_tokens=60, max_loss=9.0, sequence_length=20)
 USERS = {

@@ -31,7 +31,7 @@ from tests.conftest import node_context, sentences
 
 EMBEDDER = "ngram-64"
 TICKET = Ticket("run", "scores", 1, 1)
-NOISE = Noise(1e-6, 4096.0, 32, 15.0)
+NOISE = Noise(1e-6, 2.0**26, 32, 15.0)  # hardly any, and yet many integers
 CANARY = "zyzzyva quixotic diary of user three"
 LABELS = ["news", "mail"]
 USERS = {

@@ -20,7 +20,9 @@ from privsyn_flower.client_apps.schedule import Schedule
 from privsyn_flower.evaluation.timings import read_timings
 from privsyn_flower.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.privacy.dense import dense_numbers, encode_dense
+from privsyn_flower.privacy.integer_noise import least_sensitivity
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.quantize import SENSITIVITY
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.question import Noise, Query, Source, Ticket, encoded_bound
 from privsyn_flower.strategies.aggregation import Exchange, PlainSum, SecureAggregation
@@ -84,7 +86,9 @@ def question(**options: Any) -> Query:
 
 
 def numbers(multiplier: float = 1e-6, source: Source = "nodes", min_weight: float = 15.0) -> Noise:
-    plan = dense_numbers(1.0, LENGTH, multiplier if source == "nodes" else 0.0, WEIGHT, min_weight)
+    added = multiplier if source == "nodes" else 0.0
+    least = least_sensitivity(LENGTH, multiplier, min_weight, 1.0) if added else SENSITIVITY
+    plan = dense_numbers(1.0, LENGTH, added, WEIGHT, min_weight, max(SENSITIVITY, least))
     return Noise(
         multiplier, plan.sensitivity, plan.bits, min_weight, scale=plan.scale, source=source
     )

@@ -42,7 +42,7 @@ def node(tmp_path: Path, load: Any = lambda: USERS, **facts: Any) -> Node:
 
 
 def noise(multiplier: float) -> Noise:
-    return Noise(multiplier, 4096.0, 32, 5.0)
+    return Noise(multiplier, 2.0**26, 40, 5.0)
 
 
 def ask(std: float = 1e-6, ticket: Ticket = TICKET, **options: Any) -> Any:

@@ -83,7 +83,7 @@ def test_paper_configs_start(
     summary = json.loads((folder.path / "summary.json").read_text())
     assert summary["epsilon"] <= paper.epsilon
     assert summary["noise_multiplier"] == paper.noise_multiplier
-    assert summary["accountant"] == "rdp"
+    assert summary["accountant"] == "exact"
     assert summary["rounds"] == 2
     assert len(read_jsonl(folder.path / "synthetic.jsonl")) == 4
     metrics = read_jsonl(folder.path / "metrics.jsonl")

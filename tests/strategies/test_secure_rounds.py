@@ -34,13 +34,8 @@ def devices(tmp_path: Path) -> dict[int, Device]:
 def engine(
     tmp_path: Path, grid: Any, strategy: Asking, *, multiplier: float = 5.0, spare: int = 1
 ) -> Rounds:
-    ledger = Ledger.open(
-        tmp_path / "ledger.jsonl",
-        population="people",
-        total_epsilon=1e9 if multiplier < 1 else 2.0,
-        total_delta=1e-5,
-        mechanism="skellam",
-    )
+    total = {} if multiplier < 1 else {"total_epsilon": 2.0, "total_delta": 1e-5}
+    ledger = Ledger.open(tmp_path / "ledger.jsonl", population="people", **total)
     plan = RoundPlan(
         run="r",
         users=20,
