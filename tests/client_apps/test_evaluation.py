@@ -140,7 +140,9 @@ def test_one_user_changes_the_answer_by_at_most_the_sensitivity(tmp_path: Path, 
         rest = answer(query, device, {n: texts for n, texts in USERS.items() if n != name})
         assert np.array_equal(whole - rest, alone[name])  # nobody changes another's digits
         assert int(alone[name] @ alone[name]) <= NOISE.sensitivity**2
-    assert alone["huge"][0] == round(4096 / metrics_bound(2))  # at its cap, and not beyond
+    assert alone["huge"][0] == int(
+        NOISE.sensitivity / metrics_bound(2)
+    )  # at its cap, and not beyond
     assert not alone["empty"].any() and not alone["blank"].any()
 
 
@@ -335,6 +337,7 @@ def test_the_owner_bounds_what_a_question_computes(
     )
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_a_device_evaluates_over_the_model_of_its_own_node_config(
     tmp_path: Path, base: Path, loopback: Any
 ) -> None:

@@ -43,7 +43,7 @@ def asked(
     if policy is None:
         mask = records.schedule(*ticket, users, limits)
     else:
-        mask = records.take(*ticket, users, 10.0, 1e-20, policy, limits)
+        mask = records.take(*ticket, users, 10.0, 0.0, policy, limits)
     assert mask.dtype == np.bool_ and mask.shape == (len(users),)
     found: list[bool] = mask.tolist()
     return found

@@ -166,7 +166,7 @@ def test_the_private_accuracy_is_that_of_the_clinics(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     """One round with little noise: the mean of eight clinics is off by about a hundredth."""
-    log, _ = run("after", tmp_path, environment, clinics=8, epsilon="1000.0", rounds="1")
+    log, _ = run("after", tmp_path, environment, clinics=8, epsilon="30.0", rounds="1")
     assert "Epsilon = 1000 " in log and "1 rounds" in log
     figures = clinics_accuracy(log)
     assert figures is not None

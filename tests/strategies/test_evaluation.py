@@ -97,11 +97,9 @@ def models() -> dict[str, Any]:
     return {"base": {}, "worse": {"model.norm.weight": 9 * rng.standard_normal(32, np.float32)}}
 
 
-def book(tmp_path: Path, epsilon: float | None = None) -> Ledger:
-    """Without a total by default: hardly any noise is hardly any promise."""
-    delta = None if epsilon is None else 1e-5
+def book(tmp_path: Path, epsilon: float = 1e9) -> Ledger:
     path = tmp_path / "ledger.jsonl"
-    return Ledger.open(path, population="people", total_epsilon=epsilon, total_delta=delta)
+    return Ledger.open(path, population="people", total_epsilon=epsilon, total_delta=1e-5)
 
 
 def measure(tmp_path: Path, grid: Any, base: Path, **options: Any) -> Any:
@@ -146,6 +144,7 @@ def every_byte(grid: Any) -> bytes:
     return b"\n".join(found)
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_figures_charge_and_resume(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -187,6 +186,7 @@ def test_figures_charge_and_resume(
     assert [c.run for c in book(tmp_path).charges()] == ["r-evaluation", "r-second"]
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_a_kill_after_the_release_asks_nobody_again(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -246,6 +246,7 @@ def gaussian_book(tmp_path: Path) -> Ledger:
     return Ledger.open(path, population="people", total_epsilon=5e3, total_delta=1e-5)
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
