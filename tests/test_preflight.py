@@ -22,6 +22,7 @@ from privsyn_flower.config_file import load_config
 from privsyn_flower.federation_layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine
 from privsyn_flower.privacy import calibrate
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.budget import aggregator_budget
 from privsyn_flower.server_apps.parts import open_ledger
@@ -277,12 +278,11 @@ def spend(place: Path, releases: int) -> Path:
     config = load_config(place / "run.toml", {"population-name": "phones"})
     earlier = place.parent / f"{place.name}-earlier"
     ledger = open_ledger(config, RunFolder(earlier))
-    z = calibrate(50.0, 9, config.delta, mechanism="skellam")
+    z = calibrate(50.0, 9, gaussian_delta(config.delta))
     name = f"earlier {len(ledger.charges())}"
     for number in range(releases):
         ledger.reserve(
             run=name, query="votes", round=number, attempt=1, noise_multiplier=z,
-            mechanism="skellam", sensitivity=4096.0,
         )  # fmt: skip
     return ledger.path
 

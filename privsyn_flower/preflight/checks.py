@@ -13,7 +13,7 @@ from privsyn_flower.privacy.journal import LedgerError
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings
 from .machine import federation_nodes, libraries, models, places
-from .numbers import budget, keys, promise
+from .numbers import budget, integers, keys, promise
 
 
 def check_ready(
@@ -39,7 +39,7 @@ def check_ready(
         lambda: budget(config, folder, resumed=resumed),
     ]
     if not resumed:
-        checks.append(lambda: promise(config))
+        checks += [lambda: promise(config), lambda: integers(config)]
     if federation is not None:
         checks.append(lambda: federation_nodes(config, federation))
     return list(dict.fromkeys(finding for check in checks for finding in _run(check)))

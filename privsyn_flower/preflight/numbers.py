@@ -8,17 +8,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.feasibility import doubts
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.quantize import WrapAround
+from privsyn_flower.question import OptionValue, Query
 from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
 from privsyn_flower.server_apps.parts import (
     check_deployment,
     ledger_terms,
     noise_multiplier,
     paid_evaluations,
+    release_distance,
 )
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.node_noise import encoding_of
 from privsyn_flower.strategies.run_ledger import own_ledger, shared_ledger
 
 from .findings import Finding, Findings
@@ -69,6 +76,37 @@ def _noise(config: RunConfig) -> tuple[float, float, str]:
         config = config.model_copy(update={"ftrl": like})
     noise = aggregator_budget(config, checked=False).noise(Path(), "")
     return noise.summed_std, answers, summed
+
+
+def integers(config: RunConfig) -> Findings:
+    """Whether there are integers in which the nodes' noise is what it is charged as.
+
+    Of a model's length nothing is known yet; what is impossible for one coordinate is for more.
+    """
+    if config.trusts_aggregator:
+        return
+    length = 1
+    if config.method == "pretext":
+        length = config.pretext.population
+    elif config.method == "popri":
+        length = config.popri.prompts * config.popri.responses
+    users = config.data.users
+    if config.cohort_nodes:
+        users = max(1, users * config.cohort_nodes // config.nodes)
+    plan = RoundPlan(
+        run="",
+        users=users,
+        noise_multiplier=noise_multiplier(config),
+        min_surviving_weight=config.min_surviving_weight,
+        distance=release_distance(config),
+    )
+    options: dict[str, OptionValue] = {"encoding": "dense"} if config.trains else {}
+    rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
+    query = Query("", rows, scales, length, 1.0, "", options)
+    try:
+        encoding_of(plan, query, plan.noise_multiplier)
+    except WrapAround as error:
+        yield Finding(str(error))
 
 
 def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:

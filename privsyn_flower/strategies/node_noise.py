@@ -91,7 +91,7 @@ def encoding_of(
 
     shared: the nodes add it, each a share, so that it grows with those who answer, and in integers
     so small that a release is within `plan.distance` of Gaussian noise; else one party adds all of
-    it, whoever answers. Raises WrapAround when the modulus is too small.
+    it, whoever answers. Raises WrapAround when no integers are that small, or hold the sum.
     """
     # Shared noise guarantees its variance at W_min; noise of one party has it at any weight.
     least, sensitivity = plan.min_weight if shared else plan.users, SENSITIVITY
@@ -100,9 +100,16 @@ def encoding_of(
         sensitivity = max(sensitivity, needed)
     if sensitivity > MAX_SENSITIVITY:
         raise WrapAround(
-            f"integers as fine as noise of multiplier {multiplier:g} over W_min = {least} users "
-            f"needs them, sensitivity = {sensitivity:.4g}, are above {MAX_SENSITIVITY:.4g}: raise "
-            "noise-multiplier, or ask fewer users in a sum (data.users, cohort-nodes)"
+            f"noise of multiplier {multiplier:g} over W_min = {least} users needs integers of "
+            f"sensitivity = {sensitivity:.4g} to be within {plan.distance:.3g} of Gaussian noise, "
+            f"and {MAX_SENSITIVITY:.4g} is the most: lower epsilon or ledger-epsilon, raise "
+            "noise-multiplier or delta, or ask fewer users in a sum (data.users, cohort-nodes)"
+        )
+    if shared and node_variance(multiplier, plan.users, least, sensitivity) > MAX_VARIANCE:
+        raise WrapAround(
+            f"noise of multiplier {multiplier:g} at sensitivity = {sensitivity:.4g} is beyond the "
+            f"standard deviation of {MAX_VARIANCE**0.5:.4g} that a node can draw: raise epsilon or "
+            "delta, or lower noise-multiplier, rounds or spare-rounds"
         )
     variance = node_variance(multiplier, plan.users, least, sensitivity)
     if shared and variance > MAX_VARIANCE:  # or nodes would refuse what was charged

@@ -21,7 +21,7 @@ from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.accounting import SENSITIVITY
+from privsyn_flower.privacy.integer_noise import LEAST_STD
 from privsyn_flower.privacy.quantize import from_modulus
 from privsyn_flower.question import Noise, Query, Ticket
 from tests.client_apps import (
@@ -35,6 +35,7 @@ from tests.client_apps import (
 from tests.conftest import node_context, sentences
 
 KINDS = ["votes", "scores", "evaluation", "update", "drop-in", "drop-in evaluation"]
+FINE = 2.0**26  # of an encoding: noise of 1e-6 of it is still many integers
 NAMES = [f"u{number}" for number in range(6)]
 USERS: dict[str, Sequence[str]] = {name: sentences(3, n) for n, name in enumerate(NAMES)}
 Users = Mapping[str, Sequence[str]]
@@ -50,11 +51,12 @@ class Asked:
 
     @property
     def noise(self) -> Noise:
-        """What the nodes are asked to add: hardly any, for there is little room in 32 bits."""
+        """What the nodes are asked to add: hardly any, in integers as coarse as can be."""
+        noise = Noise(1.0, FINE, 32, 6.0, sampling_rate=self.rate)
         if self.query.dense:
-            given = {"multiplier": 1e-6, "source": "nodes", "sampling_rate": self.rate}
-            return replace(test_updates.noise(self.query), **given)
-        return Noise(1e-6, SENSITIVITY, 32, 6.0, sampling_rate=self.rate)
+            given = {"source": "nodes", "sampling_rate": self.rate}
+            noise = replace(test_updates.noise(self.query), **given)
+        return replace(noise, multiplier=1.05 * LEAST_STD / noise.sensitivity)
 
     def message(self, rnd: int) -> Message:
         ticket = Ticket("run", self.query.kind, rnd, 1)

@@ -27,7 +27,7 @@ from tests.conftest import node_context, sentences
 
 EMBEDDER = "ngram-64"
 USERS = {i: {f"u{i}-{j}": sentences(2, 10 * i + j) for j in range(5)} for i in range(4)}
-NOISE = Noise(1e-6, 4096.0, 32, 15.0)
+NOISE = Noise(1e-6, 2.0**26, 32, 15.0)  # hardly any, and yet many integers
 
 
 class Device:
@@ -190,7 +190,7 @@ def test_users_beyond_their_lifetime_epsilon_contribute_nothing(
     noise = Noise(5.0, 4096.0, 32, 15.0)
     devices = {100 + i: Device(tmp_path, i, policy) for i in range(4)}
     grid = loopback(devices)
-    rounds = 10
+    rounds = 12
     for rnd in range(1, rounds + 1):
         got, _ = collect(grid, question(), noise, round=rnd)
         assert got.total.weight == 20.0  # the noise stays, whoever is over the limit
@@ -199,6 +199,7 @@ def test_users_beyond_their_lifetime_epsilon_contribute_nothing(
     assert 0 < status["max_participations"] < rounds
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_withdrawn_users_are_gone(tmp_path: Path, loopback: Any) -> None:
     policy = Policy(min_noise_multiplier=1e-7, lifetime_epsilon=1e9)
     query = question()

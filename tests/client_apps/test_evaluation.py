@@ -31,7 +31,7 @@ from tests.conftest import node_context, sentences
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 TICKET = Ticket("run", "evaluation", 1, 1)
-NOISE = Noise(1e-6, 4096.0, 32, 5.0)
+NOISE = Noise(1e-6, 2.0**26, 32, 5.0)  # hardly any, and yet many integers
 CANARY = "xylophone-quetzal-7391"
 CAPS = Caps(max_tokens=60, max_loss=9.0, sequence_length=20)
 USERS = {
@@ -140,7 +140,9 @@ def test_one_user_changes_the_answer_by_at_most_the_sensitivity(tmp_path: Path, 
         rest = answer(query, device, {n: texts for n, texts in USERS.items() if n != name})
         assert np.array_equal(whole - rest, alone[name])  # nobody changes another's digits
         assert int(alone[name] @ alone[name]) <= NOISE.sensitivity**2
-    assert alone["huge"][0] == round(4096 / metrics_bound(2))  # at its cap, and not beyond
+    assert alone["huge"][0] == int(
+        NOISE.sensitivity / metrics_bound(2)
+    )  # at its cap, and not beyond
     assert not alone["empty"].any() and not alone["blank"].any()
 
 
@@ -335,6 +337,7 @@ def test_the_owner_bounds_what_a_question_computes(
     )
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_a_device_evaluates_over_the_model_of_its_own_node_config(
     tmp_path: Path, base: Path, loopback: Any
 ) -> None:

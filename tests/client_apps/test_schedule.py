@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ def asked(
     if policy is None:
         mask = records.schedule(*ticket, users, limits)
     else:
-        mask = records.take(*ticket, users, 10.0, 4096.0, policy, limits)
+        mask = records.take(*ticket, users, 10.0, 0.0, policy, limits)
     assert mask.dtype == np.bool_ and mask.shape == (len(users),)
     found: list[bool] = mask.tolist()
     return found
@@ -243,12 +244,13 @@ def test_records_of_the_first_layout_are_taken_over(path: Path) -> None:
         database.execute("DROP TABLE attendance")
         database.execute("DROP TABLE stages")
         database.execute("ALTER TABLE pins DROP COLUMN weight")
+        database.execute("ALTER TABLE users RENAME COLUMN distance TO correction")
         database.execute("PRAGMA user_version = 1")
     database.close()
-    spent = NodeRecords(path).status(1e-6)["max_spent_epsilon"]
-    assert spent > 0
-    assert asked(path, 2, ["a"], limits, POLICY) == [True]
-    refused(path, 3, ["a"], limits, POLICY)
+    # What was spent on the noise of that time cannot be gone on from: "a" is at the limit.
+    assert math.isinf(NodeRecords(path).status(1e-6)["max_spent_epsilon"])
+    assert asked(path, 2, ["a", "b"], limits, POLICY) == [False, True]
+    refused(path, 3, ["b"], limits, POLICY)
     with sqlite3.connect(path) as database:
         assert database.execute("PRAGMA user_version").fetchone() == (records_file._LAYOUT,)
     database.close()

@@ -165,14 +165,14 @@ def test_the_example_runs_before_and_after(tmp_path: Path, environment: dict[str
 def test_the_private_accuracy_is_that_of_the_clinics(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """One round with little noise: the mean of eight clinics is off by about a hundredth."""
-    log, _ = run("after", tmp_path, environment, clinics=8, epsilon="1000.0", rounds="1")
-    assert "Epsilon = 1000 " in log and "1 rounds" in log
+    """One round with as little noise as integers allow for: as close as the interval says."""
+    log, _ = run("after", tmp_path, environment, clinics=8, epsilon="50.0", rounds="1")
+    assert "Epsilon = 50 " in log and "1 rounds" in log
     figures = clinics_accuracy(log)
     assert figures is not None
     (path,) = (tmp_path / "tabular-runs").iterdir()
     std = (figures["accuracy-high"] - figures["accuracy-low"]) / (2 * 1.96)
-    assert 0 < std < 0.03
+    assert 0 < std < 0.3
     true = true_accuracy(RunFolder(path), 1, clinics=8)
     assert figures["accuracy"] == pytest.approx(true, abs=6 * std)
 

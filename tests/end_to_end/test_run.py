@@ -188,7 +188,6 @@ def test_failure_of_the_server_app_is_the_exit_status_and_the_last_line(mini: Pa
     folder, path = mini / "failing", mini / "held.jsonl"
     ledger = Ledger.open(
         path, population="held", total_epsilon=50.0, total_delta=3e-6, simulation=True,
-        mechanism="skellam",
     )  # fmt: skip
     settings = [f"run-folder={folder}", "population-name=held", f"ledger={path}"]
     with ledger.exclusive():  # what nothing before the ServerApp looks at

@@ -116,7 +116,7 @@ def test_dp_fedavg_under_secure_aggregation(
     assert (summary["method"], summary["rounds"], summary["synthetic_samples"]) == (
         "dp-fedavg", 2, 0,
     )  # fmt: skip
-    assert summary["accountant"] == "rdp"
+    assert summary["accountant"] == "exact"
     assert not (folder / "synthetic.jsonl").exists()
     # The released sums moved the model that is handed out.
     from safetensors.numpy import load_file

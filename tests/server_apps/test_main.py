@@ -69,7 +69,6 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
         population="X",
         total_epsilon=config.epsilon,
         total_delta=config.delta,
-        mechanism="skellam",
     )
     book.reserve(
         run="before",
@@ -77,8 +76,6 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
         round=1,
         attempt=1,
         noise_multiplier=pipeline.multiplier,
-        mechanism="skellam",
-        sensitivity=4096.0,
     )
     pipeline.run()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())

@@ -83,7 +83,7 @@ def test_paper_configs_start(
     summary = json.loads((folder.path / "summary.json").read_text())
     assert summary["epsilon"] <= paper.epsilon
     assert summary["noise_multiplier"] == paper.noise_multiplier
-    assert summary["accountant"] == "rdp"
+    assert summary["accountant"] == "exact"
     assert summary["rounds"] == 2
     assert len(read_jsonl(folder.path / "synthetic.jsonl")) == 4
     metrics = read_jsonl(folder.path / "metrics.jsonl")
@@ -96,8 +96,7 @@ def test_paper_configs_start(
 def test_paper_noise_keeps_the_papers_epsilon(path: Path) -> None:
     config = load_config(path)
     claimed = statement(config, noise_multiplier(config)).epsilon
-    assert claimed <= config.epsilon
-    assert claimed == pytest.approx(config.epsilon, rel=3e-3)
+    assert 0.9 * config.epsilon < claimed <= config.epsilon  # their accountant was looser
 
 
 def test_noise_multiplier_that_overspends_is_refused() -> None:

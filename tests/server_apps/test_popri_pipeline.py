@@ -14,6 +14,7 @@ from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.config_file import load_config
 from privsyn_flower.display import result_table
 from privsyn_flower.privacy import calibrate
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.text.generators import HuggingFaceGenerator
@@ -58,7 +59,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(
+    shared: Path, causal_folder: Path, coarse_integers: None
+) -> Callable[..., RunConfig]:
     """Dotted keys on top of a run of one round -> the configuration."""
 
     def make(**values: Any) -> RunConfig:
@@ -196,7 +199,7 @@ def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_p
     summary, grid = run(config, loopback, tmp_path / "run")
     assert sum(m.metadata.message_type.startswith("query.evaluation") for m in grid.sent) > 0
     # The noise is calibrated for two rounds, a spare one and the evaluation.
-    assert summary["noise_multiplier"] == calibrate(500.0, 4, config.delta, mechanism="skellam")
+    assert summary["noise_multiplier"] == calibrate(500.0, 4, gaussian_delta(config.delta))
     assert "over 2 rounds and 1 spare and 1 evaluation of models on the nodes" in summary["privacy"]
     name = RunFolder(tmp_path / "run").load_value("run")
     paid = [row["run"] for row in charges(tmp_path / "run")]

@@ -19,6 +19,7 @@ from privsyn_flower.display import result_table
 from privsyn_flower.evaluation import benchmark, public
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
 from privsyn_flower.report import report
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -69,7 +70,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
+def configured(
+    shared: Path, causal_folder: Path, coarse_integers: None
+) -> Callable[..., RunConfig]:
     """Dotted keys on top of DP-FedAvg in two rounds -> the configuration."""
 
     def make(**values: Any) -> RunConfig:
@@ -180,9 +183,9 @@ def test_dp_fedavg_from_data_to_figures(
     assert (summary["method"], summary["rounds"], summary["synthetic_samples"]) == (
         "dp-fedavg", 2, 0,
     )  # fmt: skip
-    assert summary["noise_multiplier"] == calibrate(500.0, 4, config.delta, mechanism="skellam")
+    assert summary["noise_multiplier"] == calibrate(500.0, 4, gaussian_delta(config.delta))
     assert 0 < summary["epsilon_ledger"] < summary["epsilon"] <= 500.0
-    assert summary["accountant"] == "rdp" and "honest-but-curious" in summary["threat_model"]
+    assert summary["accountant"] == "exact" and "honest-but-curious" in summary["threat_model"]
     assert "2 rounds and 1 spare and 1 evaluation of models on the nodes" in summary["privacy"]
     name = RunFolder(tmp_path / "run").load_value("run")
     paid = [(row["run"], row["query"]) for row in charges(tmp_path / "run")]
@@ -250,7 +253,7 @@ def test_dp_ftrl_with_turns_and_a_trusted_aggregator(
     for words in ("TRUSTED", "correlated across rounds (banded)", "at most 2 rounds, 2 or more"):
         assert words in summary["privacy"]
     assert (summary["rounds"], summary["participations_per_user"]) == (4, 2)
-    assert summary["accountant"] == "pld"
+    assert summary["accountant"] == "exact"
     # The rounds and the evaluation together are worth epsilon, and were all charged.
     assert summary["epsilon"] == pytest.approx(500.0, rel=1e-6)
     assert summary["epsilon_ledger"] == pytest.approx(500.0, rel=1e-6)
@@ -308,7 +311,7 @@ def test_an_aggregator_may_add_independent_noise(
 ) -> None:
     config = configured(**{"training.noise": "aggregator", "training.parameters": "full"})
     summary, _ = run(config, loopback, tmp_path / "run")
-    assert summary["noise_multiplier"] == pytest.approx(calibrate(500.0, 2, config.delta))
+    assert summary["noise_multiplier"] == pytest.approx(calibrate(500.0, 2, gaussian_delta(config.delta)))
     assert summary["threat_model"].startswith("trusted aggregator")
     assert "benchmark" not in summary and "evaluation" not in summary
     start, final = (arrays(tmp_path / "run/models" / f"{n}.safetensors") for n in STORED)
@@ -475,9 +478,9 @@ def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
     """All releases of a trusted aggregator's are one Gaussian; the numbers by hand."""
     central = {"training.noise": "aggregator", "rounds": 8, "epsilon": 7.58}
     plain = configured(**central)
-    assert noise_multiplier(plain) == pytest.approx(calibrate(7.58, 8, plain.delta))
+    assert noise_multiplier(plain) == pytest.approx(calibrate(7.58, 8, gaussian_delta(plain.delta)))
     both = configured(**central, **{"training.evaluate": True})
-    assert noise_multiplier(both) == pytest.approx(calibrate(7.58, 9, both.delta))
+    assert noise_multiplier(both) == pytest.approx(calibrate(7.58, 9, gaussian_delta(both.delta)))
     assert statement(both, noise_multiplier(both)).evaluations == 1
     given = configured(**central, **{"noise-multiplier": 4.0})
     assert noise_multiplier(given) == 4.0
@@ -487,7 +490,7 @@ def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
     correlated = configured(**ftrl)
     columns = [1.0, 1 / 2, 3 / 8, 5 / 16]
     norm = np.sqrt(8 * np.sum(np.square(columns)))
-    one = calibrate(7.58, 1, correlated.delta)
+    one = calibrate(7.58, 1, gaussian_delta(correlated.delta))
     assert noise_multiplier(correlated) == pytest.approx(one * norm)
     claim = statement(correlated, noise_multiplier(correlated))
     assert claim.noise_multiplier == pytest.approx(one * np.sqrt(8))

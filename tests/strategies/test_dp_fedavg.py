@@ -17,6 +17,7 @@ from privsyn_flower import runs
 from privsyn_flower.privacy import accounting, filters
 from privsyn_flower.privacy import ledger as ledgers
 from privsyn_flower.privacy.accounting import calibrate, epsilon
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.strategies import DPFedAvg, TrainingResult
 from privsyn_flower.strategies.aggregation import PlainSum
 from privsyn_flower.strategies.cohort import TooFewNodes
@@ -101,13 +102,13 @@ def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers()
     result = train(loopback(nodes), tmp_path)
     noise = nodes[100].asked[0][2]
-    assert result.noise_multiplier == calibrate(8.0, 4, DELTA, mechanism="skellam")
+    assert result.noise_multiplier == calibrate(8.0, 4, gaussian_delta(DELTA))
     assert (noise.multiplier, noise.source) == (result.noise_multiplier, "nodes")
     assert result.epsilon == 8.0 and result.delta == DELTA
     assert 0 < result.spent < 8.0
     said = result.statement
     assert (said.rounds, said.spare_rounds, said.simulated) == (3, 1, True)
-    assert "integer (Skellam) noise" in said.sentence()
+    assert "integer (discrete Gaussian) noise" in said.sentence()
     assert not said.adaptive_clipping
 
 
@@ -238,7 +239,7 @@ def test_sampled_users_are_counted_by_the_rate(tmp_path: Path, loopback: Any) ->
     result = train(loopback(nodes), tmp_path, DPFedAvg(10.0, sampling_rate=0.25), num_rounds=1)
     noise = nodes[100].asked[0][2]
     assert noise.sampling_rate == 0.25
-    spent = epsilon(result.noise_multiplier, 2, DELTA, mechanism="skellam", sampling_rate=0.25)
+    spent = epsilon(result.noise_multiplier, 2, gaussian_delta(DELTA), sampling_rate=0.25)
     assert spent <= 8.0 and result.noise_multiplier < calibrate(8.0, 2, DELTA)
     # These nodes toss no coins: all answered, and the mean is over a quarter of them.
     want = by_hand(nodes, 1, 4, rate=4.0)
@@ -290,11 +291,13 @@ def test_an_aggregators_noise_is_accounted_exactly(tmp_path: Path, loopback: Any
     result = train(
         loopback(nodes), tmp_path / "run", strategy, users=100, noise_keys=tmp_path / "keys"
     )
-    assert result.noise_multiplier == pytest.approx(calibrate(8.0, 3, DELTA), rel=1e-6)
+    assert result.noise_multiplier == pytest.approx(
+        calibrate(8.0, 3, gaussian_delta(DELTA)), rel=1e-6
+    )
     assert result.spent == pytest.approx(8.0, rel=1e-6) and result.spent <= 8.0
     assert {noise.source for _, _, noise in nodes[100].asked} == {"aggregator"}
     assert result.statement.noise_source == "aggregator"
-    assert result.statement.accountant == "pld" and result.statement.spare_rounds == 0
+    assert result.statement.accountant == "exact" and result.statement.spare_rounds == 0
     assert "trusted" in result.statement.threat_model
     assert not [path for path in (tmp_path / "keys").rglob("*") if path.is_file()]
 

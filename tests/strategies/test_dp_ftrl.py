@@ -20,6 +20,7 @@ from privsyn_flower.privacy.correlated import (
     factorization,
     keys,
 )
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.strategies import DPFTRL, TrainingResult
 from privsyn_flower.strategies.aggregation import PlainSum
 from tests.conftest import node_context
@@ -87,13 +88,15 @@ def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
     strategy = DPFTRL(1.0, mechanism="banded", min_separation=2)
     result = train(loopback(nodes), tmp_path, strategy)
     said = result.statement
-    assert (said.noise_source, said.mechanism, said.accountant) == ("aggregator", "gaussian", "pld")
+    assert (said.noise_source, said.accountant) == ("aggregator", "exact")
     assert (said.min_separation, said.most_participations) == (2, 3)
     assert said.correlated and said.spare_rounds == 0
     assert "trusted aggregator" in said.threat_model
     assert "at most 3 rounds, 2 or more apart" in said.sentence()
     # What three rounds of independent noise would need for the same epsilon.
-    assert result.noise_multiplier == pytest.approx(calibrate(4.0, 3, DELTA), rel=1e-6)
+    assert result.noise_multiplier == pytest.approx(
+        calibrate(4.0, 3, gaussian_delta(DELTA)), rel=1e-6
+    )
     noise = nodes[100].asked[0][2]
     assert noise.source == "aggregator"
     assert noise.multiplier == pytest.approx(result.noise_multiplier)

@@ -19,6 +19,7 @@ from privsyn_flower.client_apps.node import Node
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
+from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
@@ -97,13 +98,8 @@ def models() -> dict[str, Any]:
 
 
 def book(tmp_path: Path, epsilon: float = 1e9) -> Ledger:
-    return Ledger.open(
-        tmp_path / "ledger.jsonl",
-        population="people",
-        total_epsilon=epsilon,
-        total_delta=1e-5,
-        mechanism="skellam",
-    )
+    path = tmp_path / "ledger.jsonl"
+    return Ledger.open(path, population="people", total_epsilon=epsilon, total_delta=1e-5)
 
 
 def measure(tmp_path: Path, grid: Any, base: Path, **options: Any) -> Any:
@@ -148,6 +144,7 @@ def every_byte(grid: Any) -> bytes:
     return b"\n".join(found)
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_figures_charge_and_resume(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -189,6 +186,7 @@ def test_figures_charge_and_resume(
     assert [c.run for c in book(tmp_path).charges()] == ["r-evaluation", "r-second"]
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_a_kill_after_the_release_asks_nobody_again(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -204,16 +202,17 @@ def test_the_budget_and_the_noise_are_the_runs_own(
 ) -> None:
     """Calibrated for three rounds and one evaluation: the evaluation is the fourth charge."""
     assert (releases(), releases(2), releases(2, spare=1)) == (1, 2, 4)
-    noise = calibrate(500.0, 3 + releases(), 1e-5, mechanism="skellam")
-    ledger = book(tmp_path, 500.0)
+    noise = calibrate(50.0, 3 + releases(), gaussian_delta(1e-5))
+    ledger = book(tmp_path, 50.0)
     for rnd in (1, 2, 3):
         charge = {"run": "r", "query": "votes", "round": rnd, "attempt": 1}
-        ledger.reserve(**charge, noise_multiplier=noise, mechanism="skellam", sensitivity=4096.0)
-    plan = RoundPlan("r", 20, noise, nodes=4, round_timeout=5, node_timeout=1.0)
+        ledger.reserve(**charge, noise_multiplier=noise)
+    distance = distance_each(50.0, 1e-5, 3 + releases())
+    plan = RoundPlan("r", 20, noise, nodes=4, round_timeout=5, node_timeout=1.0, distance=distance)
     grid, options = loopback(devices), {"plan": plan, "ledger": ledger}
     sure = {"aggregation": PlainSum(), "confidence": 1 - 1e-7}
     got = measure(tmp_path, grid, base, **sure, **options)
-    assert ledger.spent_epsilon() == pytest.approx(500.0, rel=1e-3)
+    assert ledger.spent_epsilon() == pytest.approx(50.0, rel=1e-3)
     assert got["base"].loss_low < truth(base, {})[1] < got["base"].loss_high
     with pytest.raises(NoRelease):  # and there is no more
         measure(tmp_path, grid, base, name="more", aggregation=PlainSum(), **options)
@@ -234,7 +233,7 @@ def test_a_trusted_aggregator_may_add_the_noise(
         assert got[name].loss_low < loss < got[name].loss_high
     assert got["base"].reading.noise_std == pytest.approx(0.02 * metrics_bound(2))
     (charge,) = options["ledger"].charges()
-    assert (charge.run, charge.mechanism, charge.state) == ("r-evaluation", "gaussian", "committed")
+    assert (charge.run, charge.total_variation, charge.state) == ("r-evaluation", 0.0, "committed")
     assert charge.noise_multiplier == pytest.approx(0.02)
     assert [path for path in keys.rglob("*") if path.is_file()] == []
     before = [device.asked for device in devices.values()]
@@ -247,6 +246,7 @@ def gaussian_book(tmp_path: Path) -> Ledger:
     return Ledger.open(path, population="people", total_epsilon=5e3, total_delta=1e-5)
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:

@@ -6,7 +6,6 @@ lives as long as the run; the ledger says what the released prefix has cost.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import shutil
@@ -23,8 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower import greeting, wire
-from privsyn_flower.privacy import filters
-from privsyn_flower.privacy.accounting import calibrate, gaussian_epsilon
+from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.privacy.correlated import (
     Factorization,
     NoiseKey,
@@ -34,13 +32,14 @@ from privsyn_flower.privacy.correlated import (
     epsilon_correlated,
     factorization,
 )
-from privsyn_flower.privacy.correlated import accounting as correlated_accounting
 from privsyn_flower.privacy.dense import encode_dense
+from privsyn_flower.privacy.filters import SLACK, new_header
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.privacy.journal import LedgerError
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
 from privsyn_flower.privacy.quantize import to_modulus
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
-from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan
+from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan, total_variation
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import aggregator_noise
 from privsyn_flower.strategies.aggregation import Aggregation, ModularSum, PlainSum
@@ -88,16 +87,6 @@ class UpdatingNode(VotingNode):
         vector = np.full(query.length, query.bound / math.sqrt(query.length))
         encoded = encode_dense(vector, integer_plan(query, noise), query.rotation)
         return wire.answer(message, ticket, to_modulus(encoded * 25, noise.bits), noise.bits)
-
-
-CALIBRATE = functools.cache(calibrate)
-
-
-@pytest.fixture(autouse=True)
-def calibrated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All runs here have one total; searching for its noise again takes most of a test's time."""
-    monkeypatch.setattr(filters, "calibrate", CALIBRATE)
-    monkeypatch.setattr(correlated_accounting, "calibrate", CALIBRATE)
 
 
 @pytest.fixture
@@ -251,9 +240,9 @@ def test_the_ledger_says_what_the_released_prefix_cost(
     assert run.run() == T
     spent = [row["epsilon_so_far"] for row in run.folder.metrics()]
     prefixes = matrix.cumulative_sensitivity(participation)
-    wanted = [gaussian_epsilon(mechanism.z / prefix, DELTA) for prefix in prefixes]
+    wanted = [gaussian_epsilon(mechanism.z / prefix, gaussian_delta(DELTA)) for prefix in prefixes]
     assert spent == pytest.approx(wanted, rel=1e-6)
-    whole = epsilon_correlated(mechanism.z, DELTA, matrix, participation)
+    whole = epsilon_correlated(mechanism.z, gaussian_delta(DELTA), matrix, participation)
     assert EPSILON * (1 - 1e-6) < whole <= EPSILON
     assert run.ledger.spent_epsilon() <= EPSILON * (1 + 1e-9)
     with pytest.raises(BudgetExceeded):  # nothing is left, not even for a hundred times the noise
@@ -815,8 +804,9 @@ def test_noise_of_the_nodes_for_a_dense_sum() -> None:
     assert 0.5 < reach <= 0.505
     std = mechanism.released_std(1, plan, query, noise, 100)
     assert std == pytest.approx(2.5 * reach * math.sqrt(100 / 75))
-    charge = mechanism.charge(plan, noise, 1)
-    assert (charge["mechanism"], charge["sensitivity"]) == ("skellam", noise.sensitivity)
+    charge = mechanism.charge(query, noise, 1)
+    assert charge["noise_multiplier"] == 2.5
+    assert 0 < charge["total_variation"] == total_variation(query, noise) <= plan.distance
 
 
 def test_a_secure_sum_gets_the_aggregators_noise(
@@ -919,12 +909,12 @@ def test_a_calibrated_run_of_many_rounds_fits_its_total(keys: Path, evaluations:
     participation = Participation(2000, min_separation=100, max_participations=10)
     matrix = factorization("banded", 2000, bands=40)
     mechanism = aggregator(keys, matrix, participation, evaluations=evaluations)
-    noise = Noise(1.0, 1.0, 8, 1.0)
+    query, noise = Voting(1).ask(1), Noise(1.0, 1.0, 8, 1.0)
     multipliers = [
-        mechanism.charge(PLAN, noise, rnd)["noise_multiplier"] for rnd in range(1, 2001)
+        mechanism.charge(query, noise, rnd)["noise_multiplier"] for rnd in range(1, 2001)
     ] + [mechanism.multiplier] * evaluations
     spent = math.fsum((1 / multiplier) ** 2 for multiplier in multipliers)
-    budget = filters.new_header("p", EPSILON, DELTA, False).mu_squared
-    assert budget is not None and 1 - 1e-6 < spent / budget <= 1 + filters.SLACK
+    budget = new_header("p", EPSILON, DELTA, False).budget
+    assert budget is not None and 1 - 1e-6 < spent / budget <= 1 + SLACK
     # Ten times 40 rounds have a part of the worst user; the rest costs nothing.
     assert sum(multiplier > 1e6 for multiplier in multipliers) == 1600

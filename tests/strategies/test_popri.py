@@ -270,7 +270,7 @@ def test_each_class_learns_from_its_own_samples(tmp_path: Path, loopback: Any) -
         other = topics["matter" if label == "maths" else "maths"]
         assert share[label] > 2 * np.mean([word in other for word in own])
     assert min(share.values()) > 1.5 * 8 / len(WORDS)
-    book = open_ledger(RunFolder(tmp_path / "run"), mechanism="skellam")
+    book = open_ledger(RunFolder(tmp_path / "run"))
     assert [charge.state for charge in book.charges()] == ["committed"] * 3
 
 

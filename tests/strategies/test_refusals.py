@@ -92,10 +92,9 @@ def test_a_refusal_that_may_pass_is_asked_again(tmp_path: Path, loopback: Any) -
 
 def test_a_used_up_ledger_is_named(tmp_path: Path, loopback: Any) -> None:
     run = engine(tmp_path, loopback({100 + i: VotingNode(25, i) for i in range(4)}), Counting(9))
-    for rnd in range(1, 4):
+    for rnd in range(1, 5):
         run.ledger.reserve(
             run="before", query="votes", round=rnd, attempt=1, noise_multiplier=5.0,
-            mechanism="skellam", sensitivity=4096.0,
         )  # fmt: skip
     assert run.run() == 2
     assert run.ended_early == "the ledger of population people is used up"

@@ -102,7 +102,6 @@ def engine(
         population="people",
         total_epsilon=2.0,
         total_delta=1e-5,
-        mechanism="skellam",
     )
     plan = RoundPlan(
         run="r",
@@ -147,7 +146,6 @@ def test_charge_is_on_disk_before_a_node_is_asked(
             population="people",
             total_epsilon=2.0,
             total_delta=1e-5,
-            mechanism="skellam",
         )
         states.append([c.state for c in book.charges(run="r") if c.round == ticket.round])
         assert not (tmp_path / "run" / "releases" / f"round-{ticket.round:04d}.npz").exists()
@@ -316,7 +314,7 @@ def test_budget_refuses_before_asking(
     done = run.run()
     assert 0 < done < 50
     assert run.ledger.spent_epsilon() <= 2.0
-    assert run.ledger.remaining_rounds(5.0, mechanism="skellam", sensitivity=4096.0) == 0
+    assert run.ledger.remaining_rounds(5.0) == 0
     assert len(nodes[100].seen) == done
 
 

@@ -39,7 +39,6 @@ def engine(
         population="people",
         total_epsilon=1e9 if multiplier < 1 else 2.0,
         total_delta=1e-5,
-        mechanism="skellam",
     )
     plan = RoundPlan(
         run="r",
@@ -59,6 +58,7 @@ def states(run: Rounds) -> list[tuple[int, int, str, bool]]:
     return [(c.round, c.attempt, c.state, c.sent) for c in run.ledger.charges(run="r")]
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_rounds_release_the_exact_sum(
     tmp_path: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -160,6 +160,7 @@ def test_a_draw_may_hold_every_colluder() -> None:
     assert (drawn.users, drawn.min_weight, drawn.colluding) == (400, 280, 100)
 
 
+@pytest.mark.usefixtures("coarse_integers")
 def test_rounds_of_drawn_nodes(tmp_path: Path, loopback: Any, devices: dict[int, Device]) -> None:
     strategy = Asking(rounds=3)
     run = engine(tmp_path, loopback(devices), strategy, multiplier=1e-3)
