@@ -166,7 +166,7 @@ def test_a_clip_of_the_node_instead_of_each_user_is_caught(monkeypatch: pytest.M
         return real(rows, np.zeros_like(users), candidates, **changed)
 
     votes_with(monkeypatch, clip_of_sums)
-    found = measured()
+    found = measured(20_000)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
@@ -181,7 +181,7 @@ def test_a_clip_of_the_nodes_scores_is_caught(
         return real(rows, np.zeros_like(users), candidates, **changed)
 
     scores_with(monkeypatch, clip_of_sums)
-    found = measured(5000, **config)
+    found = measured(20_000, **config)
     assert found.kind == "scores"
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
@@ -197,7 +197,7 @@ def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPat
         return np.sum(parts, axis=0)
 
     scores_with(monkeypatch, clip_by_class)
-    found = measured(5000, **LABELS)
+    found = measured(20_000, **LABELS)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
