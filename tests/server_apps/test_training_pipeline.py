@@ -311,7 +311,9 @@ def test_an_aggregator_may_add_independent_noise(
 ) -> None:
     config = configured(**{"training.noise": "aggregator", "training.parameters": "full"})
     summary, _ = run(config, loopback, tmp_path / "run")
-    assert summary["noise_multiplier"] == pytest.approx(calibrate(500.0, 2, gaussian_delta(config.delta)))
+    assert summary["noise_multiplier"] == pytest.approx(
+        calibrate(500.0, 2, gaussian_delta(config.delta))
+    )
     assert summary["threat_model"].startswith("trusted aggregator")
     assert "benchmark" not in summary and "evaluation" not in summary
     start, final = (arrays(tmp_path / "run/models" / f"{n}.safetensors") for n in STORED)
