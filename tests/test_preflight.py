@@ -25,7 +25,7 @@ from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.budget import aggregator_budget
-from privsyn_flower.server_apps.parts import open_ledger
+from privsyn_flower.server_apps.parts import noise_multiplier, open_ledger
 from tests.conftest import sentences
 
 ROOT = Path(__file__).parent.parent
@@ -200,7 +200,7 @@ def test_noise_of_a_training_is_weighed_over_all_rounds(run: Run, method: str) -
         ([], ["pyarrow"], "pyarrow (simulated nodes)"),
         (["models.embedder=minilm"], ["torch"], "torch (models.embedder)"),
         (["expand.samples=5"], ["transformers"], "transformers (models.generator)"),
-        (["method=popri"], ["trl", "peft"], "trl (popri)"),
+        (["method=popri", "epsilon=20"], ["trl", "peft"], "trl (popri)"),
         (["method=dp-fedavg"], ["torch"], "torch (models.downstream)"),
         (["method=dp-ftrl", "training.noise=aggregator"], ["scipy"], "scipy (noise of an agg"),
         (["benchmark=true"], ["matplotlib"], "matplotlib (benchmark)"),
@@ -301,6 +301,75 @@ def test_what_the_ledger_has_left_is_said_now(place: Path, run: Run, spent: int,
     assert f"room for {room} of 8 releases" in line
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (("epsilon=500",), ["lower epsilon or ledger-epsilon", "data.users, cohort-nodes"]),
+        (("epsilon=8", "ledger-epsilon=500", "population-name=phones"), ["ledger-epsilon"]),
+        (("method=popri", "epsilon=500"), ["sensitivity", "lower epsilon"]),
+        (("method=dp-fedavg", "epsilon=500"), ["sensitivity", "lower epsilon"]),
+        (("epsilon=1e-4", "data.users=100000000000"), ["raise epsilon or delta"]),
+    ],
+)
+def test_noise_that_no_integers_can_carry_is_said_now(
+    run: Run, settings: tuple[str, ...], words: list[str]
+) -> None:
+    [line] = [line for line in errors(run(*settings)) if "sensitivity" in line]
+    for word in words:
+        assert word in line
+
+
+def test_an_aggregators_noise_needs_no_fine_integers(run: Run) -> None:
+    result = run("method=dp-fedavg", "training.noise=aggregator", "epsilon=500")
+    assert "sensitivity" not in result.stderr
+
+
+def chosen(*settings: str) -> dict[str, Any]:
+    """KEY=VALUE as `--set` has them -> dotted keys."""
+    return {key: _number(value) for key, value in (setting.split("=") for setting in settings)}
+
+
+def _number(value: str) -> float | str:
+    return float(value) if value[0].isdigit() else value
+
+
+POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones")
+
+
+@pytest.mark.parametrize(("spent", "room"), [(0, 8), (4, 5), (9, 0)])
+def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, room: int) -> None:
+    config = load_config(place / "run.toml", chosen(*POISSON))
+    ledger = open_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    assert ledger.header.plan == (noise_multiplier(config), 0.5, 9)
+    for number in range(spent):
+        ledger.reserve(
+            run="earlier", query="votes", round=number, attempt=1, sampling_rate=0.5,
+            noise_multiplier=noise_multiplier(config),
+        )  # fmt: skip
+    result = run(*POISSON)
+    if room == 8:
+        assert result.exit_code == 0 and result.stderr == ""
+        return
+    [line] = warnings(result) if room else errors(result)
+    assert f"room for {room} of 8 releases" in line
+    # Other noise than the plan's is another plan: nothing of it fits, which is said as well.
+    [line] = errors(run(*POISSON, "rounds=2"))
+    assert "is not covered by the plan" in line
+
+
+def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) -> None:
+    settings = (*POISSON, "epsilon=8", "ledger-epsilon=20")
+    config = load_config(place / "run.toml", chosen(*settings))
+    ledger = open_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    assert ledger.header.plan is not None and ledger.header.plan.releases > 27
+    charge = {"noise_multiplier": noise_multiplier(config), "sampling_rate": 0.5}
+    for number in range(ledger.header.plan.releases - 8):
+        ledger.reserve(run="earlier", query="votes", round=number, attempt=1, **charge)  # type: ignore[arg-type]
+    assert run(*settings).stderr == ""
+    ledger.reserve(run="earlier", query="votes", round=99, attempt=2, **charge)  # type: ignore[arg-type]
+    assert "room for 7 of 8 releases" in warnings(run(*settings, "run-folder=other"))[0]
+
+
 def test_correlated_noise_is_compared_with_its_own_charges(place: Path, run: Run) -> None:
     settings = {
         "method": "dp-ftrl", "training.noise": "aggregator", "ftrl.mechanism": "banded",
@@ -321,7 +390,7 @@ def test_correlated_noise_is_compared_with_its_own_charges(place: Path, run: Run
 
 def test_another_total_than_the_ledgers_is_said_now(place: Path, run: Run) -> None:
     spend(place, 1)
-    [line] = errors(run("population-name=phones", "ledger-epsilon=60"))
+    [line] = errors(run("population-name=phones", "epsilon=20", "ledger-epsilon=40"))
     assert "ledger-epsilon" in line and "total epsilon = 50.0" in line
 
 

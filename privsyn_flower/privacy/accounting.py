@@ -17,6 +17,7 @@ dp_accounting is imported inside the functions: a device that only answers never
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -222,6 +223,7 @@ def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) 
     return high
 
 
+@functools.lru_cache(maxsize=16)  # seconds, and a run asks where it checks its ledger
 def most_releases(
     noise_multiplier: float, sampling_rate: float, target_epsilon: float, delta: float
 ) -> int:

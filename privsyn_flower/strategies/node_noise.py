@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from privsyn_flower.privacy.dense import DensePlan, dense_numbers
-from privsyn_flower.privacy.discrete_gaussian import MAX_VARIANCE
-from privsyn_flower.privacy.integer_noise import least_sensitivity, node_variance
+from privsyn_flower.privacy.integer_noise import least_sensitivity
 from privsyn_flower.privacy.quantize import (
     MAX_SENSITIVITY,
     SENSITIVITY,
@@ -98,26 +96,7 @@ def encoding_of(
     if shared:
         needed = least_sensitivity(encoded_length(query), multiplier, least, plan.distance)
         sensitivity = max(sensitivity, needed)
-    if sensitivity > MAX_SENSITIVITY:
-        raise WrapAround(
-            f"noise of multiplier {multiplier:g} over W_min = {least} users needs integers of "
-            f"sensitivity = {sensitivity:.4g} to be within {plan.distance:.3g} of Gaussian noise, "
-            f"and {MAX_SENSITIVITY:.4g} is the most: lower epsilon or ledger-epsilon, raise "
-            "noise-multiplier or delta, or ask fewer users in a sum (data.users, cohort-nodes)"
-        )
-    if shared and node_variance(multiplier, plan.users, least, sensitivity) > MAX_VARIANCE:
-        raise WrapAround(
-            f"noise of multiplier {multiplier:g} at sensitivity = {sensitivity:.4g} is beyond the "
-            f"standard deviation of {MAX_VARIANCE**0.5:.4g} that a node can draw: raise epsilon or "
-            "delta, or lower noise-multiplier, rounds or spare-rounds"
-        )
-    variance = node_variance(multiplier, plan.users, least, sensitivity)
-    if shared and variance > MAX_VARIANCE:  # or nodes would refuse what was charged
-        raise WrapAround(
-            f"noise of standard deviation {math.sqrt(variance):.4g} in integers, for integers as "
-            f"fine as epsilon and delta need them, is above {math.sqrt(MAX_VARIANCE):.4g}: lower "
-            "epsilon, ledger-epsilon or noise-multiplier"
-        )
+        _check_fine(plan, multiplier, sensitivity)
     if query.dense:
         return dense_numbers(query.bound, query.length, multiplier, plan.users, least, sensitivity)
     return plan_histogram(
@@ -128,3 +107,14 @@ def encoding_of(
         min_weight=least,
         sensitivity=sensitivity,
     )
+
+
+def _check_fine(plan: RoundPlan, multiplier: float, sensitivity: float) -> None:
+    """Raise WrapAround when integers are not made that fine."""
+    if sensitivity > MAX_SENSITIVITY:
+        raise WrapAround(
+            f"noise of multiplier {multiplier:g} over W_min = {plan.min_weight} users needs "
+            f"integers of sensitivity = {sensitivity:.4g} to be within {plan.distance:.3g} of "
+            f"Gaussian noise, and {MAX_SENSITIVITY:.4g} is the most: raise noise-multiplier or "
+            "delta, or ask fewer users in a sum (data.users, cohort-nodes)"
+        )

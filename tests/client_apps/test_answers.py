@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from privsyn_flower import wire
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node import Node
@@ -26,6 +27,7 @@ from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
 
 EMBEDDER = "ngram-64"
+TICKET = Ticket("run", "votes", 1, 1)
 USERS = {i: {f"u{i}-{j}": sentences(2, 10 * i + j) for j in range(5)} for i in range(4)}
 NOISE = Noise(1e-6, 2.0**26, 32, 15.0)  # hardly any, and yet many integers
 
@@ -134,6 +136,29 @@ def test_a_ticket_is_answered_once(tmp_path: Path, loopback: Any) -> None:
         with pytest.raises(TooFewSurvivors):
             collect(grid, query, **again)
     collect(grid, query, round=2, attempt=2)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        ({"sensitivity": 40.0}, "malformed-query", "sensitivity = 40 is noise of standard"),
+        ({"noise-multiplier": 1e-9}, "malformed-query", "noise_multiplier = 1e-09"),
+        ({"min-weight": 1e12}, "malformed-query", "where W_min = 1e+12"),
+        ({"protocol": 4}, "protocol-version", "protocol 4, this side speaks 5"),
+    ],
+)
+def test_integers_that_are_no_gaussian_noise_are_refused(
+    tmp_path: Path, loopback: Any, caplog: Any, change: dict[str, Any], code: str, words: str
+) -> None:
+    """Before a text is opened; the node's owner reads the numbers, the server a code."""
+    device = Device(tmp_path, 0)
+    object.__setattr__(device.node, "load", lambda: pytest.fail("private text was opened"))
+    message = wire.ask(question(), TICKET, Noise(1.5, 4096.0, 32, 15.0), 100, 5, 60.0)
+    message.content.config_records["ask"].update(change)
+    reply = device(message)
+    assert reply is not None
+    assert dict(reply.content.config_records["answer"])["code"] == code
+    assert words in caplog.text
 
 
 def test_another_question_than_the_session_is_refused(tmp_path: Path, loopback: Any) -> None:

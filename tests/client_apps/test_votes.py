@@ -42,10 +42,10 @@ def node(tmp_path: Path, load: Any = lambda: USERS, **facts: Any) -> Node:
 
 
 def noise(multiplier: float) -> Noise:
-    return Noise(multiplier, 2.0**24, 32, 5.0)
+    return Noise(multiplier, 2.0**23, 32, 5.0)
 
 
-def ask(std: float = 5e-6, ticket: Ticket = TICKET, **options: Any) -> Any:
+def ask(std: float = 1e-5, ticket: Ticket = TICKET, **options: Any) -> Any:
     embedder = load_embedder(EMBEDDER)
     query = Query.votes(
         embedder.embed(sentences(10, 99)),

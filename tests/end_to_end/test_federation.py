@@ -28,9 +28,12 @@ from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import load_users
 from privsyn_flower.launch import FlowerError
 from privsyn_flower.local_federation import CONNECTION, FederationRun, LocalFederation
-from privsyn_flower.privacy.quantize import decode, plan_histogram, to_modulus
+from privsyn_flower.privacy.integer_noise import distance_each
+from privsyn_flower.privacy.quantize import IntegerPlan, decode, to_modulus
 from privsyn_flower.processes import started_under
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.node_noise import encoding_of
 from tests.end_to_end.conftest import privsyn, processes_mentioning
 from tests.end_to_end.listening import IN, OUT, tried
 from tests.strangers import descendants, listeners
@@ -196,9 +199,11 @@ def survivors_sum(
     """What the release of a round must be when exactly the nodes `alive` are in it."""
     query = RunFolder(folder).load_query(rnd)
     assert query is not None
-    plan = plan_histogram(
-        query.bound, query.length, noise_multiplier=2.0, weight=USERS, min_weight=30
+    asked = RoundPlan(
+        "", USERS, 2.0, min_surviving_weight=0.7, distance=distance_each(50.0, 3e-6, 3)
     )
+    plan = encoding_of(asked, query, 2.0)
+    assert isinstance(plan, IntegerPlan)
     total = np.zeros(query.length, dtype=np.int64)
     for number in alive:
         users = load_users(federation.node_folder(number) / "users.jsonl")

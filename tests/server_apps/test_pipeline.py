@@ -11,11 +11,22 @@ import pytest
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config_file import load_config
+from privsyn_flower.privacy.integer_noise import allowed_distance
+from privsyn_flower.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.parts import (
+    noise_multiplier,
+    open_ledger,
+    release_distance,
+    statement,
+)
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.strategies.rounds import NoRelease
+from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.rounds import NoRelease, Rounds
+from privsyn_flower.strategies.run_ledger import run_id
+from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
+from tests.strategies.test_rounds import Counting
 
 ROOT = Path(__file__).parent.parent.parent
 PAPER = sorted((ROOT / "configs").glob("pretext-*.toml"))
@@ -31,7 +42,11 @@ def grid_for(loopback: Any, contexts: list[Any]) -> Any:
     """Nodes that run the real ClientApp handlers."""
 
     def node(context: Any) -> Any:
-        handlers = {"query.hello": client.hello, "query.votes": client.votes}
+        handlers = {
+            "query.hello": client.hello,
+            "query.votes": client.votes,
+            "query.scores": client.scores,
+        }
         return lambda message: handlers[message.metadata.message_type](message, context)
 
     return loopback({i + 1: node(context) for i, context in enumerate(contexts)})
@@ -105,7 +120,7 @@ def test_noise_multiplier_that_overspends_is_refused() -> None:
         noise_multiplier(config)
 
 
-POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 500.0\n"
+POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 50.0\n"
 
 
 def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]]:
@@ -156,6 +171,60 @@ def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) 
     }
     seen = "".join(str(message.content) for message in grid.received)
     assert not any(text in seen for text in private)
+
+
+class Asking(Counting):
+    """Two rounds of votes or scores on public texts; can be killed when it learns."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(2)
+        self.kind, self.killed = kind, False
+
+    def ask(self, rnd: int) -> Query:
+        embedder = load_embedder("ngram-32")
+        rows, given = embedder.embed(sentences(16, rnd)), {"model": embedder.fingerprint}
+        if self.kind == "votes":
+            return Query.votes(rows, bound=1.0, **given)
+        return Query.scores(rows, bound=1.0, groups=[8, 8], **given)
+
+    def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
+        if self.killed:
+            raise KeyboardInterrupt
+        return super().learn(rnd, released, noise_std)
+
+
+@pytest.mark.parametrize("kind", ["votes", "scores"])
+def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, kind: str) -> None:
+    """Votes and scores: killed after a release, resumed, and charged once for each."""
+    config, contexts = deployed(tmp_path)
+    asked = {"sampler": "poisson", "sampling-rate": 0.5, "epsilon": 20.0}
+    config = RunConfig.from_flat({**config.flat(), **asked})
+    folder, multiplier = RunFolder(tmp_path / "run"), noise_multiplier(config)
+    ledger = open_ledger(config, folder)
+    assert ledger.header.plan == (multiplier, 0.5, 3)
+    strategy = Asking(kind)
+    plan = RoundPlan(
+        run=run_id(folder), users=6, noise_multiplier=multiplier, nodes=3, round_timeout=5,
+        node_timeout=5, sampling_rate=0.5, distance=release_distance(config), kind="deployed",
+    )  # fmt: skip
+
+    def rounds() -> Rounds:
+        return Rounds(grid_for(loopback, contexts), strategy, plan, folder, ledger)
+
+    strategy.killed = True
+    with pytest.raises(KeyboardInterrupt):
+        rounds().run()
+    strategy.killed = False
+    assert rounds().run() == 2
+    charges = ledger.charges()
+    assert [(c.query, c.round, c.state) for c in charges] == [
+        (kind, 1, "committed"), (kind, 2, "committed"),
+    ]  # fmt: skip
+    assert {(c.noise_multiplier, c.sampling_rate) for c in charges} == {(multiplier, 0.5)}
+    assert sum(c.total_variation for c in charges) <= allowed_distance(20.0, config.delta)
+    assert ledger.remaining_rounds(multiplier, sampling_rate=0.5) == 1  # the spare one
+    assert ledger.remaining_rounds(multiplier) == 0  # a round of all is not of this plan
+    assert ledger.spent_epsilon() < 20.0
 
 
 def test_deployed_nodes_refuse_plain_aggregation_without_permission(

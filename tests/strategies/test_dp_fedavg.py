@@ -11,16 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from privsyn_flower import runs
 from privsyn_flower.privacy import accounting, filters
 from privsyn_flower.privacy import ledger as ledgers
-from privsyn_flower.privacy.accounting import calibrate, epsilon
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.accounting import calibrate, epsilon, most_releases
+from privsyn_flower.privacy.charges import Charge, replay
+from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
+from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies import DPFedAvg, TrainingResult
 from privsyn_flower.strategies.aggregation import PlainSum
 from privsyn_flower.strategies.cohort import TooFewNodes
+from privsyn_flower.strategies.rounds import NoRelease
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 DELTA = 1e-5
@@ -246,6 +250,62 @@ def test_sampled_users_are_counted_by_the_rate(tmp_path: Path, loopback: Any) ->
     for name, array in numbers(result.arrays).items():
         assert array == pytest.approx(want[name], abs=5e-3)
     assert result.statement.sampler == "poisson" and result.statement.sampling_rate == 0.25
+
+
+def charges_of(folder: Path) -> list[Charge]:
+    """Of the copy in the run folder."""
+    copy = folder / "ledger.jsonl"
+    return replay(read_jsonl(copy), copy)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("total", [0.0, 4.0])
+def test_a_run_with_coins_is_charged_on_a_plan(tmp_path: Path, loopback: Any, total: float) -> None:
+    """Every attempt is one of the plan's releases, spare ones too; a resume finds the same plan."""
+    strategy, book = DPFedAvg(10.0, sampling_rate=0.25), tmp_path / "book.jsonl"
+    shared: dict[str, Any] = {
+        "population_name": "p",
+        "ledger": book,
+        "ledger_epsilon": total,
+        "num_rounds": 2,
+    }
+    shared["epsilon"] = 2.0
+
+    class Late(Trainer):
+        def __call__(self, message: Message) -> Message | None:
+            reply = super().__call__(message)
+            late = bool(self.asked) and self.asked[-1][0].attempt == 1 == self.asked[-1][0].round
+            return None if late else reply
+
+    nodes: dict[int, Trainer] = {100 + i: (Late if i < 2 else Trainer)(i, [1.0]) for i in range(4)}
+    result = train(loopback(nodes), tmp_path / "run", strategy, **shared)
+    assert result.rounds == 2
+    header = read_jsonl(book)[0]
+    z = calibrate(2.0, 3, gaussian_delta(DELTA), sampling_rate=0.25)
+    most = most_releases(z, 0.25, total or 2.0, gaussian_delta(DELTA))
+    assert (header["noise_multiplier"], header["sampling_rate"]) == (z, 0.25)
+    assert header["budget"] == (most if total else 3)
+    assert not total or most > 6
+    charges = charges_of(tmp_path / "run")
+    asked = [(c.round, c.attempt, c.state) for c in charges]
+    assert asked == [(1, 1, "reserved"), (1, 2, "committed"), (2, 1, "committed")]
+    assert {(c.noise_multiplier, c.sampling_rate) for c in charges} == {(z, 0.25)}
+    distance = sum(c.total_variation for c in charges)
+    assert 0 < distance <= allowed_distance(total or 2.0, DELTA)
+    assert result.spent <= 2.0
+    # Another rate is another plan.
+    with pytest.raises(LedgerError, match="is not covered by the plan"):
+        train(loopback(trainers()), tmp_path / "b", DPFedAvg(10.0, sampling_rate=0.5), **shared)
+    with pytest.raises(LedgerError, match="is not covered by the plan"):
+        train(loopback(trainers()), tmp_path / "c", DPFedAvg(10.0), **shared)
+    # The same call reads the folder; the next run has what the total leaves.
+    assert train(loopback(trainers()), tmp_path / "run", strategy, **shared).rounds == 2
+    assert len(replay(read_jsonl(book), book)) == 3
+    if total:
+        assert train(loopback(trainers()), tmp_path / "d", strategy, **shared).rounds == 2
+        return
+    with pytest.raises(NoRelease, match="used up"):
+        train(loopback(trainers()), tmp_path / "d", strategy, **shared)
 
 
 def test_a_draw_of_nodes_divides_by_their_share(tmp_path: Path, loopback: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,8 +28,3 @@ def test_whatever_is_asked_any_node_can_draw(
     for weight in (1, plan.users):
         numbers = (weight, noise.min_weight, noise.multiplier, noise.sensitivity)
         assert len(node_noise_integers(4, *numbers)) == 4
-
-
-def test_noise_beyond_what_is_drawn_is_refused_by_name() -> None:
-    with pytest.raises(WrapAround, match="lower epsilon"):
-        integer_noise(RoundPlan("run", 1000, 1e5), question())
