@@ -304,11 +304,10 @@ def test_what_the_ledger_has_left_is_said_now(place: Path, run: Run, spent: int,
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (("epsilon=500",), ["lower epsilon or ledger-epsilon", "data.users, cohort-nodes"]),
-        (("epsilon=8", "ledger-epsilon=500", "population-name=phones"), ["ledger-epsilon"]),
-        (("method=popri", "epsilon=500"), ["sensitivity", "lower epsilon"]),
-        (("method=dp-fedavg", "epsilon=500"), ["sensitivity", "lower epsilon"]),
-        (("epsilon=1e-4", "data.users=100000000000"), ["raise epsilon or delta"]),
+        (("delta=1e-60",), ["raise noise-multiplier or delta", "data.users, cohort-nodes"]),
+        (("method=popri", "delta=1e-60"), ["raise noise-multiplier or delta"]),
+        (("method=dp-fedavg", "delta=1e-60"), ["raise noise-multiplier or delta"]),
+        (("data.users=10000000000000", "delta=1e-15"), ["bits = 56"]),
     ],
 )
 def test_noise_that_no_integers_can_carry_is_said_now(

@@ -51,7 +51,7 @@ ALTER TABLE pins ADD COLUMN weight INTEGER;
 # go on from: who had spent some of it is at the limit.
 _DISTANCE = """
 ALTER TABLE users RENAME COLUMN correction TO distance;
-UPDATE users SET distance = iif(gaussian > 0, 1.0, 0.0);
+UPDATE users SET distance = CASE WHEN gaussian > 0 THEN 1.0 ELSE 0.0 END;
 """
 _NEWER = (_ATTENDANCE, _STAGES, _DISTANCE)  # each makes the next layout out of the one before
 _LAYOUT = 1 + len(_NEWER)

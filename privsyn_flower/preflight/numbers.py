@@ -156,5 +156,6 @@ def _charges(config: RunConfig) -> list[Mapping[str, Any]]:
     charge = {
         "noise_multiplier": noise_multiplier(config),
         "sampling_rate": config.sampling_rate,
+        "total_variation": release_distance(config),  # at most
     }
     return [charge] * (config.rounds + paid_evaluations(config))

@@ -187,7 +187,8 @@ def calibrate(
             f"{way}"
         )
     exact, step = math.sqrt(rounds) * one, _HEADROOM
-    while epsilon(exact, rounds, delta) > target_epsilon:  # it rounds tiny ones up by more
+    # `epsilon` rounds tiny ones up by more. The others need no dp_accounting, which takes a second.
+    while target_epsilon < 1e-3 and epsilon(exact, rounds, delta) > target_epsilon:
         exact, step = exact * (1 + step), 2 * step
     if sampling_rate == 1.0:
         return exact

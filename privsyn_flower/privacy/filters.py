@@ -178,8 +178,9 @@ def parse_header(row: Row, path: Path) -> Header:
     if row.get("kind") == "ledger" and values.get("version") in range(1, VERSION):
         total = f"{values.get('total_epsilon')} at delta = {values.get('total_delta')}"
         raise LedgerError(
-            f"{path} was written by an earlier version, whose integer noise was accounted for by "
-            "Renyi bounds that no exact account can go on from: finish its runs with that version; "
+            f"{path} was written by an earlier version, which kept nothing of delta for the nodes' "
+            "integers and accounted for them by Renyi bounds: no exact account can go on from "
+            "there; finish its runs with that version; "
             f"or begin another ledger (key ledger) and let both share the total epsilon = {total} "
             "(key ledger-epsilon), of which the old one may have spent all"
         )

@@ -47,12 +47,13 @@ def distance_each(epsilon: float, delta: float, releases: int, total_epsilon: fl
     """Total variation that each of a run's releases may have, so that all of them fit.
 
     total_epsilon: of the ledger, where it has more to give than the run's epsilon; then the run
-    takes of the ledger's distance what it takes of its mu^2. Half of that: integers are cheap.
+    takes of the ledger's distance what it takes of its mu^2. A twentieth of that: integers are
+    cheap, and devices count the distances of all their runs (`client_apps.lifetime`).
     """
     total = max(epsilon, total_epsilon)
     left = gaussian_delta(delta)
     share = (gaussian_mu(epsilon, left) / gaussian_mu(total, left)) ** 2
-    return share * allowed_distance(delta) / (2 * max(1, releases))
+    return share * allowed_distance(delta) / (20 * max(1, releases))
 
 
 def node_variance(
@@ -67,7 +68,11 @@ def node_variance(
     for name, value in (named | {"sensitivity": sensitivity}).items():
         if not 0 < value < math.inf:
             raise ValueError(f"{name} = {value} must be finite and above 0")
-    return weight / min_weight * ((noise_multiplier * sensitivity) ** 2 + 1 / 12)
+    s = noise_multiplier * sensitivity
+    variance = weight / min_weight * (s * s + 1 / 12)  # a product that overflows is inf
+    if not variance < math.inf:
+        raise ValueError(f"noise_multiplier * sensitivity = {s} is beyond all bounds")
+    return variance
 
 
 def release_distance(
@@ -96,7 +101,7 @@ def coordinate_distance(s: float, lightest: float, nodes: float) -> float:
     distance of N_Z(0, s^2 + 1/12) to Q (measured with 60 digits: 4.863e-4 / s^4), the second that
     of the sum to N_Z. log(Q / P) is nowhere above 4.4 times this (measured: 2.083e-3 / s^4).
     """
-    return 5e-4 / s**4 + 2.1 * nodes * math.exp(-((math.pi * lightest) ** 2))
+    return 5e-4 / (s * s) / (s * s) + 2.1 * nodes * math.exp(-((math.pi * lightest) ** 2))
 
 
 def least_sensitivity(

@@ -219,7 +219,8 @@ class Ledger:
         if self.header.budget is None:
             return None
         left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
-        return math.floor(max(0.0, left) / self.header.cost(wanted))
+        cost = self.header.cost(wanted) or math.ulp(0.0)  # of noise beyond all bounds
+        return math.floor(min(max(0.0, left) / cost, 2.0**53))
 
     def room_for(self, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
         """How many of these charges, in this order, the total still takes; None without a total.

@@ -9,6 +9,7 @@ lengthen a vector; so there must be room for it, and the few that are too long a
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def _short(integers: NDArray[Any], sensitivity: float) -> NDArray[np.bool_]:
     In float32 a sum of squares below 2^24 was never rounded; one that was is 2^24 or more, and
     counts as too long. Beyond 4096 the sum is int64's.
     """
-    limit = math.floor(sensitivity * sensitivity)
+    limit = math.floor(Fraction(sensitivity) ** 2)
     if integers.dtype == np.float32:
         limit = min(limit, 2**24 - 1)
     else:

@@ -14,6 +14,7 @@ import secrets
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, overload
 
@@ -213,7 +214,7 @@ def _integers(
     if not bool(((values >= -limit) & (values <= limit)).all()):  # NaN is outside too
         raise ValueError(f"a coordinate is outside largest ({limit} after scaling and noise)")
     bound = own.weight * own.sensitivity
-    if bound and np.linalg.norm(values.astype(np.float64)) > bound * (1 + 1e-9):
+    if bound and sum(int(value) ** 2 for value in values) > Fraction(bound) ** 2:
         raise ValueError(f"the vector is longer than weight * sensitivity = {bound:g}")
     return values.astype(np.int64)
 

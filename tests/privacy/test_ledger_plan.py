@@ -179,7 +179,7 @@ def test_a_ledgers_distance_lasts_as_long_as_its_releases(
     )
     assert parts.ledger_terms(config)["plan"] == plan
     together = releases * parts.release_distance(config)
-    assert together == pytest.approx(allowed_distance(DELTA) / 2)
+    assert together == pytest.approx(allowed_distance(DELTA) / 20)
 
 
 def test_distance_is_limited_by_itself(path: Path) -> None:

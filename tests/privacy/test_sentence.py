@@ -37,7 +37,7 @@ def test_all_parts_are_there():
         "by the exact privacy curve of the composed Gaussian noise, over",
         "10 rounds and 1 spare",
         "integer (discrete Gaussian) noise of at least 2.1805 times",
-        "Of delta, 3e-09 is for the integers",
+        "Of delta, 3e-09 pays for the integers",
         "two devices counts twice",
         "zero-out",
         "the aggregator is trusted",
@@ -98,8 +98,8 @@ def test_what_of_delta_is_for_the_integers(delta, share):
     """A thousandth, at any epsilon: the rest is what the run was calibrated for."""
     text = replace(SECURE, delta=delta).sentence()
     assert (
-        f"Of delta, {share} is for the integers: the noise of all releases together is closer "
-        "than that to Gaussian noise rounded to integers." in text
+        f"Of delta, {share} pays for the integers: the noise is Gaussian noise rounded to "
+        "integers, and more, but for less than that." in text
     )
     assert float(share) == pytest.approx(delta - gaussian_delta(delta), rel=5e-3)
     assert "for the integers" not in replace(SECURE, noise_source="aggregator").sentence()

@@ -310,5 +310,5 @@ def test_the_pages_example(
     assert sorted(path.name for path in home.iterdir()) == ["1", "2", "3", "4"]
     contexts = {i: node_context({}, node_id=i) for i in range(8)}
     grid = loopback({i: lambda m, c=c: noisy["ages"](m, c) for i, c in contexts.items()})
-    total = summed(grid, length=3, min_nodes=8, largest=10_000)
-    assert 0 < np.abs(total / 100 - [0, 0, 8]).max() < 40
+    total = summed(grid, length=3, min_nodes=8, largest=100_000)
+    assert 0 < np.abs(total / 1024 - [0, 0, 8]).max() < 40

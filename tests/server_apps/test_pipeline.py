@@ -221,7 +221,7 @@ def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, k
         (kind, 1, "committed"), (kind, 2, "committed"),
     ]  # fmt: skip
     assert {(c.noise_multiplier, c.sampling_rate) for c in charges} == {(multiplier, 0.5)}
-    assert sum(c.total_variation for c in charges) <= allowed_distance(20.0, config.delta)
+    assert sum(c.total_variation for c in charges) <= allowed_distance(config.delta)
     assert ledger.remaining_rounds(multiplier, sampling_rate=0.5) == 1  # the spare one
     assert ledger.remaining_rounds(multiplier) == 0  # a round of all is not of this plan
     assert ledger.spent_epsilon() < 20.0
