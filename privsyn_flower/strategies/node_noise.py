@@ -113,7 +113,8 @@ def encoding_of(
 
 def _check_fine(plan: RoundPlan, multiplier: float, sensitivity: float) -> None:
     """Raise WrapAround when integers are not made that fine, or nodes cannot draw such noise."""
-    drawn = math.sqrt(MAX_VARIANCE * plan.min_weight / plan.users)  # should one node have everybody
+    # Of nodes that weigh alike; a heavier one refuses what it cannot draw.
+    drawn = math.sqrt(MAX_VARIANCE * plan.nodes * plan.min_weight / plan.users)
     most = min(MAX_SENSITIVITY, drawn / multiplier)
     if sensitivity <= most:
         return
