@@ -14,8 +14,6 @@ import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
 
 from privsyn_flower import exchange
-from privsyn_flower.client_apps import lifetime
-from privsyn_flower.privacy import filters, integer_noise
 
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
@@ -131,13 +129,3 @@ def node_context(
         run_id=1,
         state=RecordDict(),
     )
-
-
-@pytest.fixture
-def coarse_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What integers take of delta is not looked at: for runs of hardly any noise.
-
-    At an epsilon of hundreds, no integers are as fine as delta / e^epsilon asks for.
-    """
-    for module in (integer_noise, filters, lifetime):
-        monkeypatch.setattr(module, "allowed_distance", lambda epsilon, delta: 0.5)

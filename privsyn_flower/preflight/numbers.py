@@ -98,6 +98,7 @@ def integers(config: RunConfig) -> Findings:
         users=users,
         noise_multiplier=noise_multiplier(config),
         min_surviving_weight=config.min_surviving_weight,
+        nodes=config.cohort_nodes or config.nodes,
         distance=release_distance(config),
     )
     options: dict[str, OptionValue] = {"encoding": "dense"} if config.trains else {}

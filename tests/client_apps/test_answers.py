@@ -224,7 +224,6 @@ def test_users_beyond_their_lifetime_epsilon_contribute_nothing(
     assert 0 < status["max_participations"] < rounds
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_withdrawn_users_are_gone(tmp_path: Path, loopback: Any) -> None:
     policy = Policy(min_noise_multiplier=1e-7, lifetime_epsilon=1e9)
     query = question()

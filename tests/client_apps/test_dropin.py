@@ -575,7 +575,6 @@ def test_the_decorator_goes_under_flowers() -> None:
     [DPFedAvg(CLIP), DPFTRL(CLIP, min_separation=2, schedule="users", server_optimizer="fedavg")],
     ids=["dp-fedavg", "dp-ftrl"],
 )
-@pytest.mark.usefixtures("coarse_integers")
 def test_a_decorated_app_is_trained_under_secure_aggregation(
     strategy: TrainingStrategy, home: Path, loopback: Any
 ) -> None:

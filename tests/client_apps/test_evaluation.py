@@ -337,7 +337,6 @@ def test_the_owner_bounds_what_a_question_computes(
     )
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_a_device_evaluates_over_the_model_of_its_own_node_config(
     tmp_path: Path, base: Path, loopback: Any
 ) -> None:

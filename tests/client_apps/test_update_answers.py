@@ -129,8 +129,6 @@ def who(vector: Any) -> set[str]:
     return {f"{i}-{j}" for i in range(NODES) for j in range(USERS) if abs(vector[10 * i + j]) > 0.5}
 
 
-pytestmark = pytest.mark.usefixtures("coarse_integers")  # so that PLAIN limits nothing
-
 PLAIN = Policy(
     aggregation=("plain",),
     queries=("update",),

@@ -37,8 +37,6 @@ from .rig import HANDLERS, Rig, Stream, forced, received, rig, travelled
 from .worlds import HOSTED, Case, app_world, evaluate, population, train, world
 
 __all__ = ["forced", "rig"]  # fixtures
-
-pytestmark = pytest.mark.usefixtures("coarse_integers")
 NODE = 2  # the target's
 MEMORY = 96 * 2**20  # bytes that one message may make a node take, of models as small as these
 CODES = {code.value for code in (*Refusal, *Code)} | {"ok"}

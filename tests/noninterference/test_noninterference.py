@@ -27,8 +27,6 @@ from .rig import Rig, Seen, differences, forced, rig
 from .worlds import Case, app_world, population, world
 
 __all__ = ["forced", "rig"]  # fixtures
-
-pytestmark = pytest.mark.usefixtures("coarse_integers")
 FULL = os.environ.get("PRIVSYN_NONINTERFERENCE") == "full"
 
 # Between them: every method, both kinds of node, every format, with and without labels, masked

@@ -70,9 +70,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def configured(
-    shared: Path, causal_folder: Path, coarse_integers: None
-) -> Callable[..., RunConfig]:
+def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     """Dotted keys on top of DP-FedAvg in two rounds -> the configuration."""
 
     def make(**values: Any) -> RunConfig:

@@ -144,7 +144,6 @@ def every_byte(grid: Any) -> bytes:
     return b"\n".join(found)
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_figures_charge_and_resume(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -186,7 +185,6 @@ def test_figures_charge_and_resume(
     assert [c.run for c in book(tmp_path).charges()] == ["r-evaluation", "r-second"]
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_a_kill_after_the_release_asks_nobody_again(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -246,7 +244,6 @@ def gaussian_book(tmp_path: Path) -> Ledger:
     return Ledger.open(path, population="people", total_epsilon=5e3, total_delta=1e-5)
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:

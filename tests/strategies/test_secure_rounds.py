@@ -58,7 +58,6 @@ def states(run: Rounds) -> list[tuple[int, int, str, bool]]:
     return [(c.round, c.attempt, c.state, c.sent) for c in run.ledger.charges(run="r")]
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_rounds_release_the_exact_sum(
     tmp_path: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
@@ -160,7 +159,6 @@ def test_a_draw_may_hold_every_colluder() -> None:
     assert (drawn.users, drawn.min_weight, drawn.colluding) == (400, 280, 100)
 
 
-@pytest.mark.usefixtures("coarse_integers")
 def test_rounds_of_drawn_nodes(tmp_path: Path, loopback: Any, devices: dict[int, Device]) -> None:
     strategy = Asking(rounds=3)
     run = engine(tmp_path, loopback(devices), strategy, multiplier=1e-3)
