@@ -13,6 +13,7 @@ from privsyn_flower.client_apps.node import NODE_KEYS
 from privsyn_flower.client_apps.policy import Policy, check_query, load_policy, load_roster
 from privsyn_flower.config_file import load_config
 from privsyn_flower.privacy import epsilon
+from privsyn_flower.privacy.integer_noise import gaussian_delta
 from privsyn_flower.secagg import Code
 from privsyn_flower.server_apps.parts import noise_multiplier
 from privsyn_flower.wire import Refusal
@@ -78,6 +79,6 @@ def test_a_node_with_the_example_policy_answers_the_example_run() -> None:
     with pytest.raises(ValueError, match="min-colluding-share"):
         check_query(policy, **{**facts, "colluding": 0.0})
     releases = config.rounds + config.spare_rounds
-    spent = epsilon(multiplier, releases, policy.lifetime_delta, mechanism="skellam")
+    spent = epsilon(multiplier, releases, gaussian_delta(policy.lifetime_delta))
     assert spent < policy.lifetime_epsilon
     assert policy.require_roster is (config.node_keys == "roster")
