@@ -36,7 +36,7 @@ class ConfigError(ValueError):
     """A key or value of the run configuration is wrong; the text names it and its bound."""
 
 
-REMOVED = {
+REMOVED = {  # keys of older versions: what to do without them, instead of a guess at a near name
     "accountant": "all noise has one accounting, the exact one; leave the key out (privsyn account "
     "--renyi tells what the papers' accountants say)",
 }

@@ -10,6 +10,7 @@ import numpy as np
 from mpmath import mp, mpf
 
 mp.dps = 60
+TWELFTH = mpf(1) / 12  # what rounding adds to a variance
 Masses = list[mpf]  # of -reach .. reach
 
 

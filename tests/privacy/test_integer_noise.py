@@ -29,9 +29,15 @@ from privsyn_flower.privacy.integer_noise import (
     release_distance,
 )
 from privsyn_flower.privacy.quantize import node_noise_integers
-from tests.privacy.lattice import discrete_gaussian, distance, of_sum, reach_of, rounded_gaussian
+from tests.privacy.lattice import (
+    TWELFTH,
+    discrete_gaussian,
+    distance,
+    of_sum,
+    reach_of,
+    rounded_gaussian,
+)
 
-TWELFTH = mpf(1) / 12  # what rounding adds to a variance
 deltas = st.floats(-12, -2).map(lambda exponent: 10.0**exponent)
 
 

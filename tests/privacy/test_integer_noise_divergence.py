@@ -2,7 +2,8 @@
 
 At s = 4 every probability can be summed: the noise of several nodes, each a discrete Gaussian, on
 sums that differ by one user's integers. What is claimed is delta(epsilon) of the Gaussian mechanism
-and (1 + e^epsilon) times the distance of all releases.
+and PRICE times the distance of all releases (docs/integer-noise.md, the theorem), here with far
+coarser integers than the code allows.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def gaussian_delta_at(mu, epsilon):
 def extra(epsilon, length, sensitivity, releases=1):
     """What the integers add to delta."""
     each = release_distance(length, S / sensitivity, sensitivity, MIN_WEIGHT)
-    return (1 + math.exp(epsilon)) * releases * each
+    return integer_noise.PRICE * releases * each
 
 
 # --- without sampling -----------------------------------------------------------------------

@@ -22,46 +22,22 @@ from privsyn_flower.privacy.integer_noise import (
     node_variance,
     release_distance,
 )
+from tests.privacy.lattice import TWELFTH, discrete_gaussian, of_sum, rounded_gaussian
 
 RATIO = 4.4  # of the logarithms' bound to that of the total variation
 
 
-@pytest.fixture(autouse=True)
-def digits():
-    with mpmath.workdps(60):
-        yield
-
-
-def rounded_gaussian(s, size):
-    """P(round(N(0, s^2)) = n) for n = 0 .. size - 1, from the upper tails."""
-    tails = [mpmath.erfc((n - mpf(1) / 2) / (s * mpmath.sqrt(2))) / 2 for n in range(size + 1)]
-    return [upper - lower for upper, lower in itertools.pairwise(tails)]
-
-
-def discrete_gaussian(variance, reach):
-    weights = [mpmath.exp(-(mpf(n) ** 2) / (2 * variance)) for n in range(-reach, reach + 1)]
-    total = mpmath.fsum(weights)
-    return [weight / total for weight in weights]
-
-
-def summed(p, q):
-    """The distribution of a sum; both are on -reach .. reach."""
-    out = [mpf(0)] * (len(p) + len(q) - 1)
-    for i, x in enumerate(p):
-        for j, y in enumerate(q):
-            out[i + j] += x * y
-    return out
-
-
-def log_ratios(rounded, noise):
+def log_ratios(variance, noise, most):
+    """log of the rounded Gaussian of this variance over the noise, at 0 .. most - 1."""
     middle = len(noise) // 2
+    rounded = rounded_gaussian(variance, most)[most : 2 * most]
     return [mpmath.log(x / noise[middle + n]) for n, x in enumerate(rounded)]
 
 
 @pytest.mark.parametrize("s", [4, 16, 64])
 def test_the_rounded_gaussian_is_nowhere_much_likelier(s):
-    noise = discrete_gaussian(mpf(s) ** 2 + mpf(1) / 12, 15 * s)
-    found = log_ratios(rounded_gaussian(s, 10 * s), noise)
+    noise = discrete_gaussian(mpf(s) ** 2 + TWELFTH, 15 * s)
+    found = log_ratios(mpf(s) ** 2, noise, 10 * s)
     top = max(found) * s**4
     assert 0.97 / 480 < top < 1 / 480  # proved: 2.2e-3 from s = 40 on
     rises = [b > a for a, b in itertools.pairwise(found)]
@@ -72,12 +48,10 @@ def test_the_rounded_gaussian_is_nowhere_much_likelier(s):
 def test_the_sum_of_nodes_is_within_what_is_charged(weights):
     z, sensitivity, w_min, s = 2.0, 4.0, 4.0, 8.0
     variances = [node_variance(z, w, w_min, sensitivity) for w in weights]
-    noise = discrete_gaussian(mpf(variances[0]), 15 * round(math.sqrt(variances[0])))
-    for v in variances[1:]:
-        noise = summed(noise, discrete_gaussian(mpf(v), 15 * round(math.sqrt(v))))
-    std = mpmath.sqrt(mpmath.fsum(map(mpf, variances)) - mpf(1) / 12)
+    noise = of_sum([mpf(v) for v in variances])
+    below = mpmath.fsum(map(mpf, variances)) - TWELFTH
     bound = coordinate_distance(s, math.sqrt(node_variance(z, 1.0, w_min, sensitivity)), w_min)
-    assert max(log_ratios(rounded_gaussian(std, 8 * int(s)), noise)) < RATIO * bound
+    assert max(log_ratios(below, noise, 8 * int(s))) < RATIO * bound
 
 
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 0.5])
