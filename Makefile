@@ -54,7 +54,7 @@ results: install  ## the README's table: seeds and noise repeated at both epsilo
 assets: install  ## the shipped tiny models, trained on public packages only (about an hour)
 	$(BIN)/python scripts/make_assets.py
 
-app-config: install  ## what is generated from config.py: keys in pyproject.toml and in the docs
+app-config: install  ## what is generated from config/schema.py: keys in pyproject.toml and in the docs
 	$(BIN)/python scripts/update_app_config.py
 	$(BIN)/python scripts/update_docs.py
 

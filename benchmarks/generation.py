@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 import privsyn_flower
-from privsyn_flower.text.adapters import base_of, save_adapter
+from privsyn_flower.text.models.adapters import base_of, save_adapter
 from privsyn_flower.text.prompts import expand_prompt
-from privsyn_flower.text.vllm_server import VllmGenerator, VllmServer
+from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer
 
 TINY = Path(privsyn_flower.__file__).parent / "assets" / "generator"
 WORDS = ["mean", "array", "axis", "model", "fit", "table", "row", "matrix", "of", "the", "value"]

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from privsyn_flower.strategies.preferences import preference_pairs
+from privsyn_flower.strategies.synthesis.preferences import preference_pairs
 
 
 def milliseconds(work: Callable[[], object], repeats: int) -> list[float]:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.exchange import in_process, record_bytes
-from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.messaging import in_process, record_bytes
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.wire import ask_records
 from privsyn_flower.queries import shard_scores
-from privsyn_flower.question import Noise, Query, Ticket
-from privsyn_flower.wire import ask_records
 
 SAMPLES, RESPONSES, DIMENSION, REJECTED = 7, 10, 384, 5
 DIMENSIONS = (0, 192, 128, 96, 64)  # 0: all of them

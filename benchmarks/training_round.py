@@ -26,15 +26,15 @@ from local_training import EMBEDDED, RANK, chosen, made_up
 
 from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.answers import guarded, reply
-from privsyn_flower.client_apps.node import Node
-from privsyn_flower.exchange import in_process
-from privsyn_flower.greeting import Hello, answer_hello, is_hello
+from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.messaging import in_process
 from privsyn_flower.privacy import Ledger, calibrate
-from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFedAvg
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.rounds import Rounds
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.initial import initial_parameters, trained_patterns

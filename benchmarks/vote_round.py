@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.cli_run import absolute_paths
+from privsyn_flower.cli.run import absolute_paths
 from privsyn_flower.config import RunConfig
-from privsyn_flower.launch import LocalFlower
+from privsyn_flower.local.simulation import LocalFlower
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.text import load_embedder

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.question import Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.run_log import logged
 
 Json = dict[str, Any]

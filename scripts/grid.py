@@ -23,8 +23,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import ConfigError, RunConfig, Scalar
-from privsyn_flower.config_file import load_config, parse_override, toml_value
+from privsyn_flower.config import (
+    ConfigError,
+    RunConfig,
+    Scalar,
+    load_config,
+    parse_override,
+    toml_value,
+)
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.text.assets import MANIFEST, write_manifest
-from privsyn_flower.text.recipes import RECIPES, content_key
-from privsyn_flower.text.tiny import package_sides
-from privsyn_flower.text.tiny_training import train_model
+from privsyn_flower.text.tiny.assets import MANIFEST, write_manifest
+from privsyn_flower.text.tiny.models import package_sides
+from privsyn_flower.text.tiny.recipes import RECIPES, content_key
+from privsyn_flower.text.tiny.training import train_model
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("downstream", "generator", "infiller")  # the first gives the others their tokenizer

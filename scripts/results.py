@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.report import report
+from privsyn_flower.cli.report import report
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "results" / "raw"

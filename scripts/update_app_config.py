@@ -1,11 +1,10 @@
-"""Rewrite the generated part of pyproject.toml from config.py (`make app-config`)."""
+"""Rewrite the generated part of pyproject.toml from config/schema.py (`make app-config`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from privsyn_flower.config import RunConfig
-from privsyn_flower.config_file import to_toml
+from privsyn_flower.config import RunConfig, to_toml
 
 START = "# Generated: python scripts/update_app_config.py\n"
 END = "# End of the generated part\n"

@@ -1,4 +1,4 @@
-"""Rewrite the table of keys in docs/configuration.md from config.py (`make app-config`)."""
+"""Rewrite the table of keys in docs/configuration.md from config/schema.py (`make app-config`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from privsyn_flower.config import RunConfig
-from privsyn_flower.config_file import toml_value
+from privsyn_flower.config import RunConfig, toml_value
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
 START = "<!-- keys:start (python scripts/update_docs.py) -->\n"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
 
-from privsyn_flower import exchange
+from privsyn_flower import messaging
 
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
@@ -104,7 +104,7 @@ def loopback(monkeypatch: pytest.MonkeyPatch) -> type[LoopbackGrid]:
             return Message(content, **kwargs)
         return loopback_message(content, *args, **kwargs)
 
-    monkeypatch.setattr(exchange, "Message", make)
+    monkeypatch.setattr(messaging, "Message", make)
     return LoopbackGrid
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.client_apps.node import NODE_KEYS
-from privsyn_flower.client_apps.policy import Policy, check_query, load_policy, load_roster
-from privsyn_flower.config_file import load_config
+from privsyn_flower.client_apps.node.device import NODE_KEYS
+from privsyn_flower.client_apps.node.policy import Policy, check_query, load_policy, load_roster
+from privsyn_flower.config import load_config
 from privsyn_flower.privacy import epsilon
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.secagg import Code
 from privsyn_flower.server_apps.parts import noise_multiplier
-from privsyn_flower.wire import Refusal
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "docs" / "examples"

@@ -15,30 +15,31 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from privsyn_flower.cli import app
+from privsyn_flower.cli.main import app
 from privsyn_flower.client_apps.answers import guarded, reply
-from privsyn_flower.client_apps.lifetime import Limit, Spent, cost
-from privsyn_flower.client_apps.node import NODE_KEYS, Node
-from privsyn_flower.client_apps.policy import Kind as PolicyKind
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.config import RunConfig, flatten
-from privsyn_flower.config_file import load_config
-from privsyn_flower.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.launch import QUIET
-from privsyn_flower.privacy.integer_noise import release_distance
-from privsyn_flower.privacy.quantize import SENSITIVITY
-from privsyn_flower.runs import RunFolder
-from privsyn_flower.sections import (
+from privsyn_flower.client_apps.node.device import NODE_KEYS, Node
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
+from privsyn_flower.client_apps.node.policy import Kind as PolicyKind
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.config import (
     EvaluationConfig,
     FtrlConfig,
     GenerationConfig,
     PopriConfig,
+    RunConfig,
     Section,
     TrainingConfig,
+    flatten,
+    load_config,
 )
+from privsyn_flower.local.simulation import QUIET
+from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
+from privsyn_flower.privacy.noise.integer_noise import release_distance
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.wire import PROTOCOL
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from privsyn_flower.text import load_embedder
-from privsyn_flower.wire import PROTOCOL
 from scripts import update_docs
 from tests.conftest import node_context, sentences
 from tests.strategies import test_popri as popri

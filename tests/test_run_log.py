@@ -12,7 +12,8 @@ import pytest
 from privsyn_flower import run_log
 from privsyn_flower.run_log import log_size, logged, read_warnings
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies import cohort, training
+from privsyn_flower.strategies.averaging import start as training
+from privsyn_flower.strategies.engine import cohort
 
 OURS = logging.getLogger("privsyn_flower")
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.question import Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import (
     RunFolder,
     RunLocked,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import MetricRecord
 
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import load_config
 from privsyn_flower.privacy.correlated import (
     Participation,
     epsilon_correlated,
@@ -19,7 +19,7 @@ from privsyn_flower.privacy.correlated import (
 )
 from privsyn_flower.server_apps.parts import noise_multiplier, statement
 from privsyn_flower.strategies import DPFedAvg
-from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.strategies.training_rig import record, trainers
 from tests.test_docs import ROOT, blocks, metrics_of_the_page, text_of
 

@@ -33,7 +33,7 @@ coins in many rounds.
 """
 
 from privsyn_flower.audit.measure import Audit, audit, described
+from privsyn_flower.audit.path import AuditError
 from privsyn_flower.audit.statistics import mu_lower_bound, variance_test
-from privsyn_flower.audit_path import AuditError
 
 __all__ = ["Audit", "AuditError", "audit", "described", "mu_lower_bound", "variance_test"]

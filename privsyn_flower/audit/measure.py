@@ -12,6 +12,7 @@ import numpy as np
 
 from privsyn_flower.audit.coins import Coins, counted_coins
 from privsyn_flower.audit.model_cases import evaluation_case, update_case
+from privsyn_flower.audit.path import AuditError, Case
 from privsyn_flower.audit.settings import (
     aggregator_noise,
     aggregator_setting,
@@ -28,12 +29,11 @@ from privsyn_flower.audit.statistics import (
 )
 from privsyn_flower.audit.text_cases import scores_case, votes_case
 from privsyn_flower.audit.trials import Setting, Trials, run_trials
-from privsyn_flower.audit_path import AuditError, Case
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy import accounting
-from privsyn_flower.privacy.integer_noise import gaussian_delta
-from privsyn_flower.question import encoded_bound, encoded_length
-from privsyn_flower.strategies.mechanisms import AggregatorNoise
+from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol.question import encoded_bound, encoded_length
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
 
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
 CONFIDENCE = 0.999

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.audit_path import Case
+from privsyn_flower.audit.path import Case
 from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.config import RunConfig
@@ -23,8 +23,8 @@ from privsyn_flower.server_apps.budget import training_strategy
 from privsyn_flower.server_apps.parts import noise_multiplier
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.evaluation import evaluation_query
-from privsyn_flower.text.assets import PACKAGE_ASSETS
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.initial import initial_parameters
 

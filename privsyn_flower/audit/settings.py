@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.audit.path import CANARY, Role, Seat
 from privsyn_flower.audit.statistics import Floats, whitening
 from privsyn_flower.audit.trials import Setting
-from privsyn_flower.audit_path import CANARY, Role, Seat
-from privsyn_flower.client_apps.schedule import places, public_ids
+from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
 from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
 from privsyn_flower.server_apps.parts import (
@@ -21,9 +21,9 @@ from privsyn_flower.server_apps.parts import (
     noise_multiplier,
     release_distance,
 )
-from privsyn_flower.strategies.cohort import RoundPlan
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
 
 HONEST_NODES = 6  # of two users each; every one of them survives
 TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest of a secure sum

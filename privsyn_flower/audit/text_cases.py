@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.audit_path import EMBEDDER, Case
+from privsyn_flower.audit.path import EMBEDDER, Case
 from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.data import LabelledText
-from privsyn_flower.question import Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.text import load_embedder
 
 

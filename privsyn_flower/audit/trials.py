@@ -1,8 +1,8 @@
 """Many trials of a run's releases through the path that a run takes, in this process.
 
-The engine (`strategies.rounds`) asks nodes that are functions here (`audit_path`), with its hello,
-its secure sum, the noise of a trusted aggregator, the ledger and the release. Models are tiny,
-because what a text's embedding or gradient is does not enter any bound.
+The engine (`strategies.engine.rounds`) asks nodes that are functions here (`audit.path`), with its
+hello, its secure sum, the noise of a trusted aggregator, the ledger and the release. Models are
+tiny, because what a text's embedding or gradient is does not enter any bound.
 
 A sum of rotated answers is decoded as in a run and then rotated back, which changes no length and
 no noise: the trials lie side by side again.
@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.audit_path import (
+from privsyn_flower.audit.path import (
     AuditError,
     Bools,
     Case,
@@ -36,15 +36,15 @@ from privsyn_flower.audit_path import (
     handlers,
     repeated,
 )
-from privsyn_flower.exchange import in_process
+from privsyn_flower.messaging import in_process
+from privsyn_flower.privacy.encoding.rotation import padded_length, rotate
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.rotation import padded_length, rotate
-from privsyn_flower.question import Noise, Query, encoded_length, integer_plan
+from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.mechanisms import Mechanism
-from privsyn_flower.strategies.rounds import NoRelease, Rounds
+from privsyn_flower.strategies.engine.aggregation import Aggregation
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import Mechanism
+from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 
 
 @dataclass(frozen=True)

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.client_apps.failures import What
-from privsyn_flower.client_apps.node import Node, UserTexts
-from privsyn_flower.client_apps.policy import (
+from privsyn_flower.client_apps.node.device import Node, UserTexts
+from privsyn_flower.client_apps.node.failures import What
+from privsyn_flower.client_apps.node.policy import (
     check_cohort,
     check_member,
     check_query,
     check_work,
     load_roster,
 )
-from privsyn_flower.client_apps.records import Peer
-from privsyn_flower.client_apps.records_file import RecordsError
-from privsyn_flower.client_apps.schedule import Schedule, places, public_ids
-from privsyn_flower.client_apps.timing import timed
-from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
-from privsyn_flower.privacy.sampling import coins
-from privsyn_flower.question import (
+from privsyn_flower.client_apps.node.records import Peer
+from privsyn_flower.client_apps.node.records_file import RecordsError
+from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
+from privsyn_flower.client_apps.node.timing import timed
+from privsyn_flower.privacy.accounting.sampling import coins
+from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers, to_modulus
+from privsyn_flower.protocol.question import (
     Noise,
     Query,
     Ticket,
@@ -40,11 +40,7 @@ from privsyn_flower.question import (
     integer_plan,
     total_variation,
 )
-from privsyn_flower.randomness import seeded
-from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
-from privsyn_flower.secagg.flower import forget, refusal, session_of, stage_of
-from privsyn_flower.secagg.identity import IdentityError, identity
-from privsyn_flower.wire import (
+from privsyn_flower.protocol.wire import (
     Refusal,
     WireError,
     answer,
@@ -53,6 +49,10 @@ from privsyn_flower.wire import (
     refuse,
     session_for,
 )
+from privsyn_flower.randomness import seeded
+from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
+from privsyn_flower.secagg.flower import forget, refusal, session_of, stage_of
+from privsyn_flower.secagg.identity import IdentityError, identity
 
 logger = logging.getLogger("privsyn_flower")
 

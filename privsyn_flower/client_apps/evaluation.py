@@ -1,8 +1,8 @@
 """The answer to an evaluation query: how well public models predict the users' texts.
 
 The question brings parameters for a base model that the node has itself: one uint8 array of
-safetensors bytes for each model, `model-a`, `model-b` and so on. `text/parameters.py` says what
-is in them; they are checked before a private text is opened.
+safetensors bytes for each model, `model-a`, `model-b` and so on. `text/models/parameters.py` says
+what is in them; they are checked before a private text is opened.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.node import Node, UserTexts, alone, base_model, open_node
-from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.metrics import shard_metrics
-from privsyn_flower.question import Query
-from privsyn_flower.text.lm_metrics import BATCH_TOKENS, load_scorer
-from privsyn_flower.text.parameters import (
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, load_scorer
+from privsyn_flower.text.models.parameters import (
     MOST_MODELS,
     Parameters,
     ParametersError,
@@ -29,7 +30,6 @@ from privsyn_flower.text.parameters import (
     model_names,
     unpack_parameters,
 )
-from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

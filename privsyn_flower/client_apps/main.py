@@ -10,8 +10,8 @@ from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.client_apps import updates as updates_app
 from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.client_apps.answers import guarded
-from privsyn_flower.client_apps.node import open_node
-from privsyn_flower.greeting import answer_hello
+from privsyn_flower.client_apps.node.device import open_node
+from privsyn_flower.protocol.greeting import answer_hello
 
 app = ClientApp()
 

@@ -9,13 +9,13 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.node import Node, UserTexts, open_node
+from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.votes import check_embedder, user_rows
 from privsyn_flower.data import label_of
-from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.protocol.question import MOST_CLASSES, Query
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.scores import LARGEST_ENTRY, Score, shard_scores
-from privsyn_flower.question import MOST_CLASSES, Query
-from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 

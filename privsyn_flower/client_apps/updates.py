@@ -1,7 +1,7 @@
 """The answer to an update query: what training on each user's texts changes, clipped and summed.
 
 The question brings named parameters for a base model that the node has itself (see
-`text/parameters.py`), and the numbers of the local training. All of it is checked before a
+`text/models/parameters.py`), and the numbers of the local training. All of it is checked before a
 private text is opened. Users are trained one after another on one resident model, which starts
 from the round's parameters for each of them.
 """
@@ -17,13 +17,14 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.node import Node, UserTexts, alone, base_model, open_node
-from privsyn_flower.greeting import answer_hello, is_hello
-from privsyn_flower.privacy.dense import DensePlan, encode_dense
+from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
+from privsyn_flower.protocol.greeting import answer_hello, is_hello
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.updates import shard_updates, update_bound
-from privsyn_flower.question import Query
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.parameters import (
+from privsyn_flower.text.models.parameters import (
     Parameters,
     ParametersError,
     base_shapes,
@@ -34,7 +35,6 @@ from privsyn_flower.training.layout import trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
 from privsyn_flower.training.models import LocalModel, load_model
 from privsyn_flower.training.options import LocalTraining
-from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]

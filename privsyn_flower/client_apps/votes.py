@@ -9,14 +9,14 @@ import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.node import Node, UserTexts, open_node
+from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.data import EmbeddingCache
-from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.nearest import Metric
 from privsyn_flower.queries.votes import Clip, shard_votes
-from privsyn_flower.question import Query
 from privsyn_flower.text import embedder_fingerprint, load_embedder
-from privsyn_flower.wire import Refusal, WireError
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 Rows = np.ndarray[Any, np.dtype[np.float32]]

@@ -3,10 +3,11 @@
 Importing this package loads neither torch nor datasets, pyarrow or pandas.
 """
 
+from privsyn_flower.files import DataError
+
 from .caches import EmbeddingCache, cached_embeddings
 from .federation import Federation, prepare, shard_sizes
 from .findings import Finding
-from .storage import DataError
 from .survey import Survey, survey
 from .users import (
     LabelledText,

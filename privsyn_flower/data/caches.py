@@ -18,8 +18,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.files import DataError, UnavailableError, write_atomic
+
 from .logs import NODE_LOG
-from .storage import DataError, UnavailableError, write_atomic
 from .vectors import Floats, VectorFile
 
 Ints = npt.NDArray[np.int32]

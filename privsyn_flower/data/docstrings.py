@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from privsyn_flower.files import DataError, locked, read_table, write_atomic, write_table
+
 from . import docstring_worker
-from .storage import DataError, locked, read_table, write_atomic, write_table
 
 log = logging.getLogger(__name__)
 

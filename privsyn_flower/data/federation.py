@@ -14,11 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.sections import DataConfig
-
-from .partition import Split, split
-from .sources import Group, identity, load_source
-from .storage import (
+from privsyn_flower.config import DataConfig
+from privsyn_flower.files import (
     DataError,
     build_folder,
     damaged,
@@ -26,6 +23,9 @@ from .storage import (
     read_table,
     write_table,
 )
+
+from .partition import Split, split
+from .sources import Group, identity, load_source
 from .users import Sample, Tell, texts_of
 
 LAYOUT = 3  # raise it when the folder's content or the rules that fill it change

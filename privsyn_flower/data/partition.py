@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
+from privsyn_flower.config import DataConfig
+from privsyn_flower.files import DataError
 from privsyn_flower.randomness import seeded
-from privsyn_flower.sections import DataConfig
 
 from .dedup import NearDuplicates, keep_first
 from .sources import Group, Source
-from .storage import DataError
 from .users import Sample
 
 VALIDATION_PER_GROUP = 16  # texts of one public group in the validation set, for variety

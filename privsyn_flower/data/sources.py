@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import split_list
-from privsyn_flower.sections import DataConfig
+from privsyn_flower.config import DataConfig, split_list
+from privsyn_flower.files import DataError, file_digest
 
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
 from .reading import Row, column_names
-from .storage import DataError, file_digest
 from .users import Columns, Sample, Tell, collect, collect_rows
 
 Progress = Callable[[str], None]

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config_file import toml_value
-from privsyn_flower.sections import DataConfig
+from privsyn_flower.config import DataConfig, toml_value
 
 from .findings import Kind, Tally
 from .reading import column_names

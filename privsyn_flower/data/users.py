@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from privsyn_flower.files import DataError
+
 from .findings import LONG, UNICODE, Finding, Kind, Tally
 from .logs import NODE_LOG
 from .reading import Report, Row, column_names, read_rows
-from .storage import DataError
 
 Tell = Callable[[str], None]  # the person at this machine, never a server
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .storage import PRIVATE_FILE, make_private
+from privsyn_flower.files import PRIVATE_FILE, make_private
 
 Floats = npt.NDArray[np.float32]
 

@@ -25,7 +25,7 @@ from privsyn_flower.evaluation.downstream import (
 )
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.batches import encode, pad_rows
+from privsyn_flower.text.models.batches import encode, pad_rows
 
 Sums = npt.NDArray[np.float64]
 
@@ -58,8 +58,8 @@ class Classifier:
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
-        from privsyn_flower.text.devices import resolve_device
-        from privsyn_flower.text.pretrained import load_tokenizer
+        from privsyn_flower.text.models.devices import resolve_device
+        from privsyn_flower.text.models.pretrained import load_tokenizer
 
         if len(labels) < 2 or len(set(labels)) < len(labels):
             raise ValueError(
@@ -242,7 +242,7 @@ def _with_head(model: str | os.PathLike[str], classes: int, seed: int) -> Any:
     import torch
     import transformers
 
-    from privsyn_flower.text.pretrained import ModelUnavailableError, local_folder
+    from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
 
     key = "models.downstream"
     source = str(local_folder(model, key) or model)

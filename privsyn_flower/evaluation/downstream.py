@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.batches import causal_loss, encode, pad_rows
+from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
 
 Rows = list[list[int]]
 
@@ -63,8 +63,8 @@ class Downstream:
     """
 
     def __init__(self, model: str | os.PathLike[str], *, length: int, device: str = "cpu") -> None:
-        from privsyn_flower.text.devices import resolve_device
-        from privsyn_flower.text.pretrained import load_model, load_tokenizer
+        from privsyn_flower.text.models.devices import resolve_device
+        from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 
         key = "models.downstream"
         self.length, self.device = length, resolve_device(device)

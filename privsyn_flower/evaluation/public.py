@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
-from privsyn_flower.data.storage import build_folder, file_digest
 from privsyn_flower.evaluation.classification import Classifier, Examples, macro_f1
 from privsyn_flower.evaluation.downstream import Downstream, Rows, Tuning, choose_learning_rate
+from privsyn_flower.files import build_folder, file_digest
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.fingerprints import folder_fingerprint
 
@@ -153,11 +153,11 @@ def save_model(model: Any, base: Path, folder: Path) -> None:
 def export_model(
     base: Path, parameters: Mapping[str, npt.NDArray[np.floating[Any]]], target: Path
 ) -> Path:
-    """`base` with these public parameters on it (`text/parameters.py`), as a folder to load.
+    """`base` with these public parameters on it (`text/models/parameters.py`), as a folder to load.
 
     All or nothing; an existing `target` is left as it is.
     """
-    from privsyn_flower.text.lm_metrics import Scorer
+    from privsyn_flower.text.models.lm_metrics import Scorer
 
     def fill(folder: Path) -> None:
         scorer = Scorer(base, "cpu")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.launch import FlowerError
-from privsyn_flower.local_federation import LocalFederation
-from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.local.federation import LocalFederation
+from privsyn_flower.local.simulation import FlowerError
+from privsyn_flower.privacy.ledger import LedgerError
 
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings

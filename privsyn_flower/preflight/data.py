@@ -8,8 +8,8 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
 from privsyn_flower.data.preview import Preview, preview
 from privsyn_flower.data.sources import columns_of, package_lists
-from privsyn_flower.data.storage import DataError
 from privsyn_flower.data.users import Columns
+from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.parts import is_deployment
 
 from .findings import Finding, Findings

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.feasibility import doubts
-from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.quantize import WrapAround
-from privsyn_flower.question import OptionValue, Query
+from privsyn_flower.privacy.accounting.feasibility import doubts
+from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
 from privsyn_flower.server_apps.parts import (
     check_deployment,
@@ -24,9 +23,9 @@ from privsyn_flower.server_apps.parts import (
     paid_evaluations,
     release_distance,
 )
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.node_noise import encoding_of
-from privsyn_flower.strategies.run_ledger import own_ledger, shared_ledger
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.node_noise import encoding_of
+from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
 
 from .findings import Finding, Findings
 from .machine import missing

@@ -3,23 +3,23 @@
 Light to import: accounting loads dp_accounting only when a number is asked for.
 """
 
-from privsyn_flower.privacy.accounting import (
+from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
     calibrate,
     compose_gaussians,
     epsilon,
     gaussian_epsilon,
 )
-from privsyn_flower.privacy.charges import Charge
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.ledger import (
+from privsyn_flower.privacy.ledger.charges import Charge
+from privsyn_flower.privacy.ledger.journal import LedgerError
+from privsyn_flower.privacy.ledger.ledger import (
     BudgetExceeded,
     DuplicateCharge,
     Ledger,
     LedgerInUse,
 )
-from privsyn_flower.privacy.noise import gaussian, node_noise, system_gaussian
+from privsyn_flower.privacy.noise.gaussian import gaussian, node_noise, system_gaussian
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.privacy.sentence import PrivacyStatement
 

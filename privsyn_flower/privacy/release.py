@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.ledger.journal import LedgerError
+from privsyn_flower.privacy.ledger.ledger import Ledger
 
 
 class ReleaseRefused(LedgerError):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from privsyn_flower.privacy.integer_noise import SHARE_OF_DELTA
-from privsyn_flower.privacy.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA
 from privsyn_flower.privacy.wording import KEYS, assumed, at_least, at_most, percent
 
 _NOISE = {"nodes": "integer (discrete Gaussian)", "aggregator": "Gaussian"}

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.exchange import Absence, Arrived, exchange, outgoing, record_bytes, tally
+from privsyn_flower.messaging import Absence, Arrived, exchange, outgoing, record_bytes, tally
 from privsyn_flower.secagg import node
 from privsyn_flower.secagg.cohort import Cohort, Member
 from privsyn_flower.secagg.server import Residues, SecureSum

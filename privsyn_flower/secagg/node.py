@@ -20,7 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privsyn_flower.privacy.quantize import pack
+from privsyn_flower.privacy.encoding.quantize import pack
 from privsyn_flower.secagg import keys, shamir
 from privsyn_flower.secagg.cohort import Cohort, Member, unpack_list
 from privsyn_flower.secagg.session import Code, SecaggError, Session

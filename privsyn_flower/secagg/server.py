@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-from privsyn_flower.privacy.quantize import unpack
+from privsyn_flower.privacy.encoding.quantize import unpack
 from privsyn_flower.secagg import keys, node, shamir
 from privsyn_flower.secagg.cohort import Cohort, Member, pack_list
 from privsyn_flower.secagg.session import Code, SecaggError, Session

@@ -23,9 +23,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.privacy.discrete_gaussian import system_discrete_gaussian
-from privsyn_flower.privacy.integer_noise import node_variance, release_distance
-from privsyn_flower.privacy.quantize import from_modulus, noise_tail
+from privsyn_flower.privacy.encoding.quantize import from_modulus, noise_tail
+from privsyn_flower.privacy.noise.discrete_gaussian import system_discrete_gaussian
+from privsyn_flower.privacy.noise.integer_noise import node_variance, release_distance
 from privsyn_flower.secagg import keys, marks
 from privsyn_flower.secagg.cohort import Cohort
 from privsyn_flower.secagg.flower import RECORD, Party, Transport, refusal, respond, run_session

@@ -16,11 +16,11 @@ from pathlib import Path
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import gaussian_epsilon
 from privsyn_flower.privacy.correlated import Factorization, Participation, factorization
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, aggregator_z
-from privsyn_flower.strategies.training import TrainingStrategy
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, aggregator_z
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,18 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
-from privsyn_flower.evaluation.private import Private
 from privsyn_flower.privacy.correlated import Factorization, NoiseKey, NoiseKeyMissing
-from privsyn_flower.privacy.noise import system_gaussian
+from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.progress import Progress
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Method, Models
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.rounds import NothingLearned, Vector
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.rounds import NothingLearned, Vector
-from privsyn_flower.strategies.training import TrainingStrategy
 from privsyn_flower.text.prompts import LabelledText, expand
 
 logger = logging.getLogger("privsyn_flower")

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.evaluation.timings import read_timings
+from privsyn_flower.local.timings import read_timings
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.run_ledger import run_id
+from privsyn_flower.strategies.engine.run_ledger import run_id
 
 SERVER_STAGES = ("public", "expansion")  # besides the rounds: what makes the result
 

@@ -10,9 +10,9 @@ from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.parts import PublicText
-from privsyn_flower.strategies.checkpoints import Distance
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
 from privsyn_flower.text.known import KnownRows
 
@@ -41,7 +41,7 @@ class Models:
         name: str = getattr(self.config.models, kind)
         if name != "tiny" and (kind, name) != ("downstream", "lstm"):
             return name
-        from privsyn_flower.text.tiny import ensure_model
+        from privsyn_flower.text.tiny.models import ensure_model
 
         if self.public.federation is None:
             raise ConfigError(
@@ -122,8 +122,8 @@ class Models:
                 device=self.config.models.device,
                 progress=self.progress,
             )
-        from privsyn_flower.text.http_generator import OpenAIGenerator
-        from privsyn_flower.text.vllm_server import VllmGenerator, VllmServer
+        from privsyn_flower.text.serving.http_generator import OpenAIGenerator
+        from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer
 
         asking: dict[str, Any] = {
             "concurrency": where.concurrency,
@@ -158,7 +158,7 @@ class Models:
         if self.config.method == "pretext":
             return self.pretext()
         from privsyn_flower.text.preference import PreferenceTrainer
-        from privsyn_flower.text.preference_data import EXPAND_ENDING
+        from privsyn_flower.text.preference.data import EXPAND_ENDING
         from privsyn_flower.text.prompts import HEADING
 
         config, popri = self.config, self.config.popri

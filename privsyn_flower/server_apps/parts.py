@@ -10,13 +10,13 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy import Ledger, PrivacyStatement, calibrate, epsilon
-from privsyn_flower.privacy.filters import Plan, sampled_plan
-from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.ledger.filters import Plan, sampled_plan
+from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.budget import aggregator_budget
-from privsyn_flower.strategies import run_ledger
-from privsyn_flower.strategies.aggregation import Aggregation, PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine import run_ledger
+from privsyn_flower.strategies.engine.aggregation import Aggregation, PlainSum, SecureAggregation
 
 
 @dataclass(frozen=True)

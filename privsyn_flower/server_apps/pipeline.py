@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from privsyn_flower.benchmark.private import Private
 from privsyn_flower.data import LabelledText as UserText
-from privsyn_flower.evaluation.private import Private
 from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.server_apps.controls import noise_control, pretext_rival, synthesise
 from privsyn_flower.server_apps.costs import costs
@@ -17,10 +17,10 @@ from privsyn_flower.server_apps.models import Method, Models
 from privsyn_flower.server_apps.parts import public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.selection import check_selection, select_round
-from privsyn_flower.strategies.checkpoints import Distance
+from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.rounds import Rounds
+from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text.prompts import LabelledText
 
 logger = logging.getLogger("privsyn_flower")
@@ -84,7 +84,7 @@ class Pipeline(Run):
         if self.config.method != "popri" or self.config.popri.checkpoint != "private":
             return None
         logger.warning("popri.checkpoint = 'private': epsilon does not cover the selection")
-        from privsyn_flower.evaluation.private import distance_to_development
+        from privsyn_flower.benchmark.private import distance_to_development
 
         return distance_to_development(self.config, self.federation(), self.models.embedder())
 
@@ -133,8 +133,8 @@ class Pipeline(Run):
         stored: dict[str, Any] | None = self.folder.load_value("benchmark")
         if stored is not None:
             return stored
-        from privsyn_flower.evaluation.benchmark import run_benchmark
-        from privsyn_flower.evaluation.pictures import draw_benchmark
+        from privsyn_flower.benchmark.benchmark import run_benchmark
+        from privsyn_flower.benchmark.pictures import draw_benchmark
 
         private = Private(self.config, self.federation(), self.models.embedder())
         sets, seeds = self._comparisons(strategy, private)

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
-from privsyn_flower.node_failures import NODES
+from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
@@ -24,8 +24,8 @@ from privsyn_flower.server_apps.parts import (
     release_distance,
     statement,
 )
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.run_ledger import held, run_id
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.run_ledger import held, run_id
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -20,13 +20,13 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder, read_jsonl, write_atomic, write_jsonl
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.strategies.aggregation import Aggregation
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.engine.aggregation import Aggregation
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import Caps, Estimate, evaluate
 from privsyn_flower.strategies.popri import POPri
-from privsyn_flower.strategies.rounds import NoRelease
-from privsyn_flower.text.lm_metrics import BATCH_TOKENS, base_folder
-from privsyn_flower.text.parameters import (
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
+from privsyn_flower.text.models.parameters import (
     Parameters,
     base_shapes,
     longest_sequence,

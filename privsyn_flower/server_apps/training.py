@@ -18,8 +18,8 @@ import numpy.typing as npt
 from privsyn_flower.config import ConfigError
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
-from privsyn_flower.question import OptionValue
 from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
 from privsyn_flower.server_apps.controls import noise_updates
@@ -28,15 +28,15 @@ from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.parts import public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.selection import evaluation_caps, unused_spares
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.averaging.start import TrainingStrategy, noise_key_folder
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
+from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
+from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, Mechanism, NodeNoise
-from privsyn_flower.strategies.rounds import NoRelease, Rounds
-from privsyn_flower.strategies.run_ledger import run_id
-from privsyn_flower.strategies.training import TrainingStrategy, noise_key_folder
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.lm_metrics import base_folder
-from privsyn_flower.text.parameters import longest_sequence, pack_parameters
+from privsyn_flower.text.models.lm_metrics import base_folder
+from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
 from privsyn_flower.training import LocalTraining
 
 logger = logging.getLogger("privsyn_flower")
@@ -220,8 +220,8 @@ class TrainingPipeline(Run):
         """Figures on private and held-out users; simulation only, not covered by epsilon."""
         stored: dict[str, Any] | None = self.folder.load_value("benchmark")
         if stored is None:
-            from privsyn_flower.evaluation.benchmark import training_benchmark
-            from privsyn_flower.evaluation.pictures import draw_benchmark
+            from privsyn_flower.benchmark.benchmark import training_benchmark
+            from privsyn_flower.benchmark.pictures import draw_benchmark
 
             with self.clock("control"):
                 models = {"noise_updates": self._control()}

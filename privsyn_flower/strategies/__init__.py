@@ -3,23 +3,23 @@
 from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText
 """
 
-from privsyn_flower.strategies.app_evaluation import PrivateEvaluation
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
+from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
-from privsyn_flower.strategies.popri import NoPairs, POPri
-from privsyn_flower.strategies.preferences import preference_pairs
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.rounds import (
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.rounds import (
     NoRelease,
     NothingLearned,
     NothingSurvived,
     Rounds,
     Strategy,
 )
-from privsyn_flower.strategies.synthesis import SynthesisResult, SynthesisStrategy
-from privsyn_flower.strategies.training import TrainingResult, TrainingStrategy
+from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
+from privsyn_flower.strategies.popri import NoPairs, POPri
+from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.synthesis.preferences import preference_pairs
+from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 
 __all__ = [
     "DPFTRL",

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.filters import sampled_plan
-from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
-from privsyn_flower.strategies.adaptive_clipping import AdaptiveClipping
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
-from privsyn_flower.strategies.server_optimizers import ServerOptimizerName
-from privsyn_flower.strategies.server_optimizers import server_optimizer as make_optimizer
-from privsyn_flower.strategies.training import Terms, TrainingStrategy
+from privsyn_flower.privacy.ledger.filters import sampled_plan
+from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
+from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizerName
+from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer as make_optimizer
+from privsyn_flower.strategies.averaging.start import Terms, TrainingStrategy
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
 
 
 class DPFedAvg(TrainingStrategy):

@@ -11,10 +11,10 @@ from privsyn_flower.privacy.correlated import (
     Participation,
     factorization,
 )
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, aggregator_z
-from privsyn_flower.strategies.server_optimizers import ServerOptimizerName
-from privsyn_flower.strategies.server_optimizers import server_optimizer as make_optimizer
-from privsyn_flower.strategies.training import Terms, TrainingStrategy
+from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizerName
+from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer as make_optimizer
+from privsyn_flower.strategies.averaging.start import Terms, TrainingStrategy
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, aggregator_z
 
 MechanismName = Literal[
     "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"

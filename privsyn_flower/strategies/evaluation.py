@@ -20,16 +20,16 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import Progress, silent
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.metrics import Ratio, Reading, metrics_bound
-from privsyn_flower.question import Query
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.mechanisms import Mechanism, NodeNoise
-from privsyn_flower.strategies.one_question import OneQuestion, ask_once
+from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
+from privsyn_flower.strategies.engine.one_question import OneQuestion, ask_once
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.lm_metrics import BATCH_TOKENS
-from privsyn_flower.text.parameters import (
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
+from privsyn_flower.text.models.parameters import (
     MOST_MODELS,
     Parameters,
     base_shapes,

@@ -24,14 +24,14 @@ from flwr.serverapp import (
     SamplingMethod,
 )
 
-from privsyn_flower.privacy.accounting import (
+from privsyn_flower.privacy.accounting.composition import (
     FINAL_INTERVAL,
     check_delta,
     check_positive,
     compose_gaussians,
     gaussian_epsilon,
 )
-from privsyn_flower.privacy.sampling import NodePoisson
+from privsyn_flower.privacy.accounting.sampling import NodePoisson
 
 _STATE_VERSION = 1
 _BACKEND = "pld"

@@ -12,16 +12,16 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.config import PopriConfig
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.question import Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_json, write_jsonl
-from privsyn_flower.sections import PopriConfig
-from privsyn_flower.strategies.checkpoints import Checkpoints, Distance
-from privsyn_flower.strategies.preferences import pairs_of, rank_responses, score_facts
-from privsyn_flower.strategies.responses import Responses, Writer
-from privsyn_flower.strategies.rounds import NothingLearned, Vector
-from privsyn_flower.strategies.synthesis import SynthesisResult, SynthesisStrategy
+from privsyn_flower.strategies.engine.rounds import NothingLearned, Vector
+from privsyn_flower.strategies.synthesis.checkpoints import Checkpoints, Distance
+from privsyn_flower.strategies.synthesis.preferences import pairs_of, rank_responses, score_facts
+from privsyn_flower.strategies.synthesis.responses import Responses, Writer
+from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.text.prompts import (
     ExamplePrompts,
     LabelledText,

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from privsyn_flower.config import PreTextConfig
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.question import Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
-from privsyn_flower.sections import PreTextConfig
-from privsyn_flower.strategies.rounds import NothingSurvived, Vector
-from privsyn_flower.strategies.synthesis import SynthesisStrategy
+from privsyn_flower.strategies.engine.rounds import NothingSurvived, Vector
+from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller
 
 logger = logging.getLogger("privsyn_flower")

@@ -4,11 +4,11 @@ Importing this package, or any module in it, loads neither torch nor transformer
 that need them import them when they are made.
 """
 
-from privsyn_flower.text.devices import resolve_device
 from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.infillers import MaskFill
-from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.prompts import TooFewTextsError, expand, expand_prompt, parse_completion
 from privsyn_flower.text.protocols import (
     AdaptableGenerator,

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.bars import bar
-from privsyn_flower.text.devices import resolve_device
 from privsyn_flower.text.fingerprints import file_digest, folder_fingerprint, text_fingerprint
-from privsyn_flower.text.pretrained import ModelUnavailableError, local_folder
+from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
 from privsyn_flower.text.protocols import Embedder
 
 KEY = "models.embedder"

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from privsyn_flower.progress import Progress
-from privsyn_flower.text.adapters import attach, base_of, check_adapter, detach
 from privsyn_flower.text.bars import bar
-from privsyn_flower.text.devices import empty_cache, resolve_device
-from privsyn_flower.text.pretrained import decode, load_model, load_tokenizer
+from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
+from privsyn_flower.text.models.devices import empty_cache, resolve_device
+from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
+from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
+from privsyn_flower.text.models.workers import map_batches
 from privsyn_flower.text.prompts import HEADING
-from privsyn_flower.text.sampling import banned_tokens, check_sampling, choose_tokens
-from privsyn_flower.text.workers import map_batches
 
 if TYPE_CHECKING:
     import torch

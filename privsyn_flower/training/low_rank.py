@@ -1,4 +1,4 @@
-"""Low-rank factors (LoRA) behind linear layers, as NAME.up and NAME.down of `text.parameters`.
+"""Low-rank factors (LoRA) behind linear layers: NAME.up and NAME.down of `text.models.parameters`.
 
 The product up @ down is added to a weight in the shape in which the weight is stored. It is
 never formed: the factors act on the layer's inputs, so a user's step costs no gradient and no
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import file_digest
-from privsyn_flower.text.parameters import DOWN, UP
+from privsyn_flower.text.models.parameters import DOWN, UP
 
 if TYPE_CHECKING:
     import torch
@@ -41,7 +41,7 @@ def _linear_weights(folder: Path, _config: str) -> dict[str, bool]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from privsyn_flower.text.pretrained import know_model
+    from privsyn_flower.text.models.pretrained import know_model
 
     know_model(folder)
     with torch.device("meta"):

@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.batches import causal_loss, pad_rows
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
-from privsyn_flower.text.parameters import DOWN, UP
+from privsyn_flower.text.models.batches import causal_loss, pad_rows
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
+from privsyn_flower.text.models.parameters import DOWN, UP
 from privsyn_flower.training.layout import Layout
 from privsyn_flower.training.low_rank import added
 from privsyn_flower.training.options import LocalTraining

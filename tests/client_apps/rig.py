@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 from flwr.app import Array, Message
 
-from privsyn_flower import wire
 from privsyn_flower.client_apps import answers, private_evaluation, private_training
 from privsyn_flower.client_apps.answers import Kind
 from privsyn_flower.client_apps.evaluation import EVALUATION
-from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.integer_noise import LEAST_STD
-from privsyn_flower.privacy.quantize import from_modulus
-from privsyn_flower.question import Noise, Query, Ticket
+from privsyn_flower.privacy.encoding.quantize import from_modulus
+from privsyn_flower.privacy.noise.integer_noise import LEAST_STD
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket
 from tests.client_apps import (
     test_answers,
     test_dropin,
@@ -96,7 +96,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         return np.zeros(length, dtype=np.int64)
 
     monkeypatch.setattr(answers, "node_noise_integers", nothing)
-    monkeypatch.setattr("privsyn_flower.privacy.dense._uniform", lambda size: np.float32(0.5))
+    monkeypatch.setattr(
+        "privsyn_flower.privacy.encoding.dense._uniform", lambda size: np.float32(0.5)
+    )
     return drawn
 
 

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower import wire
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.answers import reply as answered
-from privsyn_flower.client_apps.node import Node
-from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.privacy.release import TooFewSurvivors
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket
 from privsyn_flower.queries import vote_histogram
-from privsyn_flower.question import Noise, Query, Ticket
 from privsyn_flower.secagg.flower import stage_of
-from privsyn_flower.strategies.aggregation import Exchange, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Exchange, SecureAggregation
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
 

@@ -21,18 +21,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from privsyn_flower import greeting, wire
-from privsyn_flower.cli_node import node_app
+from privsyn_flower.cli.node import node_app
 from privsyn_flower.client_apps import private_training
-from privsyn_flower.client_apps.dropin import open_dropin
-from privsyn_flower.client_apps.failures import read_failures
-from privsyn_flower.privacy.dense import dense_numbers
-from privsyn_flower.question import Noise, Query, Ticket, decode_sum, encoded_length
+from privsyn_flower.client_apps.dropin.training import open_dropin
+from privsyn_flower.client_apps.node.failures import read_failures
+from privsyn_flower.privacy.encoding.dense import dense_numbers
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.question import Noise, Query, Ticket, decode_sum, encoded_length
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
-from privsyn_flower.strategies.training import TrainingStrategy
-from privsyn_flower.text.parameters import pack_parameters
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout
-from privsyn_flower.wire import Refusal, WireError
 from tests.conftest import loopback_message, node_context
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3) / 10

@@ -17,14 +17,14 @@ from flwr.clientapp import ClientApp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower import greeting, wire
 from privsyn_flower.client_apps import private_evaluation, private_training
-from privsyn_flower.client_apps.dropin import open_dropin
-from privsyn_flower.privacy.quantize import plan_histogram
-from privsyn_flower.question import Noise, Query, Ticket, decode_sum
+from privsyn_flower.client_apps.dropin.training import open_dropin
+from privsyn_flower.privacy.encoding.quantize import plan_histogram
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.question import Noise, Query, Ticket, decode_sum
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import PrivateEvaluation
 from privsyn_flower.training import Layout
-from privsyn_flower.wire import Refusal, WireError
 from tests.client_apps.test_dropin import (
     ARRAYS,
     SECRET,

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower import wire
 from privsyn_flower.client_apps.answers import Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.evaluation import EVALUATION, evaluation_tokens, user_evaluations
 from privsyn_flower.client_apps.main import evaluation
-from privsyn_flower.client_apps.node import Node, open_node
-from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.node.device import Node, open_node
+from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.data.users import LabelledText
-from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.quantize import decode
+from privsyn_flower.privacy.encoding.quantize import decode
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries.metrics import metrics_bound
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.strategies.evaluation import Caps, evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.lm_metrics import Scorer
-from privsyn_flower.wire import Refusal
+from privsyn_flower.text.models.lm_metrics import Scorer
 from tests.conftest import node_context, sentences
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
@@ -203,7 +203,7 @@ def test_a_token_beyond_the_embedding_is_its_users_zeros(
     tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU it would end the model for everybody."""
-    from privsyn_flower.text import lm_metrics
+    from privsyn_flower.text.models import lm_metrics
 
     real = lm_metrics.encode
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.client_apps import failures as module
-from privsyn_flower.client_apps.failures import FAILURES_FILE, Failures, read_failures
-from privsyn_flower.question import Ticket
+from privsyn_flower.client_apps.node import failures as module
+from privsyn_flower.client_apps.node.failures import FAILURES_FILE, Failures, read_failures
+from privsyn_flower.protocol.question import Ticket
 from tests.client_apps.test_votes import ask, node, reply, vector
 
 TICKET = Ticket("run", "votes", 1, 1)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps.lifetime import Limit, Spent, cost, spent_epsilon
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
 from privsyn_flower.privacy.accounting import epsilon
-from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 
 DELTA = 3e-6
 
@@ -108,8 +108,8 @@ def test_a_device_counts_without_numerical_libraries() -> None:
     """Exact accounting comes to a phone with the standard library alone."""
     code = (
         "import json, sys\n"
-        "from privsyn_flower.client_apps.lifetime import Limit, cost, spent_epsilon\n"
-        "import privsyn_flower.client_apps.records, privsyn_flower.cli_node\n"
+        "from privsyn_flower.client_apps.node.lifetime import Limit, cost, spent_epsilon\n"
+        "import privsyn_flower.client_apps.node.records, privsyn_flower.cli.node\n"
         "limit = Limit.of(10.0, 1e-6)\n"
         "spent_epsilon(cost(2.0, 1e-15), 1e-6), limit.allows(cost(2.0, 1e-15))\n"
         "heavy = {'dp_accounting', 'scipy', 'torch', 'transformers', 'datasets', 'pandas'}\n"

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.client_apps.dropin import open_dropin
-from privsyn_flower.client_apps.node import in_simulation, open_node
-from privsyn_flower.wire import Refusal, WireError
+from privsyn_flower.client_apps.dropin.training import open_dropin
+from privsyn_flower.client_apps.node.device import in_simulation, open_node
+from privsyn_flower.protocol.wire import Refusal, WireError
 from tests.conftest import node_context
 
 SIMULATED = {"partition-id": 0, "num-partitions": 4}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps.node import open_node
+from privsyn_flower.client_apps.node.device import open_node
 from tests.conftest import node_context
 
 OTHERS = {"u0": ["good morning", 'he said "hi", twice'], "u2": ["two\nlines"], "u3": ["last"]}

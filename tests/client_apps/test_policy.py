@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps.policy import (
+from privsyn_flower.client_apps.node.policy import (
     Policy,
     check_cohort,
     check_member,
@@ -20,7 +20,7 @@ from privsyn_flower.client_apps.policy import (
     load_roster,
 )
 from privsyn_flower.config import ConfigError
-from privsyn_flower.wire import Refusal, WireError
+from privsyn_flower.protocol.wire import Refusal, WireError
 
 QUERY: dict[str, Any] = {
     "aggregation": "secure",

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps.lifetime import Limit
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.records import NodeRecords, Peer
+from privsyn_flower.client_apps.node.lifetime import Limit
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import NodeRecords, Peer
 from privsyn_flower.privacy.accounting import epsilon
-from privsyn_flower.privacy.integer_noise import gaussian_delta
-from privsyn_flower.wire import Refusal, WireError
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol.wire import Refusal, WireError
 
 USERS = ["ann", "bob", "ü\ud800"]
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.records import NodeRecords
-from privsyn_flower.client_apps.records_file import KEY_FILE, RecordsError, RecordsFile
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import NodeRecords
+from privsyn_flower.client_apps.node.records_file import KEY_FILE, RecordsError, RecordsFile
+from privsyn_flower.protocol.wire import WireError
 from privsyn_flower.secagg.identity import IdentityError
-from privsyn_flower.wire import WireError
 
 USERS = ["ann", "bob", "ü\ud800"]
 
@@ -106,7 +106,7 @@ def test_a_start_that_was_interrupted_is_finished(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("privsyn_flower.client_apps.records_file.create_secret", killed)
+        patched.setattr("privsyn_flower.client_apps.node.records_file.create_secret", killed)
         with pytest.raises(KeyboardInterrupt):
             take(path, 1)
     assert path.exists()

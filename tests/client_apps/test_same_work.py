@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower import wire
 from privsyn_flower.client_apps import answers
-from privsyn_flower.client_apps.node import Node
-from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy import epsilon
-from privsyn_flower.privacy.integer_noise import gaussian_delta
-from privsyn_flower.privacy.quantize import SENSITIVITY
-from privsyn_flower.question import Noise, Ticket
+from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Ticket
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
 from tests.client_apps.test_answers import question
 from tests.conftest import node_context

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps import records_file, schedule
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.records import NodeRecords
-from privsyn_flower.client_apps.schedule import Schedule
-from privsyn_flower.question import Query
-from privsyn_flower.wire import Refusal, WireError
+from privsyn_flower.client_apps.node import records_file, schedule
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import NodeRecords
+from privsyn_flower.client_apps.node.schedule import Schedule
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.protocol.wire import Refusal, WireError
 
 POLICY = Policy(lifetime_epsilon=1e6)
 
@@ -228,7 +228,7 @@ def test_all_or_nothing(path: Path, policy: Policy | None, monkeypatch: pytest.M
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("privsyn_flower.client_apps.records.attend", killed)
+        patched.setattr("privsyn_flower.client_apps.node.records.attend", killed)
         with pytest.raises(KeyboardInterrupt):
             asked(path, 1, ["a", "b"], limits, policy)
     assert asked(path, 2, ["a", "b"], limits, policy) == [True, True]

@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower import wire
 from privsyn_flower.client_apps.answers import Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import app
-from privsyn_flower.client_apps.node import Node, open_node
-from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.node.device import Node, open_node
+from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.data import LabelledText, label_of
-from privsyn_flower.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.privacy.quantize import decode
+from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.privacy.release import TooFewSurvivors
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import similarity_scores
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
-from privsyn_flower.strategies.aggregation import Exchange, PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Exchange, PlainSum, SecureAggregation
 from privsyn_flower.text import load_embedder
-from privsyn_flower.wire import Refusal
 from tests.conftest import node_context, sentences
 
 EMBEDDER = "ngram-64"

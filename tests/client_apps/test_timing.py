@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.client_apps.node import Node
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.timing import timed
-from privsyn_flower.evaluation.timings import TIMINGS_FILE, read_timings
-from privsyn_flower.greeting import Hello
-from privsyn_flower.question import Ticket
+from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.timing import timed
+from privsyn_flower.local.timings import TIMINGS_FILE, read_timings
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Ticket
 
 
 def node(tmp_path: Path, number: int = 0, **changes: Any) -> Node:

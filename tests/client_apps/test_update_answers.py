@@ -14,18 +14,18 @@ from flwr.app import Message
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
-from privsyn_flower.client_apps.node import Node
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.schedule import Schedule
-from privsyn_flower.evaluation.timings import read_timings
-from privsyn_flower.greeting import Hello, answer_hello, is_hello
-from privsyn_flower.privacy.dense import dense_numbers, encode_dense
-from privsyn_flower.privacy.integer_noise import least_sensitivity
+from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.schedule import Schedule
+from privsyn_flower.local.timings import read_timings
+from privsyn_flower.privacy.encoding.dense import dense_numbers, encode_dense
+from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.quantize import SENSITIVITY
+from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
-from privsyn_flower.question import Noise, Query, Source, Ticket, encoded_bound
-from privsyn_flower.strategies.aggregation import Exchange, PlainSum, SecureAggregation
+from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
+from privsyn_flower.protocol.question import Noise, Query, Source, Ticket, encoded_bound
+from privsyn_flower.strategies.engine.aggregation import Exchange, PlainSum, SecureAggregation
 from tests.conftest import node_context
 
 LENGTH, USERS, NODES = 300, 5, 4

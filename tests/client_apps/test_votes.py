@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower import greeting, wire
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import hello
-from privsyn_flower.client_apps.node import Node, open_node
-from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.node.device import Node, open_node
+from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.quantize import decode
+from privsyn_flower.privacy.encoding.quantize import decode
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import vote_histogram
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.text import load_embedder
-from privsyn_flower.wire import Refusal
 from tests.conftest import node_context, sentences
 
 TICKET = Ticket("run", "votes", 1, 1)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, prepare
-from privsyn_flower.sections import DataConfig
 
 ROWS = 40
 WORDS = 20  # of a text; samples of 8 words: two whole ones, and a rest of 4

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, prepare, shard_sizes
 from privsyn_flower.data.dedup import shared_grams
 from privsyn_flower.data.docstrings import scan_packages
-from privsyn_flower.sections import DataConfig
 
 DOCSTRINGS = {
     "private_packages": "networkx",
@@ -192,7 +192,7 @@ def test_the_same_everywhere_whatever_hash_seed_or_processes(
     cache: Path, federation: Federation, tmp_path: Path
 ) -> None:
     code = (
-        "import sys; from pathlib import Path; from privsyn_flower.sections import DataConfig;"
+        "import sys; from pathlib import Path; from privsyn_flower.config import DataConfig;"
         "from privsyn_flower.data import docstrings, prepare; docstrings.BATCH = 90;"
         "docstrings.available_cores = lambda: 3;"
         "print(prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2])))"
@@ -232,7 +232,7 @@ def test_uniform_partition_deals_samples_at_random(cache: Path) -> None:
 def test_several_processes_build_once(tmp_path: Path) -> None:
     private = write_users(tmp_path / "users.jsonl", 30)
     code = (
-        "import sys; from pathlib import Path; from privsyn_flower.sections import DataConfig;"
+        "import sys; from pathlib import Path; from privsyn_flower.config import DataConfig;"
         "from privsyn_flower.data import prepare;"
         "print(prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]), print))"
     )

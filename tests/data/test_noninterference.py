@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, LabelledText, prepare
-from privsyn_flower.sections import DataConfig
 
 USERS, ROWS = 12, 3
 LONG = " ".join(f"shared{k}" for k in range(13))  # what two near duplicates have in common

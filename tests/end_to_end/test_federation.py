@@ -20,20 +20,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower import launch
-from privsyn_flower.certificates import AUTHORITY
-from privsyn_flower.cli_run import RunFailed, run_command
+from privsyn_flower.cli.run import RunFailed, run_command
 from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import load_users
-from privsyn_flower.launch import FlowerError
-from privsyn_flower.local_federation import CONNECTION, FederationRun, LocalFederation
-from privsyn_flower.privacy.integer_noise import distance_each
-from privsyn_flower.privacy.quantize import IntegerPlan, decode, to_modulus
-from privsyn_flower.processes import started_under
+from privsyn_flower.local import simulation as launch
+from privsyn_flower.local.certificates import AUTHORITY
+from privsyn_flower.local.federation import CONNECTION, FederationRun, LocalFederation
+from privsyn_flower.local.processes import started_under
+from privsyn_flower.local.simulation import FlowerError
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan, decode, to_modulus
+from privsyn_flower.privacy.noise.integer_noise import distance_each
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.node_noise import encoding_of
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.node_noise import encoding_of
 from tests.end_to_end.conftest import privsyn, processes_mentioning
 from tests.end_to_end.listening import IN, OUT, tried
 from tests.strangers import descendants, listeners

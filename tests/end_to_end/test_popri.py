@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
 from tests.conftest import node_context

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.local.processes import started_under
 from privsyn_flower.privacy import Ledger
-from privsyn_flower.processes import started_under
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried
 from tests.strangers import NOBODY, descendants, listeners

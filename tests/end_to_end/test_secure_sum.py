@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.launch import QUIET
+from privsyn_flower.local.simulation import QUIET
 from tests.end_to_end.conftest import processes_mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]

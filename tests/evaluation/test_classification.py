@@ -17,7 +17,7 @@ from privsyn_flower.evaluation.classification import (
     scores,
 )
 from privsyn_flower.evaluation.downstream import Tuning
-from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from tests.text.conftest import causal_folder, masked_folder
 
 __all__ = ["causal_folder", "masked_folder"]  # pytest finds fixtures by name

@@ -13,8 +13,8 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     learning_rate_factor,
 )
-from privsyn_flower.text.recipes import RECIPES
-from privsyn_flower.text.tiny import train
+from privsyn_flower.text.tiny.models import train
+from privsyn_flower.text.tiny.recipes import RECIPES
 from tests.text.conftest import make_tokenizer
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()

@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from hypothesis import strategies as st
 
-from privsyn_flower import wire
+from privsyn_flower.protocol import wire
 
 Draw = Callable[[Any], Any]
 

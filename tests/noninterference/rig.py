@@ -29,19 +29,12 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 
 from privsyn_flower import progress
-from privsyn_flower.client_apps import (
-    answers,
-    dropin,
-    dropin_evaluation,
-    evaluation,
-    main,
-    scores,
-    updates,
-    votes,
-)
+from privsyn_flower.client_apps import answers, evaluation, main, scores, updates, votes
+from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
+from privsyn_flower.client_apps.dropin import training as dropin
 from privsyn_flower.run_log import RUN_LOG
 from privsyn_flower.secagg import keys
-from privsyn_flower.text.lm_metrics import Scorer
+from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training.models import LoadedLM
 from tests.conftest import LoopbackGrid
 

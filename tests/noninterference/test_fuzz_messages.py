@@ -25,9 +25,9 @@ from flwr.common.serde import message_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
 
+from privsyn_flower.protocol.wire import POLICY_KEYS, Refusal
 from privsyn_flower.secagg.session import Code
 from privsyn_flower.training.models import LoadedLM
-from privsyn_flower.wire import POLICY_KEYS, Refusal
 from tests.conftest import node_context
 from tests.fuzz import fuzz_settings
 

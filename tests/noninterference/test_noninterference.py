@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.client_apps import votes
-from privsyn_flower.wire import Refusal, WireError
+from privsyn_flower.protocol.wire import Refusal, WireError
 
 from .hostile import FORMATS, HOSTILE, TARGET, neighbour
 from .rig import Rig, Seen, differences, forced, rig

@@ -20,7 +20,7 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.training import TrainingPipeline
 from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation
-from privsyn_flower.strategies.aggregation import PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from tests.conftest import node_context
 
 from .hostile import LABELS, RAISES, TARGET, Row, ordinary, public_texts, write

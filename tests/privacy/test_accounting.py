@@ -16,23 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy import (
-    accounting,
-    calibrate,
-    compose_gaussians,
-    epsilon,
-    gaussian_epsilon,
-)
-from privsyn_flower.privacy.accounting import (
+from privsyn_flower.privacy import calibrate, compose_gaussians, epsilon, gaussian_epsilon
+from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.accounting.composition import (
     Releases,
     composed_epsilon,
     gaussian_mu,
     most_releases,
     renyi_epsilon,
 )
-from privsyn_flower.privacy.charges import Charge
-from privsyn_flower.privacy.filters import Plan, charged_epsilon, new_header
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.ledger import Charge
+from privsyn_flower.privacy.ledger.filters import Plan, charged_epsilon, new_header
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps import parts
 
 GOLDEN = Path(__file__).parents[1] / "golden"

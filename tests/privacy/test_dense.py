@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from privsyn_flower.privacy import clip_l2, dense
-from privsyn_flower.privacy.dense import (
+from privsyn_flower.privacy import clip_l2
+from privsyn_flower.privacy.encoding import dense
+from privsyn_flower.privacy.encoding.dense import (
     DensePlan,
     check_dense,
     decode_dense,
@@ -20,8 +21,8 @@ from privsyn_flower.privacy.dense import (
     plan_dense,
     rounded_norm,
 )
-from privsyn_flower.privacy.quantize import WrapAround, node_noise_integers, to_modulus
-from privsyn_flower.privacy.rotation import FLOAT32_ERROR, rotate, unrotate
+from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers, to_modulus
+from privsyn_flower.privacy.encoding.rotation import FLOAT32_ERROR, rotate, unrotate
 
 NOISE = {"noise_multiplier": 1.0, "weight": 100.0, "min_weight": 80.0}
 

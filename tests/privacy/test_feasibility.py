@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import load_config
 from privsyn_flower.preflight.numbers import _noise
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.feasibility import DOUBTFUL_SHARE, doubts
+from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from mpmath import mpf
 from scipy import stats
 
-from privsyn_flower.privacy import integer_noise
 from privsyn_flower.privacy.accounting import gaussian_mu
-from privsyn_flower.privacy.integer_noise import (
+from privsyn_flower.privacy.encoding.quantize import node_noise_integers
+from privsyn_flower.privacy.noise import integer_noise
+from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
     LEAST_STD,
     SHARE_OF_DELTA,
@@ -28,7 +29,6 @@ from privsyn_flower.privacy.integer_noise import (
     node_variance,
     release_distance,
 )
-from privsyn_flower.privacy.quantize import node_noise_integers
 from tests.privacy.lattice import (
     TWELFTH,
     discrete_gaussian,

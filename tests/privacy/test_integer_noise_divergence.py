@@ -15,9 +15,13 @@ import pytest
 from scipy import stats
 from scipy.special import ndtr
 
-from privsyn_flower.privacy import integer_noise
 from privsyn_flower.privacy.accounting import composed_epsilon, gaussian_mu
-from privsyn_flower.privacy.integer_noise import gaussian_delta, node_variance, release_distance
+from privsyn_flower.privacy.noise import integer_noise
+from privsyn_flower.privacy.noise.integer_noise import (
+    gaussian_delta,
+    node_variance,
+    release_distance,
+)
 from tests.privacy.lattice import noise_array
 
 S, REACH = 4.0, 80  # noise in integers; beyond 16 of its standard deviations there is nothing

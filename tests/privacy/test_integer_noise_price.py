@@ -9,9 +9,9 @@ import mpmath
 import pytest
 from mpmath import mpf
 
-from privsyn_flower.client_apps.lifetime import Limit, cost
+from privsyn_flower.client_apps.node.lifetime import Limit, cost
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.integer_noise import (
+from privsyn_flower.privacy.noise.integer_noise import (
     PRICE,
     SHARE_OF_DELTA,
     allowed_distance,

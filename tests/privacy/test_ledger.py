@@ -18,7 +18,7 @@ from privsyn_flower.privacy import (
     LedgerInUse,
     calibrate,
 )
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 
 DELTA = 3e-6
 LEFT = gaussian_delta(DELTA)  # of it, for the noise

@@ -18,9 +18,9 @@ from privsyn_flower.privacy import (
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.accounting import gaussian_mu
-from privsyn_flower.privacy.charges import Charge
-from privsyn_flower.privacy.filters import SLACK, charged_epsilon, new_header, why_refused
-from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
+from privsyn_flower.privacy.ledger import Charge
+from privsyn_flower.privacy.ledger.filters import SLACK, charged_epsilon, new_header, why_refused
+from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from tests.privacy.test_ledger import DELTA, LEFT, make, path, reserve
 
 __all__ = ["path"]

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import BudgetExceeded, Ledger, LedgerError, calibrate, epsilon
 from privsyn_flower.privacy.accounting import most_releases
-from privsyn_flower.privacy.charges import Charge
-from privsyn_flower.privacy.filters import (
+from privsyn_flower.privacy.ledger import Charge
+from privsyn_flower.privacy.ledger.filters import (
     PLAN,
     Plan,
     charged_epsilon,
@@ -24,7 +24,7 @@ from privsyn_flower.privacy.filters import (
     sampled_plan,
     why_refused,
 )
-from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.server_apps import parts
 
 DELTA, TOTAL, RATE, ROUNDS = 1e-5, 2.0, 0.1, 20

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from privsyn_flower.privacy import Ledger, calibrate
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 
 DELTA = 3e-6
 

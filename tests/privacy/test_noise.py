@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privsyn_flower.privacy import gaussian, node_noise, noise, system_gaussian
+from privsyn_flower.privacy import gaussian, node_noise, system_gaussian
+from privsyn_flower.privacy.noise import gaussian as noise
 
 CHANCE = 1e-6  # of a false alarm, per test
 

@@ -12,9 +12,8 @@ from hypothesis.extra import numpy as arrays
 from scipy import stats
 
 from privsyn_flower.privacy import clip_l2
-from privsyn_flower.privacy.dense import _sum_reach, dense_numbers
-from privsyn_flower.privacy.integer_noise import TooCoarse, node_variance
-from privsyn_flower.privacy.quantize import (
+from privsyn_flower.privacy.encoding.dense import _sum_reach, dense_numbers
+from privsyn_flower.privacy.encoding.quantize import (
     SENSITIVITY,
     IntegerPlan,
     WrapAround,
@@ -29,6 +28,7 @@ from privsyn_flower.privacy.quantize import (
     to_modulus,
     unpack,
 )
+from privsyn_flower.privacy.noise.integer_noise import TooCoarse, node_variance
 from tests.privacy.lattice import noise_array
 
 BITS = st.sampled_from(range(8, 57, 8))

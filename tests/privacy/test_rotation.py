@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from privsyn_flower.privacy import rotation
-from privsyn_flower.privacy.rotation import (
+from privsyn_flower.privacy.encoding import rotation
+from privsyn_flower.privacy.encoding.rotation import (
     FLOAT32_ERROR,
     padded_length,
     rotate,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.privacy.accounting import epsilon
-from privsyn_flower.privacy.sampling import (
+from privsyn_flower.privacy.accounting.sampling import (
     FixedSize,
     Full,
     NodePoisson,

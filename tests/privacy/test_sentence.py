@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 
 PLAIN = PrivacyStatement(
     epsilon=7.5799999,

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.privacy.discrete_gaussian import seeded_discrete_gaussian
-from privsyn_flower.privacy.quantize import IntegerPlan, plan_histogram
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan, plan_histogram
+from privsyn_flower.privacy.noise.discrete_gaussian import seeded_discrete_gaussian
 from privsyn_flower.queries.app_metrics import (
     app_metrics_bound,
     check_bounds,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.privacy.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.queries import scores as module
 from privsyn_flower.queries import shard_scores, similarity_scores
 from privsyn_flower.queries.rounding import round_within, rounding_room

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.dense import DensePlan, encode_dense, plan_dense
+from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense, plan_dense
 from privsyn_flower.queries.updates import shard_updates, update_bound, user_update
 
 ROTATION = bytes(range(32))

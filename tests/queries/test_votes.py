@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.privacy.quantize import IntegerPlan, encode_histogram
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan, encode_histogram
 from privsyn_flower.queries import nearest, shard_votes, vote_histogram, vote_sensitivity
 
 GOLDEN = Path(__file__).parents[1] / "golden"

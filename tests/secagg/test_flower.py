@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from privsyn_flower import exchange
+from privsyn_flower import messaging
 from privsyn_flower.secagg import Party, SecaggError, Session, Transport, respond, run_session
 from privsyn_flower.secagg.flower import RECORD, session_of, stage_of
 from tests.secagg.rig import IDENTITIES, a_session
@@ -67,7 +67,7 @@ def test_five_messages_each_and_nothing_but_bytes_and_codes(loopback: Any) -> No
     for reply in grid.received:
         assert list(reply.content) == [RECORD]
         assert dict(reply.content[RECORD]).keys() == {"code", "data"}
-    down = [exchange.record_bytes(m.content) for m in grid.sent if m.metadata.dst_node_id == 1]
+    down = [messaging.record_bytes(m.content) for m in grid.sent if m.metadata.dst_node_id == 1]
     assert got.bytes_down_per_node == sum(down)
 
 
@@ -119,7 +119,7 @@ def test_a_message_of_another_session_changes_nothing(loopback: Any, stage: str)
         if asked != stage:
             return
         stray = ConfigRecord({**record, "session": foreign})
-        message = exchange.outgoing(RecordDict({RECORD: stray}), 1, "query.x", ttl=1.0)
+        message = messaging.outgoing(RecordDict({RECORD: stray}), 1, "query.x", ttl=1.0)
         before.append(peers[1].kept)
         party = Party(1, 1, peers[1].identity, lambda c: None, peers[1].vector, lambda s, t: None)
         reply = respond(message, peers[1].state, party)

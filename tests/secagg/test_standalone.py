@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from privsyn_flower.privacy.integer_noise import TooCoarse
+from privsyn_flower.privacy.noise.integer_noise import TooCoarse
 from privsyn_flower.secagg import SecaggError, secure_sum, secure_vector
 from privsyn_flower.secagg.flower import RECORD
 from privsyn_flower.secagg.standalone import content_digest

@@ -13,8 +13,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 from dp_accounting.pld import PLDAccountant
 
-from privsyn_flower.config import ConfigError, RunConfig, split_list
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data import Federation
 from privsyn_flower.privacy import BudgetExceeded, Ledger
 from privsyn_flower.privacy.accounting import renyi_epsilon

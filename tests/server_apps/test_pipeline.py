@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.config_file import load_config
-from privsyn_flower.privacy.integer_noise import allowed_distance
-from privsyn_flower.question import Query
+from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.privacy.noise.integer_noise import allowed_distance
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.parts import (
     noise_multiplier,
@@ -21,9 +20,9 @@ from privsyn_flower.server_apps.parts import (
     statement,
 )
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.rounds import NoRelease, Rounds
-from privsyn_flower.strategies.run_ledger import run_id
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
+from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
 from tests.strategies.test_rounds import Counting

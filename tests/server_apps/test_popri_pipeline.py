@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.cli.display import result_table
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.config_file import load_config
-from privsyn_flower.display import result_table
+from privsyn_flower.config import RunConfig, load_config, split_list
 from privsyn_flower.privacy import calibrate
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.http_client import ServerError
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.serving.http_client import ServerError
 from tests.conftest import node_context, sentences
 from tests.text.test_http_generator import Fake, choices
 

@@ -11,22 +11,22 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
+from privsyn_flower.benchmark import benchmark
+from privsyn_flower.cli.display import result_table
+from privsyn_flower.cli.report import report
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.data import DataError
-from privsyn_flower.display import result_table
-from privsyn_flower.evaluation import benchmark, public
+from privsyn_flower.evaluation import public
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
-from privsyn_flower.report import report
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps import training as stages
 from privsyn_flower.server_apps.parts import noise_multiplier, public_text, statement
 from privsyn_flower.server_apps.training import TrainingPipeline
-from privsyn_flower.strategies.training import TrainingStrategy, noise_key_folder
+from privsyn_flower.strategies.averaging.start import TrainingStrategy, noise_key_folder
 from tests.conftest import node_context, sentences
 
 HANDLERS = {
@@ -460,7 +460,7 @@ def test_the_keyboards_lstm_goes_the_whole_way(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
     """All of its parameters, trained by DP-FTRL and measured: a folder like any other model's."""
-    from privsyn_flower.text.lstm import make_lstm
+    from privsyn_flower.text.models.lstm import make_lstm
 
     words = sentences(30, seed=3)
     made = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)

@@ -13,22 +13,22 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from privsyn_flower import greeting, wire
 from privsyn_flower.client_apps import private_evaluation, private_training
 from privsyn_flower.privacy.accounting import calibrate, compose_gaussians, epsilon
-from privsyn_flower.privacy.charges import replay
 from privsyn_flower.privacy.correlated import keys
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.privacy.ledger.charges import replay
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.question import integer_plan
 from privsyn_flower.queries.app_metrics import shard_app_metrics
-from privsyn_flower.question import integer_plan
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation, TrainingResult
-from privsyn_flower.strategies.aggregation import PlainSum
-from privsyn_flower.strategies.app_evaluation import AppEvaluations
-from privsyn_flower.strategies.run_ledger import open_ledger
-from privsyn_flower.strategies.training import TrainingStrategy
+from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.strategies.engine.run_ledger import open_ledger
 from tests.client_apps.rig import bare
 from tests.conftest import node_context
 from tests.strategies.test_dp_fedavg import Writes, bits, killed_everywhere, quick

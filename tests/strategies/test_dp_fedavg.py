@@ -14,17 +14,17 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from privsyn_flower import runs
-from privsyn_flower.privacy import accounting, filters
-from privsyn_flower.privacy import ledger as ledgers
 from privsyn_flower.privacy.accounting import calibrate, epsilon, most_releases
-from privsyn_flower.privacy.charges import Charge, replay
-from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
-from privsyn_flower.privacy.journal import LedgerError
+from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.ledger import LedgerError, filters
+from privsyn_flower.privacy.ledger import ledger as ledgers
+from privsyn_flower.privacy.ledger.charges import Charge, replay
+from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies import DPFedAvg, TrainingResult
-from privsyn_flower.strategies.aggregation import PlainSum
-from privsyn_flower.strategies.cohort import TooFewNodes
-from privsyn_flower.strategies.rounds import NoRelease
+from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.strategies.engine.cohort import TooFewNodes
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 DELTA = 1e-5

@@ -20,9 +20,9 @@ from privsyn_flower.privacy.correlated import (
     factorization,
     keys,
 )
-from privsyn_flower.privacy.integer_noise import gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies import DPFTRL, TrainingResult
-from privsyn_flower.strategies.aggregation import PlainSum
+from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.conftest import node_context
 from tests.strategies.test_dp_fedavg import Kill, Writes, bits, killed_everywhere, numbers, quick
 from tests.strategies.training_rig import WEIGHTS, Trainer, record, trainers

@@ -15,16 +15,18 @@ from flwr.app import Message
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.evaluation import EVALUATION
-from privsyn_flower.client_apps.node import Node
-from privsyn_flower.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import PlainSum
-from privsyn_flower.strategies.cohort import RoundPlan
+from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import (
     Caps,
     better,
@@ -33,10 +35,8 @@ from privsyn_flower.strategies.evaluation import (
     read_estimates,
     releases,
 )
-from privsyn_flower.strategies.mechanisms import AggregatorNoise
-from privsyn_flower.strategies.rounds import NoRelease
-from privsyn_flower.text.lm_metrics import Scorer
-from privsyn_flower.text.parameters import ParametersError
+from privsyn_flower.text.models.lm_metrics import Scorer
+from privsyn_flower.text.models.parameters import ParametersError
 from tests.conftest import node_context, sentences
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 

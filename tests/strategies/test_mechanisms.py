@@ -21,7 +21,6 @@ from flwr.app import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower import greeting, wire
 from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.privacy.correlated import (
     Factorization,
@@ -32,20 +31,26 @@ from privsyn_flower.privacy.correlated import (
     epsilon_correlated,
     factorization,
 )
-from privsyn_flower.privacy.dense import encode_dense
-from privsyn_flower.privacy.filters import SLACK, new_header
-from privsyn_flower.privacy.integer_noise import gaussian_delta
-from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.privacy.encoding.dense import encode_dense
+from privsyn_flower.privacy.encoding.quantize import to_modulus
+from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger, LedgerError
+from privsyn_flower.privacy.ledger.filters import SLACK, new_header
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
-from privsyn_flower.question import Noise, Query, encoded_bound, integer_plan, total_variation
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.question import (
+    Noise,
+    Query,
+    encoded_bound,
+    integer_plan,
+    total_variation,
+)
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies import aggregator_noise
-from privsyn_flower.strategies.aggregation import Aggregation, ModularSum, PlainSum
-from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes
-from privsyn_flower.strategies.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
-from privsyn_flower.strategies.rounds import NoRelease, NothingLearned, Rounds
+from privsyn_flower.strategies.engine import aggregator_noise
+from privsyn_flower.strategies.engine.aggregation import Aggregation, ModularSum, PlainSum
+from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
+from privsyn_flower.strategies.engine.rounds import NoRelease, NothingLearned, Rounds
 from tests.client_apps.test_answers import Device, expected, question
 from tests.strategies.test_rounds import Counting, VotingNode
 
@@ -812,7 +817,7 @@ def test_noise_of_the_nodes_for_a_dense_sum() -> None:
 def test_a_secure_sum_gets_the_aggregators_noise(
     tmp_path: Path, loopback: Any, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from privsyn_flower.strategies.aggregation import SecureAggregation
+    from privsyn_flower.strategies.engine.aggregation import SecureAggregation
 
     devices = {100 + i: Device(tmp_path, i) for i in range(4)}
     matrix, always = factorization("independent", 1), Participation(1)

@@ -14,19 +14,19 @@ from flwr.app import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower import greeting, wire
-from privsyn_flower.greeting import Hello
 from privsyn_flower.privacy import Ledger
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.dense import DensePlan, encode_dense
-from privsyn_flower.privacy.quantize import from_modulus, to_modulus
-from privsyn_flower.privacy.rotation import padded_length, rotate, unrotate
-from privsyn_flower.question import Noise, Query, encoded_length, integer_plan
+from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
+from privsyn_flower.privacy.encoding.quantize import from_modulus, to_modulus
+from privsyn_flower.privacy.encoding.rotation import padded_length, rotate, unrotate
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.aggregation import ModularSum, PlainSum
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.mechanisms import AggregatorNoise
-from privsyn_flower.strategies.rounds import Rounds
+from privsyn_flower.strategies.engine.aggregation import ModularSum, PlainSum
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
+from privsyn_flower.strategies.engine.rounds import Rounds
 
 LENGTH, BITS = 3000, 24
 

@@ -11,18 +11,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.integer_noise import (
+from privsyn_flower.privacy.encoding.quantize import SENSITIVITY, WrapAround
+from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
+from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
     LEAST_STD,
     allowed_distance,
     distance_each,
     gaussian_delta,
 )
-from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
-from privsyn_flower.privacy.quantize import SENSITIVITY, WrapAround
-from privsyn_flower.question import Query, check_range, encoded_bound, total_variation
-from privsyn_flower.strategies.cohort import RoundPlan
-from privsyn_flower.strategies.mechanisms import NodeNoise
+from privsyn_flower.protocol.question import Query, check_range, encoded_bound, total_variation
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 
 PLAN = RoundPlan(run="r", users=1000, noise_multiplier=2.0)
 FINE = {False: 1e-25, True: 1e-19}  # 56 bits hold finer sums than the 32 of dense ones

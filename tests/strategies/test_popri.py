@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 from privsyn_flower.client_apps.answers import guarded, reply
-from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.config import PopriConfig
 from privsyn_flower.data import LabelledText
 from privsyn_flower.evaluation.distances import frechet_distance
-from privsyn_flower.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.sections import PopriConfig
 from privsyn_flower.strategies import NoPairs, POPri
-from privsyn_flower.strategies.aggregation import PlainSum, SecureAggregation
-from privsyn_flower.strategies.run_ledger import open_ledger
+from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine.run_ledger import open_ledger
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.protocols import Trained
 from tests.conftest import WORDS, node_context, sentences

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from privsyn_flower import wire
-from privsyn_flower.question import Ticket
-from privsyn_flower.strategies import DPFedAvg, cohort
-from privsyn_flower.strategies.cohort import TooFewNodes
-from privsyn_flower.strategies.rounds import Rounds
-from privsyn_flower.wire import Refusal
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.protocol.wire import Refusal
+from privsyn_flower.strategies import DPFedAvg
+from privsyn_flower.strategies.engine import cohort
+from privsyn_flower.strategies.engine.cohort import TooFewNodes
+from privsyn_flower.strategies.engine.rounds import Rounds
 from tests.strategies.test_rounds import Counting, VotingNode, engine
 from tests.strategies.training_rig import record
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.sections import PreTextConfig
+from privsyn_flower.config import PreTextConfig
 from privsyn_flower.strategies import NothingSurvived, PrEText
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences

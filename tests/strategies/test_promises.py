@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.strategies import SynthesisStrategy
-from privsyn_flower.strategies.aggregation import PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from tests.strategies.test_popri import federation, make
 from tests.strategies.test_pretext import strategy as pretext
 

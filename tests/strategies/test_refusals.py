@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from privsyn_flower import greeting, wire
-from privsyn_flower.client_apps.policy import Policy
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.wire import POLICY_KEYS, Refusal
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg.flower import RECORD
 from privsyn_flower.strategies import DPFedAvg
-from privsyn_flower.strategies.cohort import TooFewNodes
-from privsyn_flower.strategies.rounds import NoRelease, NothingSurvived
-from privsyn_flower.wire import POLICY_KEYS, Refusal
+from privsyn_flower.strategies.engine.cohort import TooFewNodes
+from privsyn_flower.strategies.engine.rounds import NoRelease, NothingSurvived
 from tests.client_apps.test_answers import Device
 from tests.strategies import test_secure_rounds
 from tests.strategies.test_rounds import Counting, VotingNode, engine
@@ -178,7 +178,7 @@ def test_only_keys_on_the_list_leave_a_node_or_are_read(
 
 
 def a_question() -> Any:
-    from tests.test_wire import NOISE, TICKET, query
+    from tests.protocol.test_wire import NOISE, TICKET, query
 
     return query(), TICKET, NOISE
 

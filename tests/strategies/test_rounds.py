@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from privsyn_flower import greeting, wire
-from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.quantize import to_modulus
+from privsyn_flower.privacy.encoding.quantize import to_modulus
+from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.release import TooFewSurvivors
-from privsyn_flower.question import Noise, Query, Ticket
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.strategies.aggregation import Collected, Exchange, PlainSum
-from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes, WrongNode
-from privsyn_flower.strategies.rounds import MOST_ABORTS, NoRelease, NothingSurvived, Rounds
-from privsyn_flower.wire import Refusal
+from privsyn_flower.strategies.engine.aggregation import Collected, Exchange, PlainSum
+from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes, WrongNode
+from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, NothingSurvived, Rounds
 
 
 class Counting:

@@ -10,17 +10,16 @@ import pytest
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.accounting import epsilon
-from privsyn_flower.privacy.integer_noise import allowed_distance, gaussian_delta
-from privsyn_flower.privacy.journal import LedgerError
-from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps import parts
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
-from privsyn_flower.strategies.aggregation import PlainSum
-from privsyn_flower.strategies.aggregator_noise import AggregatorNoise
-from privsyn_flower.strategies.app_evaluation import AppEvaluations
-from privsyn_flower.strategies.rounds import NoRelease, Rounds
-from privsyn_flower.strategies.run_ledger import COPY, held, ledger_path, open_ledger, run_id
+from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
+from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
+from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
+from privsyn_flower.strategies.engine.run_ledger import COPY, held, ledger_path, open_ledger, run_id
 from tests.strategies import test_app_evaluation as evaluated
 from tests.strategies.test_rounds import Counting, VotingNode, nodes
 from tests.strategies.test_synthesis import Counting as Votes
@@ -49,7 +48,7 @@ def engine(path: Path, grid: Any, strategy: Counting) -> tuple[Rounds, Ledger]:
 
 
 def parts_plan(folder: RunFolder) -> Any:
-    from privsyn_flower.strategies.cohort import RoundPlan
+    from privsyn_flower.strategies.engine.cohort import RoundPlan
 
     return RoundPlan(
         run=run_id(folder),

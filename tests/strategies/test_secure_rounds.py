@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.question import Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.secagg import flower as secagg_flower
-from privsyn_flower.strategies.cohort import RoundPlan, TooFewNodes
-from privsyn_flower.strategies.rounds import MOST_ABORTS, NoRelease, Rounds
+from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
+from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, Rounds
 from tests.client_apps.test_answers import Device, expected, question
 from tests.strategies.test_rounds import Counting
 

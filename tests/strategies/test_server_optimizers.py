@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from privsyn_flower.strategies.server_optimizers import (
+from privsyn_flower.strategies.averaging.server_optimizers import (
     FedAdam,
     FedAvg,
     FedAvgM,

@@ -11,14 +11,16 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower import text, wire
-from privsyn_flower.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.privacy.quantize import to_modulus
-from privsyn_flower.question import Query
+from privsyn_flower import text
+from privsyn_flower.privacy.encoding.quantize import to_modulus
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import SynthesisStrategy
-from privsyn_flower.strategies.aggregation import PlainSum
-from privsyn_flower.text import load_embedder, preference
+from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.text import load_embedder
+from privsyn_flower.text.preference import trainer as preference
 from tests.conftest import sentences
 from tests.strategies.test_popri import (
     EMBEDDER,

@@ -17,9 +17,16 @@ from safetensors.numpy import load
 
 from privsyn_flower.queries.updates import shard_updates, update_bound
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.adaptive_clipping import LARGEST_INDICATOR, AdaptiveClipping
-from privsyn_flower.strategies.generalised_fedavg import Diverged, GeneralisedFedAvg, update_facts
-from privsyn_flower.strategies.server_optimizers import FedAvg, FedAvgM, server_optimizer
+from privsyn_flower.strategies.averaging.adaptive_clipping import (
+    LARGEST_INDICATOR,
+    AdaptiveClipping,
+)
+from privsyn_flower.strategies.averaging.generalised_fedavg import (
+    Diverged,
+    GeneralisedFedAvg,
+    update_facts,
+)
+from privsyn_flower.strategies.averaging.server_optimizers import FedAvg, FedAvgM, server_optimizer
 from privsyn_flower.training import Layout
 from tests.conftest import loopback_message
 from tests.strategies.training_rig import WEIGHTS

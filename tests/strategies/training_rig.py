@@ -9,12 +9,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from safetensors.numpy import load
 
-from privsyn_flower import greeting, wire
-from privsyn_flower.greeting import Hello
-from privsyn_flower.privacy.quantize import to_modulus
-from privsyn_flower.privacy.rotation import rotate
+from privsyn_flower.privacy.encoding.quantize import to_modulus
+from privsyn_flower.privacy.encoding.rotation import rotate
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.queries.updates import shard_updates
-from privsyn_flower.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.training import Layout
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]

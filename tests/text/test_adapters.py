@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text.adapters import CONFIG, WEIGHTS, AdapterError, base_of, save_adapter
 from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.adapters import CONFIG, WEIGHTS, AdapterError, base_of, save_adapter
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.protocols import AdaptableGenerator
 

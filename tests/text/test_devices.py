@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privsyn_flower.text.devices import resolve_device
+from privsyn_flower.text.models.devices import resolve_device
 
 
 def test_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:

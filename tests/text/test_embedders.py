@@ -14,7 +14,7 @@ import pytest
 from privsyn_flower.text import embedders
 from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.protocols import Embedder
 
 TEXTS = [
@@ -198,7 +198,8 @@ def test_the_package_loads_no_heavy_library() -> None:
     """Neither the import nor an n-gram embedder nor a fingerprint needs torch."""
     code = (
         "import sys, privsyn_flower.text as text, privsyn_flower.text.generators,"
-        "privsyn_flower.text.infillers, privsyn_flower.text.sampling, privsyn_flower.text.bars\n"
+        "privsyn_flower.text.infillers, privsyn_flower.text.models.sampling,"
+        "privsyn_flower.text.bars\n"
         "text.load_embedder('ngram-64').embed(['a text'])\n"
         "text.resolve_device('cpu')\n"
         "try: text.embedder_fingerprint('minilm')\n"

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.generators import STOP_EVERY, HuggingFaceGenerator
+from privsyn_flower.text.models.sampling import choose_tokens
+from privsyn_flower.text.models.workers import map_batches
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
-from privsyn_flower.text.sampling import choose_tokens
-from privsyn_flower.text.workers import map_batches
 
 from .conftest import SENTENCES, make_tokenizer
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text import http_client
-from privsyn_flower.text.adapters import AdapterError
-from privsyn_flower.text.http_adapters import adapter_name
-from privsyn_flower.text.http_client import ServerError, check_url
-from privsyn_flower.text.http_generator import OpenAIGenerator
+from privsyn_flower.text.models.adapters import AdapterError
 from privsyn_flower.text.prompts import HEADING, expand
 from privsyn_flower.text.protocols import AdaptableGenerator
+from privsyn_flower.text.serving import http_client
+from privsyn_flower.text.serving.http_adapters import adapter_name
+from privsyn_flower.text.serving.http_client import ServerError, check_url
+from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 
 Body = dict[str, Any]
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]

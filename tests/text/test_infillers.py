@@ -169,7 +169,7 @@ def test_texts_are_varied_and_empty_ones_kept(infiller: MaskFill) -> None:
 
 def test_untouched_text_survives_the_round_trip(infiller: MaskFill) -> None:
     """Decoding must not tidy: spaces before punctuation belong to the text."""
-    from privsyn_flower.text.pretrained import decode
+    from privsyn_flower.text.models.pretrained import decode
 
     text = "A space , here ; don 't touch  it . <mask> stays"
     ids, own = infiller._encode([text])

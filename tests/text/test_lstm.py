@@ -11,16 +11,16 @@ import pytest
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream, Tuning
-from privsyn_flower.text.lm_metrics import Scorer
-from privsyn_flower.text.parameters import base_shapes
-from privsyn_flower.text.pretrained import load_model, load_tokenizer
+from privsyn_flower.text.models.lm_metrics import Scorer
+from privsyn_flower.text.models.parameters import base_shapes
+from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.training.initial import initial_parameters
 from privsyn_flower.training.models import CausalLM
 from privsyn_flower.training.options import LocalTraining
 from tests.text.conftest import SENTENCES
 
 torch = pytest.importorskip("torch")
-from privsyn_flower.text import lstm  # noqa: E402 - it imports torch
+from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
 
 TINY: dict[str, Any] = {"words": 60, "hidden": 12, "embedding": 6}
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text.batches import pad_rows
-from privsyn_flower.text.lm_metrics import BATCH_TOKENS, Scorer, base_folder, load_scorer
-from privsyn_flower.text.parameters import (
+from privsyn_flower.text.models.batches import pad_rows
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, base_folder, load_scorer
+from privsyn_flower.text.models.parameters import (
     ParametersError,
     base_shapes,
     check_parameters,
@@ -21,7 +21,7 @@ from privsyn_flower.text.parameters import (
     read_model,
     unpack_parameters,
 )
-from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from tests.text.conftest import SENTENCES, make_tokenizer
 
 SHAPES = {"a.weight": (4, 6), "b.weight": (3,), "s": ()}

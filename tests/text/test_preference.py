@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text.adapters import CONFIG, WEIGHTS, AdapterError
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.preference import CHECKPOINTS, FINISHED, TASK, PreferenceTrainer
-from privsyn_flower.text.preference_data import EXPAND_ENDING, encode_pairs
+from privsyn_flower.text.models.adapters import CONFIG, WEIGHTS, AdapterError
+from privsyn_flower.text.preference.data import EXPAND_ENDING, encode_pairs
+from privsyn_flower.text.preference.trainer import CHECKPOINTS, FINISHED, TASK, PreferenceTrainer
 from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.protocols import Trained, Trainer
 
@@ -128,7 +128,7 @@ def test_the_reference_is_the_base_to_the_last_bit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """Computed once, whatever adapter the round starts from and however wide the batches."""
-    from privsyn_flower.text import preference_fit
+    from privsyn_flower.text.preference import fit as preference_fit
 
     seen: list[np.ndarray] = []
     real = preference_fit._with_reference
@@ -247,7 +247,7 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     assert (whole[0].adapter / WEIGHTS).read_bytes() != (whole[1].adapter / WEIGHTS).read_bytes()
     assert not (work / CHECKPOINTS).exists()
 
-    from privsyn_flower.text import preference_fit
+    from privsyn_flower.text.preference import fit as preference_fit
 
     monkeypatch.setattr(preference_fit, "fit", None)  # a finished training is not repeated
     assert tuner.train(PAIRS, start=None, work=work, seed=7) == resumed

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.text.vllm_server import SERVED_FILES
+from privsyn_flower.text.serving.vllm_server import SERVED_FILES
 
 KEY = "secret"
 

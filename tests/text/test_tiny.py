@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import RunConfig, load_config, split_list
 from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
-from privsyn_flower.text.assets import PACKAGE_ASSETS, AssetError, find_asset, write_manifest
-from privsyn_flower.text.batches import encode, pad_rows, token_batches
-from privsyn_flower.text.muon import linear_schedule, orthogonalise
-from privsyn_flower.text.recipes import RECIPES, content_key, recipe
-from privsyn_flower.text.tiny import ensure_model, package_sides, train
-from privsyn_flower.text.tiny_training import expand_runs
+from privsyn_flower.text.models.batches import encode, pad_rows, token_batches
+from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, AssetError, find_asset, write_manifest
+from privsyn_flower.text.tiny.models import ensure_model, package_sides, train
+from privsyn_flower.text.tiny.muon import linear_schedule, orthogonalise
+from privsyn_flower.text.tiny.recipes import RECIPES, content_key, recipe
+from privsyn_flower.text.tiny.training import expand_runs
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
 
@@ -74,7 +73,7 @@ def test_training_learns_and_is_reproducible(cache, tmp_path):
 
 def test_a_cached_model_is_not_trained_again(cache, monkeypatch):
     first = train(CORPORA, "downstream", cache, steps=8)
-    monkeypatch.setattr("privsyn_flower.text.tiny_training.train_model", None)
+    monkeypatch.setattr("privsyn_flower.text.tiny.training.train_model", None)
     assert train(CORPORA, "downstream", cache, steps=8) == first
     with pytest.raises(TypeError):
         train(CORPORA, "downstream", cache, steps=8, seed=1)

@@ -18,9 +18,9 @@ import pytest
 
 import privsyn_flower
 from privsyn_flower.text import HuggingFaceGenerator
-from privsyn_flower.text.http_client import ServerError
-from privsyn_flower.text.http_generator import OpenAIGenerator
 from privsyn_flower.text.prompts import expand_prompt, parse_completion
+from privsyn_flower.text.serving.http_client import ServerError
+from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 
 transformers = pytest.importorskip("transformers")
 if not transformers.utils.import_utils.is_serve_available():

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text import http_client
-from privsyn_flower.text.adapters import AdapterError, Base
-from privsyn_flower.text.http_client import ServerError
-from privsyn_flower.text.pretrained import ModelUnavailableError
+from privsyn_flower.text.models.adapters import AdapterError, Base
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.protocols import AdaptableGenerator
-from privsyn_flower.text.vllm_server import (
+from privsyn_flower.text.serving import http_client
+from privsyn_flower.text.serving.http_client import ServerError
+from privsyn_flower.text.serving.vllm_server import (
     SERVED,
     SERVED_FILES,
     VllmGenerator,
@@ -206,15 +206,15 @@ def test_ends_when_the_run_is_killed(stand_in: Path, tmp_path: Path) -> None:
     """SIGKILL to the process that started it: nobody is left to clean up."""
     program = (
         "import sys, time; from pathlib import Path\n"
-        "from privsyn_flower.text.vllm_server import VllmServer\n"
+        "from privsyn_flower.text.serving.vllm_server import VllmServer\n"
         f"server = VllmServer({str(tmp_path)!r}, log=Path({str(tmp_path / 'l')!r}), "
         f"python=Path({str(stand_in)!r}))\n"
         "server.ensure(); print(server._process.pid, flush=True); time.sleep(100)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
-        keeper = int(run.stdout.readline())
-        alive = [keeper, *pids(stand_in)]
+        supervisor = int(run.stdout.readline())
+        alive = [supervisor, *pids(stand_in)]
         assert all(map(running, alive))
         run.send_signal(signal.SIGKILL)
     assert eventually(lambda: not any(map(running, alive)))

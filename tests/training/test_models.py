@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text import lm_metrics
-from privsyn_flower.text.lm_metrics import Scorer
+from privsyn_flower.text.models import lm_metrics
+from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
 from privsyn_flower.training.initial import initial_parameters, trained_patterns
 from privsyn_flower.training.models import TOKEN_CHARACTERS, CausalLM, load_model

@@ -17,7 +17,7 @@ import privsyn_flower
 from privsyn_flower.text import HuggingFaceGenerator
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import expand, expand_prompt
-from privsyn_flower.text.vllm_server import VllmGenerator, VllmServer
+from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer
 
 EXAMPLES = [
     "Return the mean of the array along the given axis, ignoring missing values.",

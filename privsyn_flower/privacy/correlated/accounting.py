@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from privsyn_flower.privacy.accounting import (
+from privsyn_flower.privacy.accounting.composition import (
     calibrate,
     check_delta,
     check_positive,

@@ -1,0 +1,299 @@
+"""What a simulated run is worth, measured with private and held-out text.
+
+With `private.py` the ONLY file that opens private or held-out text outside the nodes
+(ARCHITECTURE, rule 4). It runs in simulation with `benchmark = true`, and its figures are no part
+of the private result: they go under `benchmark` in summary.json and are not covered by epsilon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.benchmark.feedback import RunRecord, response_rounds, seed_votes, vote_shares
+from privsyn_flower.benchmark.private import Private
+from privsyn_flower.config import ConfigError, RunConfig, split_list
+from privsyn_flower.data import Federation, label_of
+from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
+from privsyn_flower.evaluation.classification import Classifier, Examples, scores
+from privsyn_flower.evaluation.distances import frechet_by_size
+from privsyn_flower.evaluation.downstream import Downstream, Tuning
+from privsyn_flower.evaluation.duplicates import near_duplicates
+from privsyn_flower.evaluation.public import rehearse, rehearse_classes
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.randomness import seeded
+
+Floats = npt.NDArray[np.float32]
+Sets = Mapping[str, Sequence[str]]
+Folders = Mapping[str, Path]
+
+FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
+NOTE = "measured with private and held-out text; not covered by epsilon"
+METHODS = {
+    "pretrained": "the downstream model as it is",
+    "random_public": "(a) fine-tuned on random public text",
+    "unaligned": "(a1) on the generator's text before alignment",
+    "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
+    "noise_scores": "(a2) on the same pipeline's text, its scores replaced by noise",
+    "pretext": "(a3) on PrE-Text's synthetic text at the same noise and rounds, simulated",
+    "noise_updates": "(a2) trained in the same way, users' updates replaced by noise",
+    "synthetic": "(b) on the synthetic text",
+    "trained": "(b) trained privately on the nodes",
+    "private": "(c) on the private text, without privacy",
+}
+PAIRS = (
+    ("synthetic", "random_public"),
+    ("synthetic", "unaligned"),
+    ("synthetic", "noise_votes"),
+    ("synthetic", "noise_scores"),
+    ("synthetic", "pretext"),
+    ("trained", "pretrained"),
+    ("trained", "random_public"),
+    ("trained", "noise_updates"),
+    ("private", "random_public"),
+    ("private", "synthetic"),
+    ("private", "trained"),
+)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """summary: figures for summary.json. For the pictures: held_out (n, d) embeddings of
+    held-out texts, PRIVATE, and the candidates (m, d) of every round."""
+
+    summary: dict[str, Any]
+    held_out: Floats
+    candidates: list[Floats]
+
+
+def run_benchmark(
+    config: RunConfig,
+    private: Private,
+    *,
+    downstream: str | Path,
+    record: RunRecord,
+    synthetic: Sets,
+    seeds: Sets,
+    progress: Progress = silent,
+) -> Benchmark:
+    """All figures of one finished run; held-out users as `evaluation.on` says.
+
+    downstream: folder or name of the model to fine-tune. synthetic: texts by the names in
+    METHODS, "synthetic" the run's own and the others its controls; with their labels
+    (`data.LabelledText`) for `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the
+    run's own; empty for methods without.
+    """
+    federation, pool = private.federation, private.federation.public()
+    held_out = private.held_out()
+    summary: dict[str, Any] = {
+        "note": NOTE,
+        "held_out": config.evaluation.on,
+    }
+    progress("benchmark: distances", 0, 2)
+    if config.method == "pretext":
+        rounds, candidates = vote_shares(record, private, config)
+        summary["true_votes"] = {**rounds, **seed_votes(seeds["seeds"], pool, private, config)}
+    else:
+        rank = config.popri.rejected_rank
+        summary["responses"], candidates = response_rounds(record, private, held_out, rank)
+    groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
+    summary["frechet"] = distances(groups, pool, private, held_out, config)
+    progress("benchmark: distances", 1, 2)
+    summary["near_duplicates"] = repeated(synthetic["synthetic"], federation, config)
+    progress("benchmark: distances", 2, 2)
+    measure = classification if config.evaluation.task == "classification" else next_token
+    summary |= {"task": config.evaluation.task}
+    summary |= measure(config, federation, downstream, synthetic, progress)
+    return Benchmark(summary, held_out, candidates)
+
+
+def training_benchmark(
+    config: RunConfig,
+    federation: Federation,
+    *,
+    downstream: str | Path,
+    models: Folders,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
+
+    models: folders by the names in METHODS, measured as they are. There is no text whose
+    distances could be told. Raises ConfigError unless `benchmark` is true.
+    """
+    if not config.benchmark:
+        raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
+    return {
+        "note": NOTE,
+        "held_out": config.evaluation.on,
+        "frechet": {},
+        "task": config.evaluation.task,
+        **next_token(config, federation, downstream, {}, progress, models=models),
+    }
+
+
+def repeated(
+    synthetic: Sequence[str], federation: Federation, config: RunConfig
+) -> dict[str, dict[str, float]]:
+    """How much of the synthetic text repeats private, held-out (chance) and public text."""
+    references = {
+        "private": federation.shard(0, 1),
+        "held_out": federation.held_out(config.evaluation.on),
+    }
+    texts = {name: [t for own in users.values() for t in own] for name, users in references.items()}
+    texts["public"] = federation.public_corpus()
+    return {name: near_duplicates(synthetic, reference) for name, reference in texts.items()}
+
+
+def distances(
+    groups: Mapping[str, Sets],
+    pool: Sequence[str],
+    private: Private,
+    held_out: Floats,
+    config: RunConfig,
+) -> dict[str, dict[str, float]]:
+    """Frechet distances to held-out text, each group at equal numbers of texts; `private` is
+    the floor: private users' text at the same number."""
+    rng = seeded(config.seed, "frechet")
+
+    def rows(source: Sequence[str]) -> Floats:
+        count = min(len(source), FRECHET_TEXTS)
+        picked = rng.choice(len(source), count, replace=False)
+        return private.embedder.embed([source[i] for i in picked])
+
+    others = {"random_public": rows(pool)} if len(pool) > 1 else {}
+    count = len(others["random_public"]) if others else min(len(private.rows), FRECHET_TEXTS)
+    own = rng.choice(len(private.rows), count, replace=len(private.rows) < count)
+    others["private"] = private.rows[own]
+    return {
+        group: {
+            name: round(value, 5)
+            for name, value in frechet_by_size(
+                {name: rows(source) for name, source in members.items() if len(source) > 1}
+                | others,
+                held_out,
+                rng,
+            ).items()
+        }
+        for group, members in groups.items()
+    }
+
+
+def training_sets(federation: Federation, synthetic: Sets, public: Sequence[str]) -> Sets:
+    """What the model is fine-tuned on, by the names in METHODS; `public` may be empty."""
+    own = [text for texts in federation.shard(0, 1).values() for text in texts]
+    return {**({"random_public": public} if public else {}), **synthetic, "private": own}
+
+
+def next_token(
+    config: RunConfig,
+    federation: Federation,
+    downstream: str | Path,
+    synthetic: Sets,
+    progress: Progress = silent,
+    *,
+    models: Folders | None = None,
+) -> dict[str, Any]:
+    """The same model fine-tuned on every set at equal cost -> accuracy and loss on held-out users.
+
+    models: others to measure as they are; a name among them is not fine-tuned. Returns accuracy,
+    loss (nats) with intervals [value, low, high], their paired differences, and the learning rate
+    with how it was chosen.
+    """
+    options, folders = config.evaluation, models or {}
+    length, device = options.sequence_length, config.models.device
+    model = Downstream(downstream, length=length, device=device)
+    rate, tried = rehearse(config, federation, model, progress)
+    tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
+    held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
+    given = training_sets(federation, synthetic, federation.public())
+    sets = {name: source for name, source in given.items() if name not in folders}
+    model.reset()  # the rehearsal left the weights of its last trial
+    sums = {"pretrained": model.user_sums(held_out)}
+    for name, folder in folders.items():
+        sums[name] = Downstream(folder, length=length, device=device).user_sums(held_out)
+    for name, source in sets.items():
+        model.fine_tune(model.encode(source), tuning, progress, f"fine-tuning on {name}")
+        sums[name] = model.user_sums(held_out)
+    result: dict[str, Any] = {
+        "held_out_users": len(held_out),
+        "held_out_tokens": int(sums["private"][:, 2].sum()),
+        "methods": {name: METHODS[name] for name in METHODS if name in sums},
+        "training_texts": {name: len(source) for name, source in sets.items()},
+        "tokens_per_fine_tuning": tuning.steps * tuning.batch_tokens,
+        "learning_rate": rate,
+        "learning_rate_trials": tried,
+    }
+    for measure, column in (("loss", 0), ("accuracy", 1)):
+        result |= figures(
+            measure,
+            paired_bootstrap(
+                {name: sums[name][:, [column, 2]] for name in METHODS if name in sums},
+                [pair for pair in PAIRS if set(pair) <= set(sums)],
+                seeded(config.seed, "bootstrap"),
+                resamples=options.bootstrap,
+            ),
+        )
+    return result
+
+
+def classification(
+    config: RunConfig,
+    federation: Federation,
+    downstream: str | Path,
+    synthetic: Sets,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
+
+    Public text takes part where it has labels, a control where its text has. `pretrained` has a
+    head of random weights: it shows what knowing nothing gives.
+    """
+    options, classes = config.evaluation, split_list(config.popri.labels)
+    length, device = options.sequence_length, config.models.device
+    model = Classifier(downstream, classes, length=length, device=device, seed=config.seed)
+
+    def encoded(texts: Sequence[str]) -> Examples:
+        return model.encode(texts, [label_of(text) for text in texts])
+
+    public = model.encode(federation.public(), federation.public_labels())
+    rate, tried = rehearse_classes(config, model, public, progress)
+    tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
+    held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
+    sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
+    sets = {"random_public": public} | sets
+    model.reset()
+    sums = {"pretrained": model.user_sums(held_out)}
+    for name, examples in sets.items():
+        if examples or name in {"synthetic", "private"}:  # these two without examples: an error
+            model.fine_tune(examples, tuning, progress, f"fine-tuning on {name}")
+            sums[name] = model.user_sums(held_out)
+    names = [name for name in METHODS if name in sums]
+    pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
+    found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
+    return {
+        "held_out_users": len(held_out),
+        "held_out_texts": int(sums["private"].sum()),
+        "classes": classes,
+        "methods": {name: METHODS[name] for name in names},
+        "training_texts": {name: len(sets[name]) for name in sets if name in sums},
+        "texts_per_fine_tuning": tuning.steps * tuning.batch_size,
+        "learning_rate": rate,
+        "learning_rate_trials": tried,
+        **figures("accuracy", found["accuracy"]),
+        **figures("macro_f1", found["macro_f1"]),
+    }
+
+
+def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:
+    """Values, intervals and paired differences of one measure, as the summary has them."""
+    values, differences = intervals["value"], intervals["difference"]
+    return {
+        measure: {k: v.value for k, v in values.items()},
+        f"{measure}_interval": {k: v.as_list()[1:] for k, v in values.items()},
+        f"{measure}_difference": {k: v.as_list() for k, v in differences.items()},
+    }

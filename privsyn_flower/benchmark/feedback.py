@@ -1,0 +1,130 @@
+"""What the users' answers were worth, round by round: benchmark figures, not covered by epsilon.
+
+PrE-Text: which share of the true votes the survivors hold. POPri: how often noise turned a
+preference round (the paper's recovery rate, Appendix E.1), and how the responses move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.benchmark.private import Private
+from privsyn_flower.config import RunConfig
+from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.randomness import seeded
+
+Floats = npt.NDArray[np.float32]
+
+MOST_TEXTS = 500  # seeds embedded again, and rows compared, per set
+
+
+class RunRecord(Protocol):
+    """The part of a run folder that is needed here: questions, releases, metrics."""
+
+    def load_query(self, rnd: int) -> Any: ...
+
+    def load_release(self, rnd: int) -> npt.NDArray[np.float64] | None: ...
+
+    def metrics(self) -> list[dict[str, Any]]: ...
+
+
+def vote_shares(
+    record: RunRecord, private: Private, config: RunConfig
+) -> tuple[dict[str, Any], list[Floats]]:
+    """Per round: which share of the true votes the candidates above the threshold hold, and
+    which share of the candidates they are (what random ones would hold)."""
+    survivors, expected, candidates = [], [], []
+    for row in record.metrics():
+        query, released = record.load_query(row["round"]), record.load_release(row["round"])
+        if query is None or released is None:
+            continue
+        question = query.question()
+        true = private.votes(question)
+        alive = released > row["threshold_votes"]
+        survivors.append(float(true[alive].sum() / max(true.sum(), 1e-12)))
+        expected.append(float(alive.mean()))
+        candidates.append(question)
+    ratios = [share / even for share, even in zip(survivors, expected, strict=True) if even]
+    figures = {
+        "survivors": [round(share, 4) for share in survivors],
+        "random": [round(share, 4) for share in expected],
+        "mean_ratio": round(float(np.mean(ratios)), 3) if ratios else None,
+    }
+    return figures, candidates
+
+
+def seed_votes(
+    seeds: Sequence[str], pool: Sequence[str], private: Private, config: RunConfig
+) -> dict[str, Any]:
+    """Seeds against as many random public texts, as candidates of one question: the seeds'
+    share of the true votes (0.5 if they were no better)."""
+    rng = seeded(config.seed, "seed votes")
+    count = min(len(seeds), len(pool), MOST_TEXTS)
+    chosen = [seeds[i] for i in rng.choice(len(seeds), count, replace=False)]
+    other = [pool[i] for i in rng.choice(len(pool), count, replace=False)]
+    rows = private.embedder.embed([*chosen, *other])
+    true = private.votes(rows)
+    return {"seeds_against_random": round(float(true[:count].sum() / max(true.sum(), 1e-12)), 4)}
+
+
+def response_rounds(
+    record: RunRecord, private: Private, held_out: Floats, rejected_rank: int
+) -> tuple[dict[str, Any], list[Floats]]:
+    """Per round of POPri: the recovery rate, and the responses' Frechet distances to held-out
+    and to private text at equal numbers; also the responses (m, d) themselves, for pictures.
+
+    The recovery rate is the share of prompts whose chosen response has a higher score than the
+    rejected one before clipping and noise (Appendix E.1, Figure 6).
+    """
+    recovery, to_held_out, to_private, responses = [], [], [], []
+    for row in record.metrics():
+        query, released = record.load_query(row["round"]), record.load_release(row["round"])
+        if query is None or released is None:
+            continue
+        question, projection = query.question(), query.extra.get("projection")
+        true = private.mean_cosines(question)
+        recovery.append(recovery_rate(true, released, query_groups(query, row), rejected_rank))
+        rng = seeded(private.config.seed, row["round"], "response distances")
+        sets = [private.rows, held_out]
+        if projection is not None:  # what is lost to the question is lost to both sides
+            lost = projection.astype(np.float32)
+            sets = [rows @ lost @ lost.T for rows in sets]
+        size = min(MOST_TEXTS, len(question), *map(len, sets))
+        drawn = [rows[rng.choice(len(rows), size, replace=False)] for rows in (question, *sets)]
+        to_private.append(round(frechet_distance(drawn[0], drawn[1]), 5))
+        to_held_out.append(round(frechet_distance(drawn[0], drawn[2]), 5))
+        responses.append(question)
+    figures = {
+        "recovery_rate": recovery,
+        "frechet_held_out": to_held_out,
+        "frechet_private": to_private,
+    }
+    return figures, responses
+
+
+def query_groups(query: Any, row: dict[str, Any]) -> list[int]:
+    """Responses asked about per prompt, in order; a votes query (the ablation) has them evenly."""
+    if "groups" in query.extra:
+        return [int(count) for count in query.extra["groups"]]
+    count = row["prompts_asked"]
+    return [len(part) for part in np.array_split(np.arange(query.length), count)]
+
+
+def recovery_rate(
+    true: npt.NDArray[np.floating[Any]],
+    released: npt.NDArray[np.float64],
+    groups: Sequence[int],
+    rejected_rank: int,
+) -> float | None:
+    """Share of groups in which `true` prefers what `released` chose; None without a pair."""
+    kept, start = [], 0
+    for size in groups:
+        order = start + np.argsort(-released[start : start + size], kind="stable")
+        start += size
+        if size > 1:
+            kept.append(true[order[0]] > true[order[min(rejected_rank, size) - 1]])
+    return round(float(np.mean(kept)), 4) if kept else None

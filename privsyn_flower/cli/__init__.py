@@ -1,0 +1,1 @@
+"""The command line, `privsyn`: what a person types, and what is drawn for them."""

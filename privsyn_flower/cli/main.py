@@ -1,0 +1,260 @@
+"""`privsyn`: run, account, calibrate, audit, report, data check. Commands import what they need."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privsyn_flower import __version__
+from privsyn_flower.cli.errors import Commands, fail
+from privsyn_flower.cli.federation import federation_app
+from privsyn_flower.cli.node import node_app
+from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Learn from private, distributed text by noisy sums of bounded answers.",
+)
+data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
+app.add_typer(data_app, name="data")
+app.add_typer(node_app, name="node")
+app.add_typer(federation_app, name="federation")
+
+SAMPLING = (
+    "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
+    "see only the released sums, and against the server only when each node draws its own "
+    "coin under secure aggregation and does the same work however it falls; never against a "
+    "user's own node."
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """privsyn-flower."""
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Run folder to continue or attach to.")
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a running federation (privsyn federation); else simulate."),
+    ] = None,
+) -> None:
+    """Run a configuration through `flwr run`; the last line on stdout is the run folder.
+
+    Ends with 3 when the run ended early, with a result but fewer rounds than planned.
+    """
+    from privsyn_flower.cli.report import ReportError
+    from privsyn_flower.cli.run import ENDED_EARLY, RunFailed, ended_early, run_command
+    from privsyn_flower.config import ConfigError
+    from privsyn_flower.local.simulation import FlowerError
+    from privsyn_flower.runs import RunLocked, failure
+
+    try:
+        folder = run_command(config, settings or [], resume, federation)
+    except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
+        raise fail(str(error), 1) from None
+    except OSError as error:
+        raise fail(failure(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the Flower run was stopped", 130) from None
+    print(folder)
+    if ended_early(folder):
+        raise typer.Exit(ENDED_EARLY)
+
+
+Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]
+Releases = Annotated[int, typer.Option("--rounds", help="Releases, spare rounds included.")]
+Rate = Annotated[float, typer.Option(help="Poisson rate; 1: every user in every round.")]
+Sampling = Annotated[
+    SamplerName | None,
+    typer.Option(help="Who takes part; default: poisson for a rate below 1, else full."),
+]
+Renyi = Annotated[
+    bool, typer.Option("--renyi", help="As the papers' Renyi accountants have it: looser.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@app.command()
+def account(
+    noise_multiplier: Annotated[float, typer.Option(help="Noise std / L2 bound.")],
+    rounds: Releases,
+    delta: Delta,
+    sampling_rate: Rate = 1.0,
+    sampler: Sampling = None,
+    renyi: Renyi = False,
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of a noise multiplier, the nodes' or an aggregator's."""
+    try:
+        chosen, left = _sampler(sampler, sampling_rate), _left(delta)
+        of = accounting.renyi_epsilon if renyi else accounting.epsilon
+        value = of(noise_multiplier, rounds, delta if renyi else left, sampling_rate=sampling_rate)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    _print({"epsilon": value}, as_json, chosen, delta)
+
+
+@app.command()
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Budget; never exceeded.")],
+    rounds: Releases,
+    delta: Delta,
+    sampling_rate: Rate = 1.0,
+    sampler: Sampling = None,
+    as_json: AsJson = False,
+) -> None:
+    """Smallest noise multiplier that keeps epsilon, of the nodes or an aggregator."""
+    try:
+        chosen = _sampler(sampler, sampling_rate)
+        value = accounting.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    _print({"noise_multiplier": value}, as_json, chosen, delta)
+
+
+def _left(delta: float) -> float:
+    """Of delta, for the Gaussians: runs keep the rest for the nodes' integers."""
+    accounting.check_delta("delta", delta)
+    return gaussian_delta(delta)
+
+
+def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
+    chosen = name or ("full" if rate == 1.0 else "poisson")
+    check_sampler(chosen, rate)
+    return chosen
+
+
+def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float) -> None:
+    """The figure, and the sentence without which it means nothing."""
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        for key, value in result.items():
+            typer.echo(f"{key} = {value:.6g}")
+        typer.echo(
+            f"user-level, zero-out adjacency (a user's vector against zeros), delta = {delta:g}, "
+            "for one user's vector clipped to the bound in every round; repetition and tuning on "
+            "the same users are not covered"
+        )
+    if sampler == "poisson":
+        typer.echo(SAMPLING, err=as_json)
+    elif sampler == "fixed":
+        typer.echo(sampling_sentence("fixed"), err=as_json)
+
+
+@app.command()
+def audit(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
+    kind: Annotated[
+        str, typer.Option(help="evaluation; default: the query of the method's rounds.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Measure releases in this process: do they leak more, or are they less noisy, than claimed?
+
+    One release; of a trusted aggregator's noise, which may be correlated, all rounds of a run.
+    Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
+    """
+    from privsyn_flower.audit import audit as measure
+    from privsyn_flower.audit import described
+    from privsyn_flower.cli.run import default_config
+    from privsyn_flower.config import load_config, parse_override
+
+    try:
+        overrides = dict(parse_override(text) for text in settings or [])
+        found = measure(load_config(config or default_config(), overrides), trials, kind)
+    except ValueError as error:
+        raise fail(str(error)) from None
+    typer.echo(json.dumps(found.to_dict()) if as_json else described(found))
+    if found.contradiction:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or their summary.json.")],
+) -> None:
+    """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust."""
+    from privsyn_flower.cli.report import ReportError, read_summary
+    from privsyn_flower.cli.report import report as tables
+
+    try:
+        typer.echo(tables([read_summary(folder) for folder in runs]))
+    except ReportError as error:
+        raise fail(str(error)) from None
+
+
+@data_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="jsonl, csv, tsv or parquet")],
+    user_column: Annotated[str, typer.Option(help="'': every row is a user.")] = "user_id",
+    text_column: Annotated[str, typer.Option()] = "text",
+    label_column: Annotated[str, typer.Option()] = "",
+    date_column: Annotated[str, typer.Option()] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Explain what a node would skip or repair in FILE, and how large it is; exits 1 when there
+    is a finding.
+
+    Counts are private: they are for the file's owner. Ends with a configuration to start from.
+    """
+    from privsyn_flower.data import DataError, survey
+    from privsyn_flower.data.users import Columns
+
+    try:
+        found = survey(file, Columns(user_column, text_column, label_column, date_column))
+    except DataError as error:
+        raise fail(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        typer.echo(found.described())
+        if starter := found.starter():
+            typer.echo(f"\nto start with (privsyn run FILE.toml, in simulation):\n\n{starter}")
+    if found.findings:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the `privsyn` command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(app())

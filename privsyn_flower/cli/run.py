@@ -1,0 +1,427 @@
+"""`privsyn run`: prepare paths, start Flower, draw progress, tell the truth at the end."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from privsyn_flower.cli.display import Display, result_table
+from privsyn_flower.cli.report import read_summary
+from privsyn_flower.config import (
+    ConfigError,
+    RunConfig,
+    cache_folder,
+    load_config,
+    parse_override,
+    relocated,
+    to_toml,
+)
+from privsyn_flower.data import DataError, prepare
+from privsyn_flower.local import own_account
+from privsyn_flower.local.federation import FederationRun, LocalFederation, find_run
+from privsyn_flower.local.last_word import LAST_WORD
+from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
+from privsyn_flower.preflight import check_ready
+from privsyn_flower.progress import read_events
+from privsyn_flower.run_log import log_size, read_warnings
+from privsyn_flower.runs import RunFolder, RunLocked, lock_holder, write_atomic
+
+STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
+ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
+GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
+
+Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
+
+
+class NotReady(ConfigError):
+    """The run could not work. errors: why, a line for each reason."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\nerror: ".join(errors))
+        self.errors = errors
+
+
+class RunFailed(RuntimeError):
+    """The ServerApp failed; the text is its own error."""
+
+
+def run_command(
+    config: Path | None,
+    settings: list[str],
+    resume: Path | None,
+    federation: Path | None = None,
+) -> Path:
+    """Run (or resume, or attach to) one run; returns its folder.
+
+    federation: the folder of a running federation; None simulates one for this run.
+    """
+    there = None if federation is None else LocalFederation(federation)
+    if resume is not None:
+        if config is not None or settings:
+            raise ConfigError("--resume takes the run's own config.toml: drop CONFIG and --set")
+        return _resume(resume.expanduser().absolute(), there)
+    overrides = dict(parse_override(text) for text in settings)
+    loaded = load_config(config or default_config(), overrides)
+    _check_place(loaded, there)
+    folder = Path(loaded.run_folder or _fresh_name(loaded)).expanduser().absolute()
+    if (folder / "config.toml").exists():
+        raise RunFailed(
+            f"run folder {folder} already holds a run: continue it with "
+            f"`privsyn run --resume {folder}` or choose another run-folder"
+        )
+    final = absolute_paths(loaded, folder)
+    _check_ready(final, folder, there)
+    if there is None:
+        _prepare(final)
+    if not loaded.run_folder:
+        folder = _claimed(folder)
+        final = absolute_paths(loaded, folder)
+    _own(folder)
+    write_atomic(folder / "config.toml", to_toml(final, comments=True).encode())
+    return _start(folder, final, there)
+
+
+def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
+    """A federation's users are on its nodes; a simulation's are named here."""
+    deployed = _deployed(config)
+    if federation is not None and not deployed:
+        raise ConfigError(
+            f"data.source = {config.data.source!r}, data.path = {config.data.path!r}: the users of "
+            "a federation are on its nodes; set data.source = 'files', data.path = '' and "
+            "data.public-path (dp-fedavg and dp-ftrl need none)"
+        )
+    if federation is None and deployed:
+        raise ConfigError(
+            "data.path is empty, so the users are on real nodes: name their --federation, or "
+            "a file of users in data.path to simulate"
+        )
+
+
+def _deployed(config: RunConfig) -> bool:
+    """The users' texts are on real nodes."""
+    return config.data.source == "files" and not config.data.path
+
+
+def default_config() -> Path | None:
+    """configs/demo.toml beside the package (a clone); None: the built-in defaults."""
+    demo = Path(__file__).resolve().parent.parent.parent / "configs" / "demo.toml"
+    return demo if demo.exists() else None
+
+
+def _fresh_name(config: RunConfig) -> Path:
+    """Where a run goes that names no folder."""
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.method}-eps{config.epsilon:g}-{stamp}"
+
+
+def _claimed(folder: Path) -> Path:
+    """A new folder of this name, or the next: made here, so that two at once get two."""
+    for number in itertools.count(1):
+        own = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+        with suppress(FileExistsError):
+            own.parent.mkdir(parents=True, exist_ok=True)
+            own.mkdir(mode=0o700)
+            return own
+    raise AssertionError("unreachable")
+
+
+def _own(folder: Path) -> None:
+    """Shut the folder to other accounts: the app that Flower runs as this one is written there.
+
+    Raises RunFailed when something in it is another account's.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # from here on nobody adds anything
+    for path in (folder, *folder.rglob("*")):
+        with suppress(FileNotFoundError):  # of a run that goes on
+            if path.lstat().st_uid != os.getuid():
+                raise RunFailed(
+                    f"{path} belongs to another account of this machine, which could put code "
+                    "into the run: choose a run-folder of your own"
+                )
+
+
+def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
+    """Every path absolute: Flower's processes have another working directory."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else ""
+
+    def model(name: str) -> str:
+        return absolute(name) if name and Path(name).expanduser().is_dir() else name
+
+    def place(path: str) -> str:
+        return path if path.startswith("hub:") else absolute(path)
+
+    data = config.data.model_copy(
+        update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
+    )
+    names = ("embedder", "infiller", "generator", "downstream")
+    models = config.models.model_copy(
+        update={name: model(getattr(config.models, name)) for name in names}
+    )
+    generation = config.generation.model_copy(
+        update={"vllm_python": absolute(config.generation.vllm_python)}
+    )
+    return config.model_copy(
+        update={
+            "run_folder": str(folder),
+            "generation": generation,
+            "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
+            "assets": absolute(config.assets),
+            "ledger": absolute(config.ledger),
+            "data": data,
+            "models": models,
+        }
+    )
+
+
+def _resume(folder: Path, federation: LocalFederation | None) -> Path:
+    path = folder / "config.toml"
+    if not path.exists():
+        raise ConfigError(f"{folder} holds no run: config.toml is missing")
+    _own(folder)
+    stored = load_config(path)
+    # It may lie elsewhere than at its start. Whether it may go on is no question of paths: the
+    # ledger knows the run (`strategies.engine.rounds`).
+    config = RunConfig.from_flat(relocated(stored.flat(), folder))
+    _check_place(config, federation)
+    flower = find_run(folder)
+    if (folder / "summary.json").exists() and lock_holder(folder) is None:
+        if flower is not None:  # the command that started it was killed
+            flower.close()
+        _finish(folder)
+        return folder
+    if lock_holder(folder) is not None:
+        if flower is None:
+            raise RunLocked(
+                f"run folder {folder} is held by a process whose SuperLink does not answer; "
+                f"end the process named in {folder / '.lock'} first"
+            )
+        print(f"attached to the run in {folder}", file=sys.stderr)
+        with _stoppable():
+            return _watch(folder, flower, log=0)
+    if flower is not None:
+        flower.close()
+    LocalFlower.end_moved(folder)
+    _check_ready(config, folder, federation, resumed=True)
+    if federation is None:
+        _prepare(config)
+    if config != stored:
+        write_atomic(path, to_toml(config, comments=True).encode())
+    return _start(folder, config, federation)
+
+
+def _check_ready(
+    config: RunConfig, folder: Path, federation: LocalFederation | None, *, resumed: bool = False
+) -> None:
+    """Say what is doubtful. Raises NotReady for what cannot work, before anything is written."""
+    found = check_ready(config, folder, federation, resumed=resumed)
+    for finding in found:
+        if not finding.fatal:
+            print(f"warning: {finding.text}", file=sys.stderr)
+    if errors := [finding.text for finding in found if finding.fatal]:
+        raise NotReady(errors)
+
+
+def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
+    (folder / "error.txt").unlink(missing_ok=True)
+    log = log_size(folder)
+    flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
+    if federation is None:
+        _say_what_is_open()
+    with _stoppable():
+        try:
+            flower.start()
+            flower.submit(config)
+        except BaseException:
+            _close(flower)
+            raise
+        return _watch(folder, flower, log)
+
+
+def _say_what_is_open() -> None:
+    """On stderr, what other accounts of this machine could reach. Mostly nothing."""
+    if not own_account.can_tell():
+        print(own_account.OPEN, file=sys.stderr)
+    if cluster := users_cluster():
+        print(
+            f"RAY_ADDRESS = {cluster}: the simulation runs there, and is as protected as that "
+            "cluster is; without it the run starts a Ray of its own, on loopback, under a token",
+            file=sys.stderr,
+        )
+
+
+def _prepare(config: RunConfig) -> None:
+    """Read a simulation's files here, where what they lack is told to their owner alone: how many
+    private rows were skipped is for this terminal, not for the run folder."""
+    if config.data.source == "docstrings":
+        return
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    try:
+        prepare(config.data, cache_folder(config), tell, tell)
+    except (DataError, OSError) as error:
+        raise RunFailed(str(error)) from None
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """SIGTERM, and a terminal that is closed, end a run as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with _on_endings(interrupt):
+        yield
+
+
+@contextmanager
+def _on_endings(handler: Handler) -> Iterator[None]:
+    """Another handler of the signals that end a run; nohup's wish to outlive a terminal stays."""
+    before = {sign: signal.getsignal(sign) for sign in ENDINGS}
+    for sign, other in before.items():
+        signal.signal(sign, signal.SIG_IGN if other == signal.SIG_IGN else handler)
+    try:
+        yield
+    finally:
+        for sign, other in before.items():
+            signal.signal(sign, other)
+
+
+def _close(flower: LocalFlower) -> None:
+    """End what was started; a signal that comes meanwhile must leave no half of it."""
+    with _on_endings(signal.SIG_IGN):
+        flower.close()
+
+
+def _stop(folder: Path, flower: LocalFlower) -> None:
+    """Ask Flower to stop the run, once: a shell may repeat the signal that asked for it."""
+    with _on_endings(signal.SIG_IGN):
+        _tell("stopping the Flower run ...")
+        try:
+            flower.stop()
+        except FlowerError as error:
+            _tell(str(error))
+        complete = (folder / "summary.json").exists()
+        what = "it was complete already; show it with" if complete else "continue it with"
+        _tell(f"{what}: privsyn run --resume {folder}")
+
+
+class _Follower:
+    """Shows a run's progress and warnings as they come. log: where in run.log to begin."""
+
+    def __init__(self, folder: Path, display: Display, log: int) -> None:
+        self.folder, self.display = folder, display
+        self.events, self.log = 0, log
+
+    def show(self) -> None:
+        """What came since the last look."""
+        events, self.events = read_events(self.folder / "progress.jsonl", self.events)
+        for event in events:
+            self.display.show(event)
+        warnings, self.log = read_warnings(self.folder, self.log)
+        for text in warnings:
+            self.display.warn(text)
+
+
+def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:
+    """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error."""
+    checked, seen_alive, gone = time.monotonic(), False, 0.0
+    try:
+        with Display() as display:
+            follower = _Follower(folder, display, log)
+            while True:
+                follower.show()
+                ended = (folder / "summary.json").exists() or (folder / "error.txt").exists()
+                # A killed ServerApp lets go of the folder long before Flower misses it.
+                alive = lock_holder(folder) is not None
+                seen_alive = seen_alive or alive
+                gone = 0.0 if alive or not seen_alive else gone or time.monotonic()
+                if ended or (gone and time.monotonic() - gone > GRACE):
+                    break
+                # Asking costs two seconds of a core; a ServerApp that holds the folder is alive.
+                if not alive and time.monotonic() - checked > STATUS_EVERY:
+                    checked = time.monotonic()
+                    if flower.status().startswith("finished"):
+                        break
+                time.sleep(0.2)
+            follower.show()
+        status = "failed"
+        # The ServerApp's own error says enough. Flower's word costs a process start or two, which
+        # on a busy machine takes minutes.
+        if not (folder / "error.txt").exists():
+            status = _final_status(flower, 60.0 if (folder / "summary.json").exists() else GRACE)
+        if not (folder / "summary.json").exists() or status != "finished:completed":
+            raise RunFailed(_error(folder, flower, status))
+    except KeyboardInterrupt:
+        _stop(folder, flower)
+        raise
+    finally:
+        _close(flower)
+    _finish(folder)
+    return folder
+
+
+def _tell(text: str) -> None:
+    """A line on stderr, if there still is somebody to read it: the terminal may be closed."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _final_status(flower: LocalFlower, wait: float) -> str:
+    """Flower's final word, which comes a little after the ServerApp's last file."""
+    deadline = time.monotonic() + wait
+    while True:
+        status = flower.status()
+        if status.startswith("finished") or time.monotonic() > deadline:
+            return status
+        time.sleep(1.0)
+
+
+def _error(folder: Path, flower: LocalFlower, status: str) -> str:
+    path = folder / "error.txt"
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    try:
+        log = flower.log().strip().splitlines()[-30:]
+    except (FlowerError, OSError):
+        log = []
+    for line in reversed(log):  # a full disk took no error.txt
+        if line.startswith(LAST_WORD):
+            return line.removeprefix(LAST_WORD)
+    return "\n".join([*log, f"the run ended with status {status} and no summary"])
+
+
+def _finish(folder: Path) -> None:
+    print(result_table(read_summary(folder)))
+    for line in _node_failures(folder):
+        print(f"warning: {line}", file=sys.stderr)
+
+
+def _node_failures(folder: Path) -> list[str]:
+    """What failed on a simulation's nodes. It depends on users' text: for this terminal alone, and
+    in no file of the run."""
+    config, run = load_config(folder / "config.toml"), RunFolder(folder).load_value("run")
+    if _deployed(config) or not isinstance(run, str):
+        return []
+    from privsyn_flower.local.node_failures import NODES, report
+
+    return report(cache_folder(config) / NODES, run)
+
+
+def ended_early(folder: Path) -> bool:
+    """Whether a finished run has fewer rounds than planned."""
+    return bool(read_summary(folder).get("ended_early"))

@@ -1,0 +1,266 @@
+"""What one node knows about itself: its users' text (PRIVATE), its public weight, its policy.
+
+A simulated node takes its shard of the federation named in the run config. A deployed node
+takes everything from its own node config (`flower-supernode --node-config`) and nothing from
+the server: `data` (a file of its users), `weight`, `cache`, the models, `policy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.app import Context
+
+from privsyn_flower.client_apps.node.failures import Failures, What
+from privsyn_flower.client_apps.node.policy import Policy, load_policy
+from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, flat_defaults
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.protocol.wire import Refusal, WireError
+from privsyn_flower.text.fingerprints import folder_fingerprint
+
+UserTexts = Mapping[str, Sequence[str]]
+NODE_KEYS = {
+    "data",
+    "label-column",
+    "samples-per-user",
+    "weight",
+    "cache",
+    "embedder",
+    "downstream",
+    "device",
+    "policy",
+}
+SIMULATED_KEYS = {"partition-id", "num-partitions"}  # all that Flower's simulation gives a node
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node. load() opens its users' text (PRIVATE) and must stay on the node.
+
+    Texts with a label are `data.LabelledText`s. policy: what its owner allows; None in
+    simulation, where one machine plays all parties. downstream: finds the folder of the language
+    model whose changes may be evaluated; None: this node has none. failures: of the users' data, in
+    the answer that is being made.
+    """
+
+    facts: Hello
+    cache: Path
+    embedder: str
+    device: str
+    policy: Policy | None
+    noise_seed: int | None
+    load: Callable[[], UserTexts]
+    downstream: Callable[[], Path | None] = lambda: None
+    failures: Failures = field(default_factory=Failures)
+
+    @property
+    def records(self) -> NodeRecords:
+        """What the node must not forget between messages."""
+        return NodeRecords(self.cache / RECORDS_FILE)
+
+    def log(self) -> logging.Logger:
+        """The node's local log: a file readable by its owner only, sent nowhere.
+
+        The data package writes to the same logger, so open the log before the users' text.
+        """
+        logger = logging.getLogger("privsyn_flower.node")
+        path = str(self.cache.absolute() / "node.log")
+        if [getattr(handler, "baseFilename", "") for handler in logger.handlers] != [path]:
+            self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.cache.chmod(0o700)
+            Path(path).touch(mode=0o600)
+            Path(path).chmod(0o600)
+            for old in logger.handlers:  # a simulated worker is one node after the other
+                old.close()
+            logger.handlers = [_file_handler(path)]
+            logger.propagate = False  # nothing reaches Flower's log, which the server may read
+            logger.setLevel(logging.INFO)
+        return logger
+
+    def failed(self, kind: What, error: BaseException, users: int, text: str) -> None:
+        """What the data of `users` users raised, for the local log and file. Raises nothing."""
+        with contextlib.suppress(Exception):
+            self.failures.add(kind, error, users)
+            self.log().error(text, exc_info=error)
+
+
+class _QuietFileHandler(logging.FileHandler):
+    """A log that cannot be written is given up: its failure must change nothing else."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        return
+
+
+def _file_handler(path: str) -> logging.Handler:
+    handler = _QuietFileHandler(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler
+
+
+def base_model(query: Query, node: Node) -> Path:
+    """The folder of the node's own base model, which must be the one that the query is about.
+
+    Raises WireError(MODEL) when it is another one, or not there.
+    """
+    try:
+        folder = node.downstream()
+        if folder is None:
+            raise FileNotFoundError("this node has no downstream model (node-config downstream)")
+        found = folder_fingerprint(folder)
+    except Exception as error:  # of its own set-up, never of a user's data
+        raise WireError(Refusal.MODEL, f"the base model is not available: {error}") from error
+    if found != query.model:
+        raise WireError(
+            Refusal.MODEL, f"the query is about the base {query.model}, this node has {found}"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def alone(node: Node, text: str) -> Iterator[None]:
+    """What one user's data raises ends here: that user is zeros, the others' sums are untouched.
+
+    text: for the node's local log.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # memory, and a panic of a tokenizer in Rust
+        node.failed("answer", error, 1, text)
+
+
+def open_node(context: Context) -> Node:
+    """The node described by Flower's context. Raises WireError(SETUP) for a wrong set-up."""
+    if "data" in context.node_config or not in_simulation(context):
+        return _deployed(context)
+    return _simulated(context)
+
+
+def in_simulation(context: Context) -> bool:
+    """Only on positive evidence, else it is a device: a simulated node has no policy.
+
+    Flower's simulation calls ClientApps inside Ray's actors, with a node config of these two keys
+    and no other. A SuperNode's process is no actor, whatever its app does with Ray: it may be the
+    driver of a cluster, its own or another's, and call tasks there. Another backend says so with
+    PRIVSYN_SIMULATION=1 in the node's environment, which no server can set.
+    """
+    if os.environ.get("PRIVSYN_SIMULATION") == "1":
+        return True
+    return set(context.node_config) == SIMULATED_KEYS and _in_ray_actor()
+
+
+def _in_ray_actor() -> bool:
+    """Whether this process was started by Ray to be an actor; false for every driver."""
+    ray = sys.modules.get("ray")  # imported by whoever runs an actor
+    try:
+        return bool(ray and ray.is_initialized() and ray.get_runtime_context().get_actor_id())
+    except Exception:
+        return False
+
+
+def _deployed(context: Context) -> Node:
+    config = context.node_config
+    unknown = sorted(set(config) - NODE_KEYS - SIMULATED_KEYS)
+    if unknown:
+        raise WireError(
+            Refusal.SETUP, f"unknown node-config keys {unknown}; known: {sorted(NODE_KEYS)}"
+        )
+    path = Path(str(config.get("data", ""))).expanduser()
+    if not path.is_file():
+        raise WireError(Refusal.SETUP, f"node-config data = {str(path)!r} is not a file")
+    weight, cap = config.get("weight", 1), config.get("samples-per-user", 0)
+    if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
+        raise WireError(Refusal.SETUP, f"node-config weight = {weight!r} must be at least 1")
+    if not isinstance(cap, int) or isinstance(cap, bool) or cap < 0:
+        raise WireError(Refusal.SETUP, f"node-config samples-per-user = {cap!r} must be >= 0")
+    try:
+        named = str(config.get("policy", ""))
+        policy = load_policy(Path(named).expanduser() if named else None)
+    except ConfigError as error:
+        raise WireError(Refusal.SETUP, str(error)) from None
+    cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
+    labels, base = str(config.get("label-column", "")), str(config.get("downstream", ""))
+
+    def load() -> UserTexts:
+        from privsyn_flower.data import load_samples, texts_of
+
+        # Not strict: who labelled a text must not decide whether the others are read.
+        users = texts_of(load_samples(path, label_column=labels, samples_cap=cap, strict=False))
+        if len(users) > weight:  # who is hosted is public: refused, rather than dropped in silence
+            raise WireError(
+                Refusal.SETUP,
+                f"{path} holds {len(users)} users, the node adds noise for weight = {weight}",
+            )
+        return users
+
+    return Node(
+        facts=Hello(weight, int(config.get("partition-id", 0)), deployed=True),
+        cache=cache,
+        embedder=str(config.get("embedder", "minilm")),
+        device=str(config.get("device", "auto")),
+        policy=policy,
+        noise_seed=None,
+        load=load,
+        downstream=lambda: _model_folder(base) if base else None,
+    )
+
+
+def _model_folder(name: str) -> Path:
+    from privsyn_flower.text.models.lm_metrics import base_folder
+
+    return base_folder(name)
+
+
+def _simulated(context: Context) -> Node:
+    try:
+        partition = int(context.node_config["partition-id"])
+        partitions = int(context.node_config["num-partitions"])
+    except KeyError as error:
+        raise WireError(Refusal.SETUP, f"node-config has no {error}") from None
+    known = flat_defaults()  # an app of somebody else's has keys of its own
+    own = {key: value for key, value in context.run_config.items() if key in known}
+    config = RunConfig.from_flat(own)
+    cache = cache_folder(config)
+
+    def load() -> UserTexts:
+        from privsyn_flower.data import Federation, prepare
+
+        return Federation(prepare(config.data, cache)).shard(partition, partitions)
+
+    def downstream() -> Path:
+        from privsyn_flower.data import Federation, prepare
+        from privsyn_flower.evaluation.public import public_start
+        from privsyn_flower.text.tiny.models import ensure_model
+
+        tiny = config.models.downstream in ("tiny", "lstm")
+        if not tiny and not config.trains:
+            return _model_folder(config.models.downstream)
+        federation = Federation(prepare(config.data, cache))
+        if tiny:
+            base = ensure_model("downstream", federation, config)
+        else:
+            base = _model_folder(config.models.downstream)
+        return public_start(config, federation, base) if config.trains else base
+
+    from privsyn_flower.data import shard_sizes
+
+    weight = shard_sizes(config.data.users, partitions)[partition]
+    return Node(
+        facts=Hello(weight, partition, deployed=False, seeded=config.simulation_seeded_noise),
+        cache=cache / "nodes" / f"{partition}-of-{partitions}",
+        embedder=config.models.embedder,
+        device=config.models.device,
+        policy=None,
+        noise_seed=config.seed if config.simulation_seeded_noise else None,
+        load=load,
+        downstream=downstream,
+    )

@@ -1,0 +1,110 @@
+"""What users' data raised while a node answered, counted for the eyes of its owner.
+
+One JSON row for each answer and cause, in `failures.jsonl` of the node's folder: run, round,
+attempt; kind, "users" (they could not be read) or "answer" (no vector could be made of them);
+users, how many of the `of` that took part (who failed twice is in two rows); error, the exception's
+type, and `at`, the file and line that raised it. No text, no message, no id. PRIVATE all the same:
+it is sent nowhere, and what becomes of the file changes no reply. `privsyn node show` prints it,
+and a simulation reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.secagg.identity import private_folder
+
+FAILURES_FILE = "failures.jsonl"
+MOST_BYTES = 1 << 18  # of the file; the older half goes first
+MOST_CAUSES = 16  # of one answer
+LONGEST = 300  # characters of a type's name, or of a place
+
+What = Literal["users", "answer"]
+Cause = tuple[What, str, str]  # kind, type, place
+
+
+class Failures:
+    """Of the answer that a node is making; `write` ends it."""
+
+    def __init__(self) -> None:
+        self._found: Counter[Cause] = Counter()
+
+    def add(self, kind: What, error: BaseException, users: int) -> None:
+        """Count the users whom `error` left without a vector."""
+        cause: Cause = (kind, type(error).__name__[:LONGEST], place_of(error))
+        if cause in self._found or len(self._found) < MOST_CAUSES:
+            self._found[cause] += users
+
+    def write(self, folder: Path, ticket: Ticket, of: int) -> None:
+        """Append what was found to the folder's file. Raises nothing: a full disk is no answer.
+
+        of: users that took part.
+        """
+        found, self._found = self._found, Counter()
+        if not found:
+            return
+        rows = [
+            {
+                "run": ticket.run,
+                "round": ticket.round,
+                "attempt": ticket.attempt,
+                "kind": kind,
+                "users": min(users, of),
+                "of": of,
+                "error": error,
+                "at": at,
+            }
+            for (kind, error, at), users in found.items()
+        ]
+        with contextlib.suppress(Exception):
+            _append(folder, "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+def read_failures(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a node's folder, oldest first; a line that was cut short is left out."""
+    rows = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in (folder / FAILURES_FILE).read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):
+                rows.append(json.loads(line))
+    return [row for row in rows if isinstance(row, dict)]
+
+
+def _append(folder: Path, lines: bytes) -> None:
+    private_folder(folder)
+    path = folder / FAILURES_FILE
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(file, lines)
+        size = os.fstat(file).st_size
+    finally:
+        os.close(file)
+    if size > MOST_BYTES:
+        _halve(path)
+
+
+def _halve(path: Path) -> None:
+    kept = path.read_bytes()[-MOST_BYTES // 2 :].partition(b"\n")[2]
+    scratch = path.with_suffix(".new")
+    scratch.unlink(missing_ok=True)
+    file = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(file, kept)
+    finally:
+        os.close(file)
+    scratch.replace(path)
+
+
+def place_of(error: BaseException) -> str:
+    """file:line of the innermost frame."""
+    trace, place = error.__traceback__, ""
+    while trace is not None:
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place[-LONGEST:]

@@ -1,0 +1,319 @@
+"""What a node must never forget: an SQLite file, written before any answer leaves.
+
+On a device every message is handled by a fresh process, and the server chooses what it asks.
+So the file remembers the last ticket of every query (a ticket is answered once, by one
+process), what each user has spent, who withdrew, and the peers' keys and weights. Each call is one
+transaction under the writer's lock (`BEGIN IMMEDIATE`), in a write-ahead log that is fsynced
+(`synchronous = FULL`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
+
+Users appear only as HMAC-SHA256 of their id, under a key beside the file: the file alone tells
+nobody who takes part. What it does not know: an older copy put back in its place forgets what
+came after, and a second file for the same users (another folder) counts apart.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records_file import RecordsFile
+from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
+from privsyn_flower.data.users import to_name
+from privsyn_flower.protocol.wire import Refusal, WireError
+
+RECORDS_FILE = "node.sqlite"
+LONGEST_NAME = 256  # of a run, query or peer: the server chooses them, the node keeps them
+NO_SCHEDULE = Schedule()
+
+
+class Peer(NamedTuple):
+    """What is kept of another node: its identity key (Ed25519) and its weight in users."""
+
+    key: bytes
+    weight: int
+
+
+class _User(NamedTuple):
+    """A user's row, with the last round taken part in during one run (0: none)."""
+
+    participations: int = 0
+    gaussian: float = 0.0
+    distance: float = 0.0
+    withdrawn: int = 0
+    last_round: int = 0
+
+
+class NodeRecords:
+    """The records in the file at `path`; made at the first use, its folder 0700, files 0600.
+
+    Methods raise RecordsError for a file that is damaged, foreign, held for too long or without
+    its key, IdentityError for a key that others may have read, OSError when it cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = RecordsFile(path)
+
+    def mark(self, run: str, query: str, round: int, attempt: int) -> None:
+        """Record that this ticket is being answered; call it before anything masked leaves.
+
+        Raises WireError(POLICY) when (run, query) was asked at this (round, attempt) or a later
+        one: of any number of processes, one answers.
+        """
+        with self._file.transaction() as database:
+            _mark(database, run, query, round, attempt)
+
+    def mark_stage(self, stage: str, run: str, query: str, round: int, attempt: int) -> None:
+        """`mark` for one stage of this ticket's secure sum: each counts apart, and is no answer."""
+        with self._file.transaction() as database:
+            last = database.execute(
+                "SELECT round, attempt FROM stages WHERE run = ? AND query = ? AND stage = ?",
+                (run, query, stage),
+            ).fetchone()
+            _check_later(last, run, query, round, attempt)
+            database.execute(
+                "INSERT OR REPLACE INTO stages VALUES (?, ?, ?, ?, ?)",
+                (run, query, stage, round, attempt),
+            )
+
+    def schedule(
+        self,
+        run: str,
+        query: str,
+        round: int,
+        attempt: int,
+        users: Sequence[str],
+        schedule: Schedule,
+    ) -> NDArray[np.bool_]:
+        """`mark`, and which of the users who are due may take part, recorded as having done so.
+
+        users: distinct ids; returns (len(users),). All or nothing. Raises WireError(POLICY) as
+        `mark` and `schedule.admitted` do.
+        """
+        with self._file.transaction() as database:
+            _mark(database, run, query, round, attempt)
+            ids = self._file.ids(users)
+            mask = admitted(database, run, round, ids, schedule)
+            taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+            attend(database, run, round, taking, schedule)
+        return np.array(mask, dtype=np.bool_)
+
+    def take(
+        self,
+        run: str,
+        query: str,
+        round: int,
+        attempt: int,
+        users: Sequence[str],
+        noise_multiplier: float,
+        distance: float,
+        policy: Policy,
+        schedule: Schedule = NO_SCHEDULE,
+    ) -> NDArray[np.bool_]:
+        """`schedule`, and who of these is within the policy's limits (len(users),).
+
+        users: distinct ids of those who would. noise_multiplier, distance: as in
+        `lifetime.cost`. A user who withdrew, or whom a limit excludes, is False: zeros, while the
+        node's noise stays. What was taken is spent even when this sum is never unmasked: other
+        nodes may have gone on without this one. All or nothing.
+
+        Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
+        of this node; ValueError on a repeated user or noise that is not finite and positive.
+        """
+        repeated = len(users) - len(set(map(to_name, users)))
+        if repeated:
+            raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")
+        spent = cost(noise_multiplier, distance)
+        limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
+        with self._file.transaction() as database:
+            _mark(database, run, query, round, attempt)
+            _check_answers(database, run, policy)
+            ids = self._file.ids(users)
+            may_attend = admitted(database, run, round, ids, schedule)
+            mask = [
+                may and _may_take(_user(database, run, id_), round, spent, limit, policy)
+                for id_, may in zip(ids, may_attend, strict=True)
+            ]
+            taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
+            _record(database, run, round, taking, spent)
+            attend(database, run, round, taking, schedule)
+        return np.array(mask, dtype=np.bool_)
+
+    def ids(self, users: Sequence[str]) -> list[bytes]:
+        """What stands for users here, 32 bytes each: never the same in two nodes' records."""
+        with self._file.transaction():  # the key is made at the first use
+            return self._file.ids(users)
+
+    def pin_all(self, peers: Mapping[str, Peer]) -> int:
+        """Trust on first use: keep every new peer's key and weight; how many are new.
+
+        All or nothing. Raises WireError(POLICY) when another key or weight is kept: the owner
+        decides, not the server.
+        """
+        new = 0
+        with self._file.transaction() as database:
+            for name, peer in peers.items():
+                _check_names(peer=name)
+                row = database.execute(
+                    "SELECT key, weight FROM pins WHERE peer = ?", (name,)
+                ).fetchone()
+                new += row is None
+                # A file of an older layout kept no weight: then the next one is the first.
+                for what, kept, shown in zip(Peer._fields, row or (None, None), peer, strict=True):
+                    if kept is not None and kept != shown:
+                        raise WireError(
+                            Refusal.POLICY,
+                            f"peer {name!r} shows another {what} than the first time",
+                        )
+                database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", (name, *peer))
+        return new
+
+    def forget(self, user: str) -> bool:
+        """Withdraw a user for good; whether the records knew this user.
+
+        What was spent stays: an id that comes back must not start from zero.
+        """
+        with self._file.transaction() as database:
+            (id_,) = self._file.ids([user])
+            found = database.execute("SELECT 1 FROM users WHERE id = ?", (id_,)).fetchone()
+            database.execute(
+                "INSERT INTO users VALUES (?, 0, 0.0, 0.0, 1) ON CONFLICT (id) DO UPDATE SET "
+                "withdrawn = 1",
+                (id_,),
+            )
+        return found is not None
+
+    def withdrawn(self, users: Sequence[str]) -> NDArray[np.bool_]:
+        """Which users withdrew (len(users),): nothing of theirs may be opened any more."""
+        with self._file.transaction() as database:
+            gone = {id_ for (id_,) in database.execute("SELECT id FROM users WHERE withdrawn = 1")}
+        return np.array([id_ in gone for id_ in self._file.ids(users)], dtype=np.bool_)
+
+    def status(self, delta: float) -> dict[str, Any]:
+        """Counts for the owner's eyes: tickets, users, the most any user has spent, pins.
+
+        max_spent_epsilon: at `delta`, see `lifetime.spent_epsilon`; inf for who is at the limit
+        since an older layout.
+        """
+        with self._file.transaction() as database:
+            marks = database.execute(
+                "SELECT run, query, round, attempt, asked FROM marks ORDER BY rowid"
+            ).fetchall()
+            pairs = database.execute("SELECT DISTINCT gaussian, distance FROM users").fetchall()
+            users, withdrawn, most = database.execute(
+                "SELECT count(*), coalesce(sum(withdrawn), 0), coalesce(max(participations), 0) "
+                "FROM users"
+            ).fetchone()
+            sums = [Spent(*pair) for pair in pairs]
+            (pins,) = database.execute("SELECT count(*) FROM pins").fetchone()
+        names = ("run", "query", "round", "attempt", "answers")
+        return {
+            "runs": [dict(zip(names, mark, strict=True)) for mark in marks],
+            "users": users,
+            "withdrawn": withdrawn,
+            "max_participations": most,
+            "max_spent_epsilon": max((spent_epsilon(s, delta) for s in sums), default=0.0),
+            "delta": delta,
+            "pins": pins,
+        }
+
+
+def _mark(database: sqlite3.Connection, run: str, query: str, round: int, attempt: int) -> None:
+    last = database.execute(
+        "SELECT round, attempt FROM marks WHERE run = ? AND query = ?", (run, query)
+    ).fetchone()
+    _check_later(last, run, query, round, attempt)
+    database.execute(
+        "INSERT INTO marks VALUES (?, ?, ?, ?, 1) ON CONFLICT (run, query) DO UPDATE SET "
+        "round = excluded.round, attempt = excluded.attempt, asked = asked + 1",
+        (run, query, round, attempt),
+    )
+
+
+def _check_later(
+    last: tuple[int, int] | None, run: str, query: str, round: int, attempt: int
+) -> None:
+    """Raises WireError(POLICY) unless this ticket comes after the last one, None: there is none."""
+    _check_names(run=run, query=query)
+    for name, value in (("round", round), ("attempt", attempt)):
+        if not 1 <= value <= LARGEST_NUMBER:
+            raise WireError(Refusal.POLICY, f"{name} = {value} must be in 1..{LARGEST_NUMBER}")
+    if last is not None and (round, attempt) <= last:
+        raise WireError(
+            Refusal.POLICY,
+            f"{query!r} of run {run!r} was asked at round {last[0]}, attempt {last[1]}: round "
+            f"{round}, attempt {attempt} is not answered again",
+        )
+
+
+def _check_answers(database: sqlite3.Connection, run: str, policy: Policy) -> None:
+    """Counts this answer too: other queries' and attempts' sums cost as much as rounds'."""
+    (asked,) = database.execute("SELECT sum(asked) FROM marks WHERE run = ?", (run,)).fetchone()
+    if asked > policy.max_rounds_per_run:
+        raise WireError(
+            Refusal.POLICY,
+            f"run {run!r} had {asked - 1} answers, attempts included: policy key "
+            f"max-rounds-per-run = {policy.max_rounds_per_run}",
+            "max-rounds-per-run",
+        )
+
+
+def _user(database: sqlite3.Connection, run: str, id_: bytes) -> _User:
+    row = database.execute(
+        "SELECT participations, gaussian, distance, withdrawn, coalesce((SELECT round FROM "
+        "last_rounds WHERE run = ? AND last_rounds.id = users.id), 0) FROM users WHERE id = ?",
+        (run, id_),
+    ).fetchone()
+    return _User() if row is None else _User(*row)
+
+
+def _may_take(
+    user: _User,
+    round: int,
+    spent: Spent,
+    limit: Limit,
+    policy: Policy,
+) -> bool:
+    if user.withdrawn:
+        return False
+    if policy.max_participations and user.participations >= policy.max_participations:
+        return False
+    # With a separation, a round before the latest one (of another query) is too close as well.
+    latest, separation = user.last_round, policy.min_separation
+    if separation and latest and round - latest < separation:
+        return False
+    return limit.allows(Spent(user.gaussian + spent.gaussian, user.distance + spent.distance))
+
+
+def _record(
+    database: sqlite3.Connection,
+    run: str,
+    round: int,
+    taking: Sequence[bytes],
+    spent: Spent,
+) -> None:
+    database.executemany(
+        "INSERT INTO users VALUES (?, 1, ?, ?, 0) ON CONFLICT (id) DO UPDATE SET "
+        "participations = participations + 1, gaussian = gaussian + excluded.gaussian, "
+        "distance = distance + excluded.distance",
+        [(id_, *spent) for id_ in taking],
+    )
+    database.executemany(
+        "INSERT INTO last_rounds VALUES (?, ?, ?) ON CONFLICT (run, id) DO UPDATE SET "
+        "round = max(round, excluded.round)",
+        [(run, id_, round) for id_ in taking],
+    )
+
+
+def _check_names(**names: str) -> None:
+    for name, value in names.items():
+        if not 0 < len(value) <= LONGEST_NAME:
+            raise WireError(
+                Refusal.POLICY, f"{name} of {len(value)} characters must have 1..{LONGEST_NAME}"
+            )

@@ -1,0 +1,189 @@
+"""The file under a node's records: whose it is, how it begins, one transaction at a time."""
+
+from __future__ import annotations
+
+import hmac
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from privsyn_flower.data.users import to_name
+from privsyn_flower.files import PRIVATE_FILE, make_private
+from privsyn_flower.privacy.ledger.journal import locked
+from privsyn_flower.secagg.identity import create_secret, read_secret, sync_folder
+
+KEY_FILE = "node-users.key"
+LOCK_SECONDS = 20.0  # that another process's transaction is waited for
+_APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
+_TABLES = """
+CREATE TABLE header (key_check BLOB NOT NULL);
+CREATE TABLE marks (
+    run TEXT NOT NULL, query TEXT NOT NULL, round INTEGER NOT NULL, attempt INTEGER NOT NULL,
+    asked INTEGER NOT NULL, PRIMARY KEY (run, query));
+CREATE TABLE users (
+    id BLOB PRIMARY KEY, participations INTEGER NOT NULL, gaussian REAL NOT NULL,
+    correction REAL NOT NULL, withdrawn INTEGER NOT NULL);
+CREATE TABLE last_rounds (
+    run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run, id));
+CREATE TABLE pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL);
+"""
+# What layout 2 has more than layout 1: in how many of a run's rounds, and when last.
+_ATTENDANCE = """
+CREATE TABLE attendance (
+    run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, participations INTEGER NOT NULL,
+    PRIMARY KEY (run, id));
+"""
+# Layout 3: the stages of secure sums apart from the runs, whose names may look like them, and
+# peers' weights. Until then a stage's mark was one of a "run/stage"; such rows stay where they are
+# as well, because a run of that name must not be answered again.
+_STAGES = """
+CREATE TABLE stages (
+    run TEXT NOT NULL, query TEXT NOT NULL, stage TEXT NOT NULL, round INTEGER NOT NULL,
+    attempt INTEGER NOT NULL, PRIMARY KEY (run, query, stage));
+ALTER TABLE pins ADD COLUMN weight INTEGER;
+""" + "".join(
+    f"INSERT INTO stages SELECT substr(run, 1, length(run) - {len(stage) + 1}), query, '{stage}', "
+    f"round, attempt FROM marks WHERE run GLOB '*/{stage}';\n"
+    for stage in ("share", "confirm", "unmask")
+)
+# Layout 4: until then noise was Skellam, and its cost in Renyi divergence, which nothing exact can
+# go on from: who had spent some of it is at the limit.
+_DISTANCE = """
+ALTER TABLE users RENAME COLUMN correction TO distance;
+UPDATE users SET distance = CASE WHEN gaussian > 0 THEN 1.0 ELSE 0.0 END;
+"""
+_NEWER = (_ATTENDANCE, _STAGES, _DISTANCE)  # each makes the next layout out of the one before
+_LAYOUT = 1 + len(_NEWER)
+
+
+class RecordsError(RuntimeError):
+    """The node's records cannot be trusted or reached; the text names the file and what to do."""
+
+
+class RecordsFile:
+    """An SQLite file at `path` and the key of its users' ids beside it; made at the first use."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.key_path = self.path.with_name(KEY_FILE)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """One transaction of a connection of its own; committed, or as if it had never been.
+
+        Raises RecordsError, IdentityError (the key may have been read by others) or OSError.
+        """
+        make_private(self.path.parent)
+        if not (self.key_path.exists() and self.path.exists()):
+            with locked(self.path.with_suffix(".lock"), create=True):
+                self._complete()
+        with self._connection() as database:
+            found = database.execute("SELECT key_check FROM header").fetchone()
+            if found is None or not hmac.compare_digest(found[0], _check(self.key_path)):
+                raise RecordsError(
+                    f"{self.key_path} is not the key of {self.path}: restore the one it was made "
+                    "with, or users' limits would start again from zero"
+                )
+            yield database
+
+    def ids(self, users: Sequence[str]) -> list[bytes]:
+        """Users as the file knows them: HMAC-SHA256 of each id under the file's key.
+
+        Of the id as data files have it (`data.users.to_name`), whoever spelt it with blanks.
+        """
+        key = read_secret(self.key_path)
+        return [hmac.digest(key, to_name(user).encode(), "sha256") for user in users]
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.path.chmod(PRIVATE_FILE)  # SQLite gives its log files the mode of this one
+            database = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
+            try:
+                database.execute("PRAGMA synchronous = FULL")
+                self._check_header(database)
+                database.execute("BEGIN IMMEDIATE")
+                _renew(database)
+                yield database
+                database.execute("COMMIT")
+            finally:
+                database.close()  # rolls back what was not committed
+        except sqlite3.Error as error:
+            raise RecordsError(
+                f"{self.path} cannot be used ({error}): restore it from a copy, or end the "
+                "process that holds it"
+            ) from None
+
+    def _check_header(self, database: sqlite3.Connection) -> None:
+        (application,) = database.execute("PRAGMA application_id").fetchone()
+        (layout,) = database.execute("PRAGMA user_version").fetchone()
+        if application != _APPLICATION:
+            raise RecordsError(f"{self.path} is another program's file: move it away")
+        if not 1 <= layout <= _LAYOUT:
+            raise RecordsError(
+                f"{self.path} has layout {layout}, this version reads up to {_LAYOUT}: "
+                "use the version of privsyn-flower that wrote it"
+            )
+
+    def _complete(self) -> None:
+        """Make the file, then its key, each whole or not at all; the caller holds the lock.
+
+        The key comes last: where there is a key there was a file, and its loss is no new start.
+        """
+        if self.key_path.exists() and not self.path.exists():
+            raise RecordsError(
+                f"{self.path} is gone but its key is there: restore it from a copy; removing "
+                f"{self.key_path} too makes every user's limits start again from zero"
+            )
+        if not self.path.exists():
+            self._build()
+        if self.key_path.exists():
+            return  # another process was faster
+        scratch = self.key_path.with_suffix(".new")
+        scratch.unlink(missing_ok=True)
+        create_secret(scratch)
+        with self._connection() as database:
+            for table in ("marks", "stages", "users", "pins"):
+                if database.execute(f"SELECT 1 FROM {table}").fetchone():
+                    raise RecordsError(
+                        f"{self.key_path} is gone: restore it from a copy, without it {self.path} "
+                        "does not know its users"
+                    )
+            database.execute("DELETE FROM header")
+            database.execute("INSERT INTO header VALUES (?)", (_check(scratch),))
+        scratch.replace(self.key_path)
+        sync_folder(self.path.parent)
+
+    def _build(self) -> None:
+        """An empty file of this layout that keeps a write-ahead log."""
+        scratch = self.path.with_suffix(".new")
+        scratch.unlink(missing_ok=True)
+        scratch.touch(mode=PRIVATE_FILE)
+        database = sqlite3.connect(scratch, isolation_level=None)
+        try:
+            # Without files beside it, which a kill would leave for the next attempt to find.
+            database.execute("PRAGMA journal_mode = MEMORY").fetchone()
+            database.executescript(f"BEGIN; {_TABLES} {' '.join(_NEWER)} COMMIT;")
+            database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            database.execute(f"PRAGMA user_version = {_LAYOUT}")
+            database.execute("PRAGMA journal_mode = WAL").fetchone()
+        finally:
+            database.close()
+        scratch.replace(self.path)
+        sync_folder(self.path.parent)
+
+
+def _renew(database: sqlite3.Connection) -> None:
+    """Bring a file of an older layout up to date, in the transaction that is open."""
+    (layout,) = database.execute("PRAGMA user_version").fetchone()
+    for statements in _NEWER[layout - 1 :]:
+        for statement in statements.split(";"):  # a script would commit what is open
+            database.execute(statement)
+    if layout < _LAYOUT:
+        database.execute(f"PRAGMA user_version = {_LAYOUT}")
+
+
+def _check(key_path: Path) -> bytes:
+    """Tells one key from another without telling the key."""
+    return hmac.digest(read_secret(key_path), b"privsyn-flower records", "sha256")

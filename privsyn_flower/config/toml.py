@@ -1,0 +1,89 @@
+"""The run configuration as text: TOML files, `--set` overrides, and TOML written back."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from privsyn_flower.config.schema import ConfigError, RunConfig, Scalar, flat_defaults, flatten
+
+
+def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) -> RunConfig:
+    """A TOML file with `--set` overrides on top -> configuration; ConfigError if wrong."""
+    values: dict[str, Scalar] = {}
+    if path is not None:
+        try:
+            values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise ConfigError(f"no configuration file at {path}") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(
+                f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8"
+            ) from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from None
+    return RunConfig.from_flat({**values, **overrides})
+
+
+def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:
+    """A run's flat configuration for where its folder lies now; paths inside follow it."""
+    old = str(values.get("run-folder", ""))
+
+    def moved(value: Scalar) -> Scalar:
+        inside = bool(old) and isinstance(value, str) and value.startswith(f"{old}/")
+        return f"{folder}{str(value)[len(old) :]}" if inside else value
+
+    return {key: moved(value) for key, value in values.items()} | {"run-folder": str(folder)}
+
+
+def parse_override(text: str) -> tuple[str, Scalar]:
+    """`key=value` of the command line; the value is TOML, a bare word is a string."""
+    key, sign, raw = text.partition("=")
+    if not sign or not key:
+        raise ConfigError(f"--set {text!r}: expected key=value")
+    try:
+        value = tomllib.loads(f"v = {raw}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    default = flat_defaults().get(key)
+    if isinstance(default, str):
+        value = raw.strip("'\"")
+    if not isinstance(value, bool | int | float | str):
+        raise ConfigError(f"--set {text!r}: only booleans, numbers and strings are allowed")
+    return key, value
+
+
+def to_toml(config: RunConfig, *, comments: bool = False, prefix: str = "") -> str:
+    """The configuration as TOML tables under `prefix` (for example "tool.flwr.app.config")."""
+
+    def line(section: BaseModel, name: str) -> str:
+        field = type(section).model_fields[name]
+        text = f"{name.replace('_', '-')} = {toml_value(getattr(section, name))}"
+        return f"{text}  # {field.description}" if comments and field.description else text
+
+    def names(section: BaseModel, nested: bool) -> list[str]:
+        fields = type(section).model_fields
+        return [n for n in fields if isinstance(getattr(section, n), BaseModel) is nested]
+
+    blocks = [([f"[{prefix}]"] if prefix else []) + [line(config, n) for n in names(config, False)]]
+    for name in names(config, True):
+        section = getattr(config, name)
+        header = f"[{prefix}.{name}]" if prefix else f"[{name}]"
+        blocks.append([header] + [line(section, n) for n in names(section, False)])
+    return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+
+def toml_value(value: Scalar) -> str:
+    """One TOML scalar."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        # TOML has no control characters in a string, and an instruction may hold newlines.
+        return '"' + "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in escaped) + '"'
+    return repr(value)

@@ -1,0 +1,1 @@
+"""Flower on this machine: simulations, federations, their certificates, processes and files."""

@@ -1,0 +1,136 @@
+"""What user data raised on the nodes of a simulation, read from their caches on this machine.
+
+A node tells the server nothing of it (rule 7), only its own files: `node.log`, and a row for each
+failure in `failures.jsonl`. In a simulation these are the researcher's own files. Nothing here is
+called in a run with a deployed node, and nothing that is read changes what a round releases.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Ticket
+
+FAILURES = "failures.jsonl"
+NODES = "nodes"  # folder of the simulated nodes' caches
+DROP_IN = f"{NODES}/drop-in"  # of those of somebody else's app
+_PLACE = re.compile(r"(\d+)-of-\d+")
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
+_MOST = 1 << 22  # bytes of a file that are looked at: its end
+
+
+class AllNodesFailed(RuntimeError):
+    """In a simulation: no node could answer, so the round's release is noise alone."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A row. users: how many of the `of` that took part; None: the node could not read any."""
+
+    run: str
+    round: int
+    attempt: int
+    users: int | None
+    of: int
+    cause: str
+    partition: int
+    log: Path
+
+
+def all_failed(folder: Path, ticket: Ticket, nodes: Sequence[Hello]) -> str:
+    """What all nodes of an attempt failed of, in words; "" unless every one failed for all of its
+    users who took part. folder: of the nodes' caches. One that is deployed: ""."""
+    places = {facts.partition for facts in nodes if not facts.deployed}
+    if not places or len(places) < len(nodes):
+        return ""
+    asked = (ticket.run, ticket.round, ticket.attempt)
+    rows = [
+        row
+        for row in read_failures(folder)
+        if (row.run, row.round, row.attempt) == asked and row.partition in places
+    ]
+    users = Counter[int]()
+    for row in rows:
+        users[row.partition] += row.users or 0
+    failed = {r.partition: r for r in rows if r.users is None or users[r.partition] >= r.of > 0}
+    return _told(failed, len(places)) if failed.keys() == places else ""
+
+
+def _told(failed: Mapping[int, Failure], nodes: int) -> str:
+    parts = []
+    for cause, count in Counter(row.cause for row in failed.values()).most_common(3):
+        log = next(row.log for row in failed.values() if row.cause == cause)
+        parts.append(f"{count} of {nodes} nodes failed: {cause} ({log})")
+    return "; ".join(parts)
+
+
+def report(folder: Path, run: str) -> list[str]:
+    """A line for each cause of failures in a run, its evaluations included, most users first."""
+    users: Counter[str] = Counter()
+    places: dict[str, set[Path]] = {}
+    for row in read_failures(folder):
+        if row.run == run or row.run.startswith(f"{run}-"):
+            users[row.cause] += row.users or 1
+            places.setdefault(row.cause, set()).add(row.log)
+    return [
+        f"{cause} on {len(places[cause])} nodes, {count} times: zeros and noise were sent "
+        f"({min(places[cause])})"
+        for cause, count in users.most_common()
+    ]
+
+
+def show(folder: Path, run: str, nodes: Iterable[Hello]) -> None:
+    """Print the report on stderr when all nodes are simulated. It may depend on a user's text, so
+    it is for the terminal of who runs the simulation, and in no log or file of the run."""
+    known = list(nodes)
+    if known and not any(facts.deployed for facts in known):
+        for line in report(folder, run):
+            print(f"warning: {line}", file=sys.stderr)
+
+
+def read_failures(folder: Path) -> Iterator[Failure]:
+    """The rows of all simulated nodes under a folder; whatever is no such row is left out."""
+    for path in sorted(folder.glob(f"*-of-*/{FAILURES}")):
+        place = _PLACE.fullmatch(path.parent.name)
+        if place is None:
+            continue
+        for line in _tail(path).split(b"\n"):
+            row = _row(line)
+            if row is not None:
+                yield Failure(**row, partition=int(place[1]), log=path.with_name("node.log"))
+
+
+def _tail(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _MOST))
+            return file.read(_MOST)
+    except OSError:
+        return b""
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+        kind, at = row["kind"], str(row["at"])
+        if kind not in ("users", "answer") or not _NAME.fullmatch(row["error"]):
+            return None
+        at = at if at.isprintable() and len(at) < 300 else ""
+        return {
+            "run": str(row["run"]),
+            "round": int(row["round"]),
+            "attempt": int(row["attempt"]),
+            "users": None if kind == "users" else max(0, int(row["users"])),
+            "of": int(row["of"]),
+            "cause": row["error"] + (f" at {at}" if at else ""),
+        }
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None

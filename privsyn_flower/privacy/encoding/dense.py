@@ -1,0 +1,278 @@
+"""Integer encoding of dense vectors (model updates): rotation and conditional rounding.
+
+Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism for federated learning
+with secure aggregation", Section 4: rotate by public signs and Hadamard, scale, round every
+coordinate at random to a neighbouring integer, and accept the rounded vector only while its norm
+is small, so that rounding hardly raises the sensitivity. Sums decode without bias but for the
+conditioning. `IntegerPlan` is the encoding for sparse vectors, such as votes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from privsyn_flower.privacy.encoding.quantize import (
+    MAX_SENSITIVITY,
+    SENSITIVITY,
+    WrapAround,
+    from_modulus,
+    sum_tail,
+    truncate,
+)
+from privsyn_flower.privacy.encoding.rotation import (
+    FLOAT32_ERROR,
+    padded_length,
+    rotate,
+    smallest_block,
+    unrotate,
+)
+from privsyn_flower.privacy.noise.discrete_gaussian import MAX_VARIANCE
+from privsyn_flower.privacy.noise.integer_noise import node_variance
+
+BETA = math.exp(-0.5)  # chance of a rejected rounding, at most; the paper's choice
+INFLATION = 1.01  # of the sensitivity by rounding, at most, when the bits are chosen here
+_TRIES = 64
+_CHUNK = 1 << 16  # coordinates rounded at a time: they stay in the processor's cache
+
+
+@dataclass(frozen=True)
+class DensePlan:
+    """Public numbers of one dense query's integer encoding; made by `plan_dense`.
+
+    bound: L2 norm of one user's clipped vector. sensitivity: L2 norm of its integers, rounding
+    included. scale: integers per unit of the rotated vector. bits: the modulus is 2^bits, 8,
+    16, 24 or 32. length: coordinates d of the vector. Raises ValueError on any other value.
+    """
+
+    bound: float
+    sensitivity: float
+    scale: float
+    bits: int
+    length: int
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "sensitivity", "scale"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} = {value} must be finite and above 0")
+        if not self.scale * self.bound <= self.sensitivity <= MAX_SENSITIVITY:
+            raise ValueError(
+                f"sensitivity = {self.sensitivity} must be from scale * bound = "
+                f"{self.scale * self.bound} to {MAX_SENSITIVITY:.0f}"
+            )
+        _check_bits(self.bits)
+        padded_length(self.length)
+
+    @property
+    def padded_length(self) -> int:
+        """Coordinates of the encoded vector."""
+        return padded_length(self.length)
+
+    @property
+    def inflation(self) -> float:
+        """What rounding does to a vector's norm, at most."""
+        return self.sensitivity / (self.scale * self.bound)
+
+
+def plan_dense(
+    bound: float,
+    length: int,
+    *,
+    noise_multiplier: float,
+    weight: float,
+    min_weight: float,
+    bits: int | None = None,
+) -> DensePlan:
+    """The finest encoding of dense vectors of norm `bound` whose sum does not wrap around.
+
+    weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
+    the guaranteed noise / sensitivity, 0 where the nodes add none. bits: 8, 16, 24 or 32; None for
+    the least at which rounding raises the sensitivity by at most 1 %. The sum with the noise of
+    all nodes leaves the range with probability at most 2^-59, over noise and rotation, for vectors
+    that do not depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
+    """
+    if not 0 < bound < math.inf:
+        raise ValueError(f"bound = {bound} must be finite and above 0")
+    node_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
+    for choice in (8, 16, 24, 32) if bits is None else (bits,):
+        _check_bits(choice)
+        plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight))
+        if plan and (bits or plan.inflation <= INFLATION):
+            return plan
+    raise WrapAround(
+        f"bits = {bits or 32}: the modulus is too small for weight = {weight} users with "
+        f"noise_multiplier = {noise_multiplier}, min_weight = {min_weight} and length = {length}: "
+        "raise bits, or lower noise_multiplier, weight or length"
+    )
+
+
+def dense_numbers(
+    bound: float,
+    length: int,
+    noise_multiplier: float,
+    weight: float,
+    min_weight: float,
+    sensitivity: float = SENSITIVITY,
+) -> DensePlan:
+    """The encoding of a run's dense queries: the least of 16, 24 and 32 bits that costs nothing.
+
+    Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least `sensitivity`.
+    Other arguments and errors: as in `plan_dense`.
+    """
+    for bits in (16, 24, 32):
+        try:
+            plan = plan_dense(
+                bound,
+                length,
+                noise_multiplier=noise_multiplier,
+                weight=weight,
+                min_weight=min_weight,
+                bits=bits,
+            )
+        except WrapAround:
+            continue
+        if plan.sensitivity >= sensitivity and plan.inflation <= INFLATION:
+            return plan
+    raise WrapAround(
+        f"32 bits are too few for weight = {weight} users with noise_multiplier = "
+        f"{noise_multiplier}, min_weight = {min_weight} and length = {length} at sensitivity "
+        f"{sensitivity:.0f}: lower noise_multiplier, weight or length"
+    )
+
+
+def check_dense(plan: DensePlan, noise_multiplier: float, weight: float, min_weight: float) -> None:
+    """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes.
+
+    noise_multiplier: as in `plan_dense`, and so is the probability.
+    """
+    norm = plan.scale * plan.bound
+    needed = _needed(norm, plan.sensitivity, plan.length, (noise_multiplier, weight, min_weight))
+    if needed >= 2 ** (plan.bits - 1):
+        raise WrapAround(
+            f"bits = {plan.bits}: sums of weight = {weight} users of sensitivity "
+            f"{plan.sensitivity} and their noise (noise_multiplier = {noise_multiplier}, "
+            f"min_weight = {min_weight}) reach {needed:.0f}: raise bits, or lower sensitivity, "
+            "noise_multiplier or weight"
+        )
+
+
+def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> NDArray[np.int64]:
+    """One user's clipped vector as integers of L2 norm at most `plan.sensitivity`, PRIVATE.
+
+    vector: (plan.length,), of norm at most `plan.bound`; returns (plan.padded_length,). A
+    longer one is shortened, one with NaN or infinity becomes zeros. seed: the round's, public.
+    Rotated in float32, as exact as the models that updates are of; the norm of what leaves is
+    compared in exact integers. After 64 rejected roundings (e^-32 at most, by the choice of
+    `sensitivity`) coordinates are truncated towards zero. Raises ValueError on another shape.
+    """
+    values = np.asarray(vector, dtype=np.float64)
+    if values.shape != (plan.length,):
+        raise ValueError(f"vector has shape {values.shape}, expected length = ({plan.length},)")
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = float(np.linalg.norm(values))
+    if not norm < math.inf:
+        return np.zeros(plan.padded_length, dtype=np.int64)
+    scale = plan.scale * min(1.0, plan.bound / norm if norm > 0 else 1.0)
+    scaled = rotate(values, seed, scale=scale, single=True)
+    limit = math.floor(plan.sensitivity**2 * (1 - 1e-15))
+    for _ in range(_TRIES):
+        rounded = _rounded(scaled)
+        if int(rounded @ rounded) <= limit:  # below 2^62: each is within 1 of the scaled
+            return rounded
+    places = np.zeros(len(scaled), dtype=np.intp)
+    return truncate(scaled.astype(np.float64), places, plan.sensitivity)
+
+
+def decode_dense(residues: NDArray[np.uint64], plan: DensePlan, seed: bytes) -> NDArray[np.float64]:
+    """A sum modulo 2^bits back in units of the vectors: (padded_length,) -> (length,)."""
+    return unrotate(from_modulus(residues, plan.bits) / plan.scale, seed, plan.length)
+
+
+def rounded_norm(norm: float, length: int) -> float:
+    """Norm that a randomly rounded vector exceeds with probability at most BETA.
+
+    norm: of the vector before rounding, in integers; length: its coordinates. Proposition 22
+    of the paper, with the bound norm + sqrt(length) that no rounding exceeds.
+    """
+    spread = math.sqrt(2 * math.log(1 / BETA)) * (norm + math.sqrt(length) / 2)
+    return min(math.sqrt(norm * norm + length / 4 + spread), norm + math.sqrt(length))
+
+
+def _check_bits(bits: int) -> None:
+    if bits not in (8, 16, 24, 32):
+        raise ValueError(f"bits = {bits} must be 8, 16, 24 or 32")
+
+
+def _finest(
+    bound: float, length: int, bits: int, noise: tuple[float, float, float]
+) -> DensePlan | None:
+    """The largest scale, to 1e-6, that does not wrap around; None where there is none."""
+    padded = padded_length(length)
+
+    def fits(log_norm: float) -> bool:
+        norm = math.exp(log_norm)
+        sensitivity = rounded_norm(norm, padded)
+        variance = node_variance(*noise, sensitivity) if noise[0] else 0.0
+        in_range = sensitivity <= MAX_SENSITIVITY and variance <= MAX_VARIANCE
+        return in_range and _needed(norm, sensitivity, length, noise) < 2 ** (bits - 1)
+
+    low, high = math.log(0.5), math.log(MAX_SENSITIVITY)
+    if not fits(low):
+        return None
+    while high - low > 1e-6:  # the reach grows with the norm
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    # The scale is rounded first, so that the sensitivity belongs to the scale that is used.
+    scale = math.exp(low) / bound
+    sensitivity = rounded_norm(scale * bound * (1 + 1e-12), padded)
+    return DensePlan(bound, sensitivity, scale, bits, length)
+
+
+def _needed(
+    norm: float, sensitivity: float, length: int, noise: tuple[float, float, float]
+) -> float:
+    """Magnitude that no coordinate of the encoded sum exceeds, but for 2^-59."""
+    tail = sum_tail(*noise, sensitivity, padded_length(length))
+    return _sum_reach(norm, length, noise[1]) + tail + 1
+
+
+def _sum_reach(norm: float, length: int, weight: float) -> float:
+    """Magnitude of any coordinate of the encoded sum without noise, but for 2^-60.
+
+    The sum of the rotated vectors is the rotation of their sum, as all users share the signs,
+    and that sum has norm weight * norm at most. A coordinate is sum_i s_i x_i / sqrt(B) over a
+    block of B independent signs: by Hoeffding 1963, Theorem 2, it passes t norm(x) / sqrt(B)
+    with probability 2 exp(-t^2 / 2) at most, here summed over coordinates; and never norm(x).
+    Rounding adds at most 1 for each user, arithmetic in float32 its error.
+    """
+    t = math.sqrt(2 * (math.log(2.0 * padded_length(length)) + 60 * math.log(2.0)))
+    share = min(1.0, t / math.sqrt(smallest_block(length)))
+    return weight * (norm * (share + FLOAT32_ERROR) + 1)
+
+
+def _rounded(scaled: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+    """Each coordinate to one of its two neighbours, to the upper one as often as it is close."""
+    rounded = np.empty(len(scaled), dtype=np.int64)
+    for start in range(0, len(scaled), _CHUNK):
+        part = scaled[start : start + _CHUNK]
+        np.floor(part + _uniform(len(part)), out=rounded[start : start + _CHUNK], casting="unsafe")
+    return rounded
+
+
+def _uniform(size: int) -> NDArray[np.float32]:
+    """Rounding coins in [0, 1]: ChaCha20's under a key of the operating system (RFC 8439).
+
+    For unbiased sums only: the norm of the result is bounded whatever the coins are.
+    """
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    cipher = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None)
+    words = np.frombuffer(cipher.encryptor().update(bytes(4 * size)), dtype="<u4")
+    coins: NDArray[np.float32] = (words * 2.0**-32).astype(np.float32)
+    return coins

@@ -1,0 +1,1 @@
+"""What strategies share that train a model on the users' devices."""

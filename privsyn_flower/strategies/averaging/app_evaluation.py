@@ -1,0 +1,264 @@
+"""Federated evaluation of somebody else's app: what Flower's FedAvg averages, privately.
+
+The model goes to the app's own evaluate function on the nodes; each user answers with one bounded
+vector of the metrics it returns (`queries/app_metrics.py`). Each evaluation is one more release of
+the run's ledger. How many there are is public and known before the run, so that the noise of all
+releases is made for them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord
+
+from privsyn_flower.local.node_failures import AllNodesFailed
+from privsyn_flower.protocol.question import METRICS, OptionValue, Query
+from privsyn_flower.queries.app_metrics import (
+    LARGEST_COUNT,
+    MOST_METRICS,
+    app_metrics_bound,
+    check_bounds,
+    read_app_metrics,
+)
+from privsyn_flower.queries.metrics import TooNoisyError
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.averaging.app_records import app_options
+from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
+from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism
+from privsyn_flower.strategies.engine.one_question import OneQuestion, ask_once
+from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
+from privsyn_flower.text.models.parameters import pack_parameters
+
+# The log that Flower shows in every app.
+logger = logging.getLogger("flwr")
+
+NAME = "evaluation"  # of the folder and the ledger's run of an evaluation, before its round
+FAILED = "failed"  # why an evaluation gave nothing: it is not asked again
+RESERVED = "num-examples"  # what users may be weighted by; no metric of its own
+
+
+@dataclass(frozen=True)
+class PrivateEvaluation:
+    """Which metrics of an app's evaluate function are measured on the nodes, and when. All public.
+
+    metrics: name -> (low, high), the bounds to which every user's value is cut. The noise of a mean
+    grows with high - low, so take what the metric can be, (0, 1) for an accuracy. every: 0 measures
+    the final model only; k the model after every k-th round and the final one. Each evaluation
+    costs as much privacy as a round, so all of them, and the training, get more noise.
+    max_examples: 0 gives every user the same weight; above 0 it is the number of examples that the
+    function returns as "num-examples", at most this many. confidence: of the intervals, which cover
+    the noise and nothing else. Raises ValueError, naming the value, on what cannot be asked.
+    """
+
+    metrics: Mapping[str, tuple[float, float]]
+    every: int = 0
+    max_examples: int = 0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("every", self.every, math.inf),
+            ("max_examples", self.max_examples, LARGEST_COUNT),
+        ):
+            if type(value) is not int or not 0 <= value <= most:
+                raise ValueError(
+                    f"evaluation: {name} = {value!r} must be a whole number, 0 or more"
+                )
+        if not 0 < self.confidence < 1:
+            raise ValueError(f"evaluation: confidence = {self.confidence} must be between 0 and 1")
+        if not 1 <= len(self.metrics) <= MOST_METRICS:
+            raise ValueError(
+                f"evaluation: {len(self.metrics)} metrics are named, must be 1 to {MOST_METRICS}"
+            )
+        for name, bounds in self.metrics.items():
+            _check_metric(name, bounds)
+        keys = [key for name in self.metrics for key in _keys(name)]
+        if len(set(keys)) < len(keys):
+            raise ValueError(
+                f"evaluation: metrics {list(self.metrics)} and their intervals ('-low', '-high') "
+                "would have the same names: rename one"
+            )
+
+    def rounds(self, num_rounds: int) -> list[int]:
+        """The rounds after which the model is measured, when all of them are run."""
+        steps = range(self.every, num_rounds, self.every) if self.every else ()
+        return [*steps, num_rounds]
+
+    def count(self, num_rounds: int) -> int:
+        """The most releases that this adds to a run of so many rounds."""
+        return len(self.rounds(num_rounds))
+
+    @property
+    def bounds(self) -> list[tuple[float, float]]:
+        """Of each metric, in order."""
+        return [(float(low), float(high)) for low, high in self.metrics.values()]
+
+    @property
+    def promise(self) -> dict[str, Any]:
+        """What a run keeps to, as JSON has it."""
+        own = {"every": self.every, "max_examples": self.max_examples}
+        return {**own, "confidence": self.confidence, "metrics": self._listed()}
+
+    def query(
+        self, arrays: Arrays, *, model: str, rnd: int, options: Mapping[str, OptionValue]
+    ) -> Query:
+        """The question about the model after round `rnd`.
+
+        options: the config of the evaluate function and the arrays' order.
+        """
+        own: dict[str, OptionValue] = {
+            METRICS: json.dumps(self._listed()),
+            "max-examples": self.max_examples,
+            "server-round": rnd,
+        }
+        return Query(
+            kind="evaluation",
+            rows=np.zeros((0, 0), dtype=np.int8),
+            scales=np.zeros(0, dtype=np.float32),
+            length=1 + len(self.metrics),
+            bound=app_metrics_bound(len(self.metrics)),
+            model=model,
+            options={**options, **own},
+            extra={"parameters": pack_parameters(arrays)},
+        )
+
+    def read(self, question: OneQuestion) -> dict[str, float]:
+        """Each metric's mean over the users and its interval. Raises TooNoisyError."""
+        z = NormalDist().inv_cdf((1 + self.confidence) / 2)
+        found = read_app_metrics(question.released, question.noise_std, bounds=self.bounds, z=z)
+        figures: dict[str, float] = {}
+        for name, ratio in zip(self.metrics, found, strict=True):
+            figures |= zip(_keys(name), (ratio.value, ratio.low, ratio.high), strict=True)
+        return figures
+
+    def _listed(self) -> list[list[Any]]:
+        return [[name, *pair] for name, pair in zip(self.metrics, self.bounds, strict=True)]
+
+
+def _keys(name: str) -> tuple[str, str, str]:
+    """What a metric's mean and the ends of its interval are called."""
+    return name, f"{name}-low", f"{name}-high"
+
+
+def _check_metric(name: Any, bounds: Any) -> None:
+    if not isinstance(name, str) or not name or name == RESERVED:
+        raise ValueError(
+            f"evaluation: a metric is called {name!r}: it must be a string, not empty and not "
+            f"{RESERVED!r} (see max_examples)"
+        )
+    try:
+        low, high = (float(value) for value in bounds)
+        check_bounds([(low, high)])
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(
+            f"evaluation: metrics[{name!r}] = {bounds!r} must be two numbers (low, high): {error}"
+        ) from None
+
+
+def evaluation_options(
+    config: ConfigRecord | None, evaluation: PrivateEvaluation | None
+) -> dict[str, OptionValue]:
+    """An evaluate_config as options of the question. Raises ValueError when nobody pays for it."""
+    if config is not None and evaluation is None:
+        raise ValueError(
+            "evaluate_config: an evaluation on the nodes costs privacy: name its metrics and "
+            "their bounds in evaluation=PrivateEvaluation(metrics=...), or leave evaluate_config "
+            "out and use evaluate_fn on public data"
+        )
+    return app_options(config, "evaluate_config")
+
+
+@dataclass
+class AppEvaluations:
+    """The evaluations of one run, made when their round comes.
+
+    engine: the run's; its grid, ledger, nodes and kind of noise are used. rounds: of the run.
+    model, options: as `PrivateEvaluation.query` has them.
+    """
+
+    settings: PrivateEvaluation
+    engine: Rounds
+    rounds: int
+    model: str
+    options: Mapping[str, OptionValue]
+
+    def after(self, rnd: int, arrays: Arrays, *, last: bool = False) -> dict[str, float]:
+        """The figures of the model after round `rnd`; {} when none are due, or on failure.
+
+        last: no round follows. One that was made before is read from disk. What goes wrong on the
+        nodes is told in the log: the training has been paid for, and goes on.
+        """
+        if not last and rnd not in self.settings.rounds(self.rounds):
+            return {}
+        name, engine = f"{NAME}-{rnd:04d}", self.engine
+        folders = engine.folder.path / "evaluations"
+        begun = {path.name for path in folders.glob(f"{NAME}-*")} - {name}
+        if len(begun) >= self.settings.count(self.rounds):
+            logger.warning(
+                "no evaluation after round %d: the %d paid for are used", rnd, len(begun)
+            )
+            return {}
+        own, noise = RunFolder(folders / name), engine.mechanism
+        if isinstance(noise, AggregatorNoise):
+            noise = noise.beside(name)
+        if own.load_value(FAILED) is not None:
+            noise.close(complete=True)  # a kill may have come before the key went
+            return {}
+        try:
+            question = self._asked(name, rnd, arrays, noise, last or rnd == self.rounds)
+            figures = self.settings.read(question)
+        except (NoRelease, TooNoisyError, TooFewNodes, AllNodesFailed) as error:
+            logger.warning("the evaluation after round %d gave nothing: %s", rnd, error)
+            own.save_value(FAILED, str(error))
+            noise.close(complete=True)  # nobody asks again: the key of its noise goes now
+            return {}
+        logger.info("evaluation on the nodes after round %d: %s", rnd, MetricRecord(dict(figures)))
+        return figures
+
+    def _asked(
+        self, name: str, rnd: int, arrays: Arrays, noise: Mechanism, last: bool
+    ) -> OneQuestion:
+        """The question with its release, on disk from then on."""
+        engine = self.engine
+        query = self.settings.query(arrays, model=self.model, rnd=rnd, options=self.options)
+        question = OneQuestion(query, list(self.settings.metrics))
+        ask_once(
+            question,
+            grid=engine.grid,
+            folder=engine.folder,
+            name=name,
+            plan=self._plan(rnd),
+            ledger=engine.ledger,
+            aggregation=engine.aggregation,
+            mechanism=noise,
+            spare=self._spare(last),
+            cohort=engine.cohort,
+            node_caches=engine.node_caches,
+        )
+        return question
+
+    def _plan(self, rnd: int) -> RoundPlan:
+        """The run's; where nodes are drawn, other ones than for round 1."""
+        seed = int(seeded(self.engine.plan.seed, rnd, NAME).integers(2**31))
+        return replace(self.engine.plan, seed=seed)
+
+    def _spare(self, last: bool) -> int:
+        """Attempts that may fail after they were charged: what the rounds have left, at the end.
+
+        Before that the spare ones are the rounds'. A trusted aggregator's failed ones cost nothing.
+        """
+        if not last or self.engine.mechanism.trusted:
+            return 0
+        charges = self.engine.ledger.charges(run=self.engine.plan.run)
+        failed = sum(charge.state == "reserved" for charge in charges)
+        return max(0, self.engine.plan.spare_rounds - failed)

@@ -1,0 +1,295 @@
+"""Generalised federated averaging: train from these parameters; the noisy sum moves the model.
+
+The question of a round is the current model. Each user answers with the change that training on
+its own data made to it, clipped; the sum with noise is divided by a public number of users and
+handed to a server optimiser (Reddi et al. 2021, Algorithm 1). DP-FedAvg and DP-FTRL share this
+and differ in their noise.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import MetricRecord
+from numpy.typing import NDArray
+
+from privsyn_flower.protocol.question import OptionValue, Query
+from privsyn_flower.queries.updates import update_bound
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
+from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizer, Vector
+from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
+from privsyn_flower.text.models.parameters import pack_parameters
+from privsyn_flower.training import Layout, trained_layout
+
+logger = logging.getLogger("privsyn_flower")
+
+Arrays = dict[str, NDArray[Any]]
+Evaluate = Callable[[int, Arrays], MetricRecord | None]
+
+EVALUATE = "evaluate."  # what the metrics of an evaluation on the server begin with
+START = "training-start"  # all arrays, as they were given
+
+
+class Diverged(NothingLearned):
+    """The model's parameters are no longer finite numbers."""
+
+    def __init__(self, rnd: int) -> None:
+        super().__init__(
+            f"round {rnd}: the server's step leaves parameters that are not finite: lower "
+            "server-learning-rate, clip-norm or clip-learning-rate"
+        )
+
+
+class GeneralisedFedAvg(Strategy):
+    """Federated averaging with a server optimiser, as rounds of noisy sums.
+
+    `begin` says what is trained, `attach` where files are kept; then any round engine drives it.
+    `parameters()` is the model at any time. The server's own copy of what is trained is one
+    float64 vector; nodes are sent each array in the type in which it was given, so that the model
+    they start from is the one they compare with.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        *,
+        optimizer: ServerOptimizer,
+        clipping: AdaptiveClipping | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not 0 < clip_norm < math.inf:
+            raise ValueError(f"clip-norm = {clip_norm} must be finite and above 0")
+        self.optimizer = optimizer
+        self.clip_norm, self.clipping, self.seed = float(clip_norm), clipping, seed
+        self.indicator = 0.0
+        self.schedule: dict[str, OptionValue] = {}
+        self.evaluate: Evaluate | None = None
+        self.rounds = 0
+        self._folder: RunFolder | None = None
+        self._name, self._older = START, START
+
+    # What is trained ---------------------------------------------------------------------
+
+    def begin(
+        self,
+        parameters: Mapping[str, NDArray[Any]],
+        *,
+        model: str,
+        rounds: int,
+        users: int,
+        options: Mapping[str, OptionValue],
+        noise_multiplier: float = 0.0,
+    ) -> None:
+        """Train `parameters` for `rounds` rounds with the declared `users`.
+
+        parameters: named arrays, public; those of floating-point numbers that the option
+        training.trained names are trained, the others travel and stay as they are. model: what
+        the nodes compare with theirs. options: of the local training, and of an app's own.
+        noise_multiplier: the calibrated one, for adaptive clipping. Raises ValueError on an array
+        with NaN or infinity, and where nothing can be trained.
+        """
+        self.layout = trained_layout(parameters, options)
+        self.start_arrays = {name: np.array(array) for name, array in parameters.items()}
+        _check_arrays(self.start_arrays)
+        _log_untrained(self.start_arrays, self.layout)
+        self.model, self.rounds, self.options = model, rounds, dict(options)
+        self.denominator = self.expected_users(users)
+        if self.clipping is not None:
+            self.indicator = self.clipping.indicator_for(noise_multiplier, self.denominator)
+        self.master = self.layout.flatten(self.start_arrays)
+        self.slots = self.optimizer.start(self.layout.length)
+        self._keep_start()
+
+    def expected_users(self, users: int) -> float:
+        """What sums are divided by: a public number, whoever answers."""
+        return float(users)
+
+    def parameters(self) -> Arrays:
+        """The model: every array under its name, in its first type and shape."""
+        trained = _unflatten(self.layout, self.master, self.start_arrays)
+        return {name: trained.get(name, array) for name, array in self.start_arrays.items()}
+
+    # Generalised FedAvg ------------------------------------------------------------------
+
+    def ask(self, rnd: int) -> Query:
+        """The current model; a user's vector is its clipped change, and maybe one bit more."""
+        options = {**self.options, **self.schedule}
+        options |= {"clip-norm": self.clip_norm, "indicator": self.indicator}
+        return Query.update(
+            pack_parameters(self.parameters()),
+            length=self.layout.length + (self.indicator > 0),
+            bound=update_bound(self.clip_norm, self.indicator),
+            model=self.model,
+            rotation=seeded(self.seed, rnd, "rotation").bytes(32),
+            options=options,
+        )
+
+    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+        """One server step with the noisy sum (d,) or (d + 1,), public from here.
+
+        The denominator is fixed: users who did not answer count as users who changed nothing.
+        Raises Diverged, with the model as it was.
+        """
+        dimension = self.layout.length
+        mean = released[:dimension] / self.denominator
+        with np.errstate(over="ignore", invalid="ignore"):
+            change, slots = self.optimizer.step(mean, self.slots)
+            master = self.master + change
+            sent = _unflatten(self.layout, master, self.start_arrays)
+        if not all(np.isfinite(array).all() for array in sent.values()):
+            raise Diverged(rnd)
+        metrics = update_facts(mean, noise_std / self.denominator)
+        metrics |= {"clip_norm": self.clip_norm, "step_norm": float(np.linalg.norm(change))}
+        clip_norm = self.clip_norm
+        if self.clipping is not None:
+            unit = self.indicator * self.clip_norm * self.denominator
+            within = self.clipping.within(float(released[dimension]) / unit)
+            metrics["fraction_within"] = within
+            clip_norm = self.clipping.next_norm(self.clip_norm, within)
+            if not 0 < clip_norm < math.inf:
+                raise Diverged(rnd)
+        self.master, self.slots, self.clip_norm = master, slots, clip_norm
+        self._save(rnd)
+        return metrics | self.evaluated(rnd)
+
+    def evaluated(self, rnd: int) -> dict[str, Any]:
+        """The figures of `evaluate` for the present model, as metrics; {} without one."""
+        if self.evaluate is None:
+            return {}
+        found = self.evaluate(rnd, self.parameters())
+        return {EVALUATE + key: _finite(rnd, key, value) for key, value in (found or {}).items()}
+
+    # Resume ------------------------------------------------------------------------------
+
+    def attach(self, folder: RunFolder) -> None:
+        """Keep the model and the optimiser's memory in `folder`; before the first round."""
+        self._folder = folder
+        self._keep_start()
+
+    def state(self) -> dict[str, Any]:
+        """Small JSON; the arrays of the round are on disk already."""
+        names = {"arrays": self._name, "older": self._older}
+        return {**names, "clip_norm": self.clip_norm, "layout": self.layout.digest()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue with the bits of `state`. Raises ValueError for another model or optimiser."""
+        if state["layout"] != self.layout.digest():
+            raise ValueError(
+                f"{self.folder.path} holds the training of other arrays: give it the arrays it "
+                "began with, or choose another folder"
+            )
+        arrays = self._load(str(state["arrays"]))
+        master = arrays.pop("parameters")
+        if set(arrays) != set(self.slots):
+            raise ValueError(
+                f"{self.folder.path} was begun with another server-optimizer: it remembers "
+                f"{sorted(arrays)}, this one {sorted(self.slots)}"
+            )
+        self.master, self.slots = master, arrays
+        self.clip_norm = float(state["clip_norm"])
+        self._name, self._older = str(state["arrays"]), str(state["older"])
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where arrays are kept. Raises RuntimeError before `attach`."""
+        if self._folder is None:
+            raise RuntimeError("training keeps files: call attach(RunFolder(path)) first")
+        return self._folder
+
+    def _keep_start(self) -> None:
+        """The arrays that the run began with; a resumed run goes on with those."""
+        if self._folder is None or not self.rounds:
+            return
+        self._name, self._older = START, START
+        if self._folder.load_arrays(START) is None:
+            self._folder.save_arrays(START, pack_parameters(self.start_arrays).tobytes())
+            return
+        kept = self._load(START)
+        if _description(kept) != _description(self.start_arrays):
+            raise ValueError(
+                f"{self._folder.path} began with other arrays (name, type or shape): give it "
+                "those, or choose another folder"
+            )
+        if any(kept[name].tobytes() != a.tobytes() for name, a in self.start_arrays.items()):
+            logger.warning("%s goes on from the arrays it began with", self._folder.path)
+        self.start_arrays = {name: kept[name] for name in self.start_arrays}
+        self.master = self.layout.flatten(kept)
+
+    def _save(self, rnd: int) -> None:
+        """The newest arrays; those before them stay until the checkpoint of this round is there."""
+        arrays = {"parameters": self.master, **self.slots}
+        name, older = f"training-{rnd:04d}", self._older
+        self.folder.save_arrays(name, pack_parameters(arrays).tobytes())
+        self._name, self._older = name, self._name
+        if older != START:
+            self.folder.drop_arrays(older)
+
+    def _load(self, name: str) -> Arrays:
+        from safetensors.numpy import load
+
+        packed = self.folder.load_arrays(name)
+        if packed is None:
+            raise ValueError(
+                f"{self.folder.path} lacks the arrays {name!r} of its last round: restore the "
+                "folder, or choose another one"
+            )
+        arrays: Arrays = load(packed)
+        return arrays
+
+
+def update_facts(mean: Vector, noise_std: float) -> dict[str, float]:
+    """Public figures of a noisy mean update (d,) with noise of std `noise_std` per coordinate.
+
+    signal_to_noise: the norm of the mean without noise is not known; what is estimated is
+    sqrt(max(0, |mean|^2 - d std^2)) over sqrt(d) std, which is 0 to pure noise.
+    """
+    norm, noise = float(np.linalg.norm(mean)), noise_std * math.sqrt(len(mean))
+    facts = {"update_norm": norm, "noise_norm_expected": noise}
+    if noise > 0:
+        facts["signal_to_noise"] = math.sqrt(max(0.0, (norm / noise) ** 2 - 1))
+    return facts
+
+
+def _unflatten(layout: Layout, vector: Vector, like: Mapping[str, NDArray[Any]]) -> Arrays:
+    """The vector (d,) as named arrays, each in the type that it has in `like`."""
+    arrays: Arrays = {}
+    start = 0
+    with np.errstate(over="ignore"):  # too large for its type: seen as infinity
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            stop = start + math.prod(shape)
+            arrays[name] = vector[start:stop].astype(like[name].dtype).reshape(shape)
+            start = stop
+    return arrays
+
+
+def _description(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
+
+
+def _check_arrays(arrays: Mapping[str, NDArray[Any]]) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+            raise ValueError(f"array {name!r} has type {array.dtype}, which no model travels in")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ValueError(f"array {name!r} has entries that are NaN or infinite")
+
+
+def _log_untrained(arrays: Mapping[str, NDArray[Any]], layout: Layout) -> None:
+    left = sorted(set(arrays) - set(layout.names))
+    if left:
+        logger.info("%d arrays are not trained and stay as they are: %s", len(left), left)
+
+
+def _finite(rnd: int, key: str, value: Any) -> Any:
+    """A metric for JSON, which knows no NaN: None in its place."""
+    values = value if isinstance(value, list) else [value]
+    if all(math.isfinite(one) for one in values):
+        return value
+    logger.warning("round %d: the evaluation's %s is not finite", rnd, key)
+    return None

@@ -1,0 +1,326 @@
+"""`start` of the training methods: in the place of Flower's FedAvg, in any ServerApp."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
+from privsyn_flower.local.last_word import telling
+from privsyn_flower.local.node_failures import DROP_IN, show
+from privsyn_flower.privacy.accounting.feasibility import doubts
+from privsyn_flower.privacy.ledger.filters import Plan
+from privsyn_flower.privacy.sentence import PrivacyStatement
+from privsyn_flower.progress import Progress
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.averaging.app_evaluation import (
+    AppEvaluations,
+    PrivateEvaluation,
+    evaluation_options,
+)
+from privsyn_flower.strategies.averaging.app_records import (
+    EVALUATION,
+    FIRST,
+    EvaluateFn,
+    app_options,
+    array_record,
+    log_rounds,
+    logged,
+    node_figures,
+    server_figures,
+)
+from privsyn_flower.strategies.averaging.generalised_fedavg import GeneralisedFedAvg
+from privsyn_flower.strategies.averaging.server_optimizers import Vector
+from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.cohort import RoundPlan, check_enough
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism
+from privsyn_flower.strategies.engine.promises import PROMISED, check_promise, promise_of
+from privsyn_flower.strategies.engine.rounds import Rounds
+from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
+from privsyn_flower.strategies.synthesis.start import simulated
+from privsyn_flower.training import Layout
+
+# The log that Flower shows in every app.
+logger = logging.getLogger("flwr")
+
+ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a run's noise is made, what it costs, and what may be said of it; all public.
+
+    mechanism: run's name -> who adds the noise. sampled: what the run's ledger is made for where
+    users toss coins. plan, statement: what belongs into RoundPlan and PrivacyStatement.
+    """
+
+    noise_multiplier: float
+    mechanism: Callable[[str], Mechanism]
+    sampled: Plan | None = None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    statement: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, repr=False)
+class TrainingResult(Result):
+    """Flower's result, with what was promised for it.
+
+    arrays: the final model, public. epsilon, delta: the run's guarantee, which
+    `statement.sentence()` puts into words; spent: what was charged so far (no guarantee). rounds:
+    releases learned from; ended_early: why they are fewer than asked for, or "". metrics: a row
+    for each of them. evaluate_metrics_serverapp: what evaluate_fn returned, by round.
+    evaluate_metrics_clientapp: of each evaluation on the nodes that gave something, by round, NAME,
+    NAME-low and NAME-high for each metric: the noisy mean over users and its interval.
+    train_metrics_clientapp stays empty: none leave a node.
+    """
+
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    rounds: int
+    spent: float
+    statement: PrivacyStatement
+    metrics: list[dict[str, Any]]
+    ended_early: str = ""
+
+
+class TrainingStrategy(GeneralisedFedAvg):
+    """A training method that `start` runs over a Flower grid."""
+
+    _evaluations: AppEvaluations | None = None  # of the run, when it has some
+
+    def terms(
+        self,
+        epsilon: float,
+        delta: float,
+        rounds: int,
+        spare_rounds: int,
+        *,
+        nodes: int,
+        keys: Path,
+        evaluations: int = 0,
+        ledger_epsilon: float = 0.0,
+    ) -> Terms:
+        """The noise that keeps (epsilon, delta) over `rounds` releases, spare ones paid for.
+
+        nodes: those the run waits for. keys: folder for the key of an aggregator's noise.
+        evaluations: releases beside the rounds, each as costly as one. ledger_epsilon: total of the
+        ledger, where it is larger than epsilon.
+        """
+        raise NotImplementedError
+
+    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+        """One server step, and the evaluation on the nodes that is due after it."""
+        metrics = super().learn(rnd, released, noise_std)
+        if self._evaluations is not None:
+            found = self._evaluations.after(rnd, self.parameters())
+            metrics |= {EVALUATION + key: value for key, value in found.items()}
+        return metrics
+
+    @telling
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600.0,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        *,
+        evaluation: PrivateEvaluation | None = None,
+        epsilon: float,
+        delta: float,
+        users: int,
+        folder: str | Path,
+        nodes: int = 0,
+        spare_rounds: int = 1,
+        min_surviving_weight: float = 0.85,
+        colluding_weight: float = 0.0,
+        node_keys: Literal["first-use", "roster"] = "first-use",
+        ledger: str | Path = "",
+        population_name: str = "",
+        ledger_epsilon: float = 0.0,
+        aggregation: Aggregation | None = None,
+        noise_keys: str | Path = "",
+        stage_timeout: float = 60.0,
+        node_timeout: float = 120.0,
+        progress: Progress | None = None,
+    ) -> TrainingResult:
+        """Train over `grid`; calling again with the same `folder` goes on where it was.
+
+        The arguments up to evaluate_fn are those of Flower's strategies. timeout: seconds that a
+        round waits for the nodes. train_config: travels to the nodes as the config of their train
+        function, evaluate_config as that of their evaluate function, which is called only with
+        `evaluation`. evaluate_fn: measures the model on the server, on public data, before round 1
+        and after each round.
+
+        evaluation: measures the model on the nodes, by metrics of their evaluate function under
+        `private_evaluation`. users: the declared population (public); the noise is the smallest
+        that keeps (epsilon, delta) for num_rounds + spare_rounds releases and those of
+        `evaluation`. nodes: to wait for; 0: as many as users.
+        population_name: declared; all runs that declare it share one ledger (`ledger`, or a file of
+        that name in the user's data folder) with the total ledger_epsilon (0: epsilon). Without it
+        the run has a ledger of its own, and epsilon covers this run alone. node_keys: declared,
+        what the nodes check each other's keys against. noise_keys: folder, outside `folder`, for
+        the key of an aggregator's noise; "" for the user's own.
+        progress: told how far the run is; None writes finished rounds to Flower's log, where
+        noise that leaves nothing of so many users' updates, and a delta of 1 / users or more, are
+        warnings.
+        Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
+        arguments that promise something else than those that `folder` was begun with.
+        """
+        asked = evaluation_options(evaluate_config, evaluation)
+        how, run = aggregation or SecureAggregation(), RunFolder(folder)
+        check_enough(nodes or users, how.name)
+        waited, extra = nodes or users, evaluation.count(num_rounds) if evaluation else 0
+        terms = self.terms(
+            epsilon,
+            delta,
+            num_rounds,
+            spare_rounds,
+            nodes=waited,
+            keys=Path(noise_keys) if noise_keys else noise_key_folder(),
+            evaluations=extra,
+            ledger_epsilon=ledger_epsilon,
+        )
+        shared = {
+            "noise_multiplier": terms.noise_multiplier,
+            "spare_rounds": spare_rounds,
+            "min_surviving_weight": min_surviving_weight,
+            "colluding_weight": colluding_weight,
+        }
+        promised: dict[str, Any] = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "rounds": num_rounds,
+            "evaluations": extra,
+            "aggregation": how.name,
+            "keys": node_keys,
+            "ledger_scope": ledger_scope(population_name),
+            "data": "data",
+        }
+        statement = PrivacyStatement(**{**shared, **promised, **terms.statement})
+        logger.info("privacy: %s", statement.sentence())
+        with run.lock():
+            waits = {"stage_timeout": stage_timeout, "node_timeout": node_timeout}
+            waits |= {"round_timeout": timeout, "nodes": waited}
+            public = {"users": users, "greeting": "train", "seed": self.seed}
+            plan = RoundPlan(run=run_id(run), **{**shared, **waits, **public, **terms.plan})
+            mechanism = terms.mechanism(plan.run)
+            self._doubt(statement, plan, mechanism)
+            whole = self._promised(statement, plan, mechanism, population_name)
+            whole["evaluation"] = evaluation.promise if evaluation else None
+            check_promise(run, whole)
+            book = open_ledger(
+                run,
+                ledger=ledger,
+                population_name=population_name,
+                total_epsilon=ledger_epsilon or epsilon,
+                total_delta=delta,
+                plan=terms.sampled,
+            )
+            self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
+            run.save_value(PROMISED, whole)
+            engine = Rounds(grid, self, plan, run, book, how, progress or log_rounds, mechanism)
+            engine.node_caches = caches = cache_folder(RunConfig()) / DROP_IN
+            own = None
+            if evaluation is not None:
+                asked[ORDER] = self.options[ORDER]
+                own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
+            try:
+                return self._finished(engine, statement, own)
+            finally:
+                show(caches, plan.run, engine.cohort.nodes.values())
+
+    def _finished(
+        self, engine: Rounds, statement: PrivacyStatement, evaluations: AppEvaluations | None
+    ) -> TrainingResult:
+        """All rounds and evaluations of a run that has begun, and what came of them."""
+        run, book, self._evaluations = engine.folder, engine.ledger, evaluations
+        with held(book, run):
+            done, found = engine.run(), node_figures(run)
+            if evaluations is not None and done not in found:  # it ended early
+                figures = evaluations.after(done, self.parameters(), last=True)
+                found |= {done: MetricRecord(dict(figures))} if figures else {}
+        return TrainingResult(
+            arrays=array_record(self.parameters()),
+            evaluate_metrics_clientapp=found,
+            evaluate_metrics_serverapp=server_figures(run),
+            epsilon=statement.epsilon,
+            delta=statement.delta,
+            noise_multiplier=statement.noise_multiplier,
+            rounds=done,
+            spent=book.spent_epsilon(engine.plan.run, statement.delta),
+            statement=replace(statement, simulated=simulated(run, engine)),
+            metrics=run.metrics(),
+            ended_early=engine.ended_early,
+        )
+
+    def _doubt(self, statement: PrivacyStatement, plan: RoundPlan, mechanism: Mechanism) -> None:
+        """Warn of numbers that cannot give much: a model is the sum of its rounds."""
+        noise = statement.noise_multiplier * math.sqrt(statement.rounds)
+        if isinstance(mechanism, AggregatorNoise):
+            noise = mechanism.summed_std
+        for doubt in doubts(
+            epsilon=statement.epsilon,
+            delta=statement.delta,
+            users=plan.users,
+            noise=noise,
+            answers=self.expected_users(plan.users) * statement.rounds,
+            summed=f"the sum of all {statement.rounds} rounds",
+            key="users",
+        ):
+            logger.warning("%s", doubt.text)
+
+    def _promised(
+        self,
+        statement: PrivacyStatement,
+        plan: RoundPlan,
+        mechanism: Mechanism,
+        population_name: str,
+    ) -> dict[str, Any]:
+        """What must not change while a run lasts: the noise is for it, or the sentence says it."""
+        promised = promise_of(statement, plan, mechanism, population_name)
+        promised["turns"] = "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
+        # An adaptive one is a number of the model, which a resume finds again.
+        return promised if self.clipping else {**promised, "clip_norm": self.clip_norm}
+
+    def _begin(
+        self,
+        run: RunFolder,
+        initial: ArrayRecord,
+        plan: RoundPlan,
+        rounds: int,
+        config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> None:
+        """`begin` and `attach` for arrays of somebody else's app; measures them, once."""
+        arrays = {name: array.numpy() for name, array in initial.items()}
+        self.begin(
+            arrays,
+            model=Layout.of(arrays).digest(),
+            rounds=rounds,
+            users=plan.users,
+            options={**app_options(config, "train_config"), ORDER: json.dumps(list(arrays))},
+            noise_multiplier=plan.noise_multiplier,
+        )
+        self.attach(run)
+        if evaluate_fn is not None:
+            self.evaluate = logged(evaluate_fn)
+            if run.load_value(FIRST) is None:
+                run.save_value(FIRST, self.evaluated(0))
+
+
+def noise_key_folder() -> Path:
+    """Where keys of an aggregator's noise lie by default: PRIVATE, outside of any run folder."""
+    return ledger_folder().parent / "noise-keys"

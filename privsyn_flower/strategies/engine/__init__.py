@@ -1,0 +1,1 @@
+"""The rounds of every method: who is asked, how answers are summed, who adds the noise."""

@@ -1,0 +1,375 @@
+"""Who is asked: the plan's public numbers, and the nodes that are present with their weights."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from privsyn_flower.messaging import Absence, exchange, tally
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.protocol.greeting import HELLO, Hello, hello, read_hello
+from privsyn_flower.protocol.wire import TRAIN, Absent, WireError
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.secagg import LEAST_NODES
+
+logger = logging.getLogger("privsyn_flower")
+
+GREETING_SECONDS = 30.0
+SETTLE_SECONDS = 3.0  # without a newcomer: nobody else is about to come
+
+
+class WrongNode(RuntimeError):
+    """A node of another kind than the run is for: real users are never part of a simulation."""
+
+
+class TooFewNodes(RuntimeError):
+    """The nodes present cannot reach the guaranteed weight, so asking them would be wasted."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The public numbers of a run that the guarantee rests on.
+
+    users is the declared population W; the nodes' weights (users each stands for) sum to at
+    most W. A sum is released only when the survivors' weight minus colluding_weight * W is at
+    least min_surviving_weight * W, for which noise_multiplier * bound is the guaranteed std.
+
+    sampling_rate: each user takes part in a round with this probability, by its node's own coin;
+    the node works for those left out, too.
+    cohort_nodes: the server draws this many nodes for a round (0: all). W is theirs then, but
+    the colluders of the whole population (colluding_users) may all be among them, and no
+    amplification is claimed.
+    distance: total variation that one release's integer noise may be from Gaussian noise.
+    cycle: a rota: the node at place i of the enrolment is asked in rounds with (rnd - 1 - i) %
+    cycle == 0 (0: every round), with W as for a draw. greeting: message type of the hello, "train"
+    for apps that answer nothing else.
+    """
+
+    run: str
+    users: int
+    noise_multiplier: float
+    spare_rounds: int = 1
+    min_surviving_weight: float = 0.85
+    colluding_weight: float = 0.0
+    nodes: int = 1
+    round_timeout: float = 600.0
+    stage_timeout: float = 60.0
+    node_timeout: float = 120.0
+    kind: Literal["any", "simulated", "deployed"] = "any"
+    seeded_noise: bool = False
+    sampling_rate: float = 1.0
+    cohort_nodes: int = 0
+    seed: int = 0
+    colluding_users: int | None = None
+    greeting: str = HELLO
+    cycle: int = 0
+    distance: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ValueError when no cohort could ever carry the guaranteed noise."""
+        if self.cycle < 0 or (self.cycle and self.cohort_nodes):
+            raise ValueError(
+                f"cycle = {self.cycle} with cohort-nodes = {self.cohort_nodes}: a rota and a draw "
+                "exclude each other, and a cycle has at least 1 round (0: no rota)"
+            )
+        if self.min_weight + self.colluding > self.users:
+            raise ValueError(
+                f"min-surviving-weight = {self.min_surviving_weight} and colluding-weight = "
+                f"{self.colluding_weight} need {self.min_weight} + {self.colluding} of "
+                f"{self.users} users: lower one of them"
+            )
+
+    @property
+    def min_weight(self) -> int:
+        """W_min in whole users, rounded up (weights are whole numbers)."""
+        return max(1, math.ceil(self.min_surviving_weight * self.users - 1e-9))
+
+    @property
+    def colluding(self) -> int:
+        """The weight assumed colluding in whole users, rounded up."""
+        if self.colluding_users is not None:
+            return self.colluding_users
+        return math.ceil(self.colluding_weight * self.users - 1e-9)
+
+    def drawn(self, weight: int) -> RoundPlan:
+        """The numbers of a round whose cohort stands for `weight` users."""
+        if not self.cohort_nodes and not self.cycle:
+            return self
+        return replace(self, users=weight, colluding_users=self.colluding)
+
+    def released_std(self, bound: float, weight: float) -> float:
+        """Std of the noise in a sum over survivors of `weight`: at least the guaranteed one."""
+        return self.noise_multiplier * bound * float(np.sqrt(weight / self.min_weight))
+
+
+def check_enough(nodes: int, aggregation: str) -> None:
+    """Raises TooFewNodes where no sum can be made of so few, whatever they weigh."""
+    if aggregation == "secure" and nodes < LEAST_NODES:
+        raise TooFewNodes(
+            f"secure aggregation needs at least {LEAST_NODES} nodes, {nodes} would be asked: start "
+            "more SuperNodes (in Flower's simulation: num-supernodes, which is 2 unless set; with "
+            "privsyn run: nodes) and count them in users and nodes"
+        )
+
+
+@dataclass
+class Cohort:
+    """The nodes of a run: every one that is connected, or a draw of a fixed size a round."""
+
+    grid: Grid
+    plan: RoundPlan
+    folder: RunFolder
+    progress: Progress = silent
+    nodes: dict[int, Hello] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._waited = bool(self.nodes)  # for those who are missing; once a run
+        self._tried: dict[int, float] = {}  # when a node answered its greeting with no facts
+        self._absent: dict[int, Absence] = {}
+        self._here: set[int] = set()
+        self._grown = time.monotonic()  # when a node came last
+        self._noted: tuple[int, ...] = ()
+
+    def draw(self, rnd: int, attempt: int) -> dict[int, Hello]:
+        """The nodes of this attempt: all who are there, whose turn it is, or a draw of them."""
+        present = self.present()
+        if self.plan.cycle:
+            return self._due(rnd, present)
+        size = self.plan.cohort_nodes
+        if not size:
+            return present
+        if len(present) < size:
+            raise TooFewNodes(
+                f"{len(present)} nodes are connected, cohort-nodes = {size} are drawn: start more "
+                "nodes or lower cohort-nodes"
+            )
+        self._check_lightest(present, size)
+        order = list(present)
+        chosen = seeded(self.plan.seed, rnd, f"cohort {attempt}").choice(
+            len(order), size, replace=False
+        )
+        return {order[i]: present[order[i]] for i in sorted(chosen)}
+
+    def _due(self, rnd: int, present: dict[int, Hello]) -> dict[int, Hello]:
+        """The nodes of the rota whose turn it is. Raises TooFewNodes when a turn is too light.
+
+        A node keeps its place for the run, whoever else comes or goes: its users count the
+        rounds between two turns.
+        """
+        cycle = self.plan.cycle
+        places = self.folder.load_value("places") or {}
+        for node, facts in present.items():
+            places.setdefault(_name(node, facts), len(places))
+        self.folder.save_value("places", places)
+        turns: list[dict[int, Hello]] = [{} for _ in range(cycle)]
+        for node, facts in present.items():
+            turns[places[_name(node, facts)] % cycle][node] = facts
+        for turn in turns:
+            weight = sum(facts.weight for facts in turn.values())
+            try:
+                self.plan.drawn(weight)
+            except ValueError as error:
+                raise TooFewNodes(
+                    f"a turn of the rota (cycle = {cycle}) stands for {weight} users: start more "
+                    f"nodes, or lower cycle, colluding-weight or min-surviving-weight ({error})"
+                ) from None
+        return turns[(rnd - 1) % cycle]
+
+    def _check_lightest(self, present: dict[int, Hello], size: int) -> None:
+        """No draw is too light for its own conditions. Raises TooFewNodes before any is made."""
+        lightest = sum(sorted(facts.weight for facts in present.values())[:size])
+        try:
+            self.plan.drawn(lightest)
+        except ValueError as error:
+            raise TooFewNodes(
+                f"a draw of cohort-nodes = {size} may stand for {lightest} users only, and all "
+                f"{self.plan.colluding} users assumed colluding may be among them: raise "
+                f"cohort-nodes, or lower colluding-weight or min-surviving-weight ({error})"
+            ) from None
+
+    def present(self) -> dict[int, Hello]:
+        """Every connected node with its facts, once their weight reaches W_min.
+
+        The first time it waits for all nodes, node_timeout at most; later it goes on without who
+        is missing, as long as the weight suffices. Raises TooFewNodes when it does not, when all
+        nodes fail or refuse, or when the weights exceed the declared users.
+        """
+        # A draw brings its own W_min: here it needs its nodes, not the population's weight.
+        size = self.plan.cohort_nodes or self.plan.cycle
+        needed = 1 if size else self.plan.min_weight + self.plan.colluding
+        start = time.monotonic()
+        while True:
+            here = set(self.grid.get_node_ids())
+            self._greet_new(here)
+            cohort = {node: facts for node, facts in self.nodes.items() if node in here}
+            weight = sum(facts.weight for facts in cohort.values())
+            if weight > self.plan.users:
+                raise TooFewNodes(
+                    f"the nodes stand for {weight} users, the declared population is "
+                    f"{self.plan.users}: raise data.users or lower the nodes' weights"
+                )
+            complete = len(cohort) >= self.plan.nodes or weight == self.plan.users
+            waited = time.monotonic() - start
+            late = waited > self.plan.node_timeout or self._nobody_else(here)
+            enough = weight >= needed and len(cohort) >= size
+            if enough and (complete or late or self._waited):
+                self._waited = True
+                self._note_missing(cohort, weight, needed)
+                order = sorted(cohort, key=lambda node: (cohort[node].partition, node))
+                return {node: cohort[node] for node in order}
+            if late:
+                raise TooFewNodes(self._too_few(cohort, weight, needed, waited))
+            self._note_waiting(cohort, weight, needed, waited)
+            time.sleep(0.2)
+
+    def _greet_new(self, here: set[int]) -> None:
+        """Greet who is new or came back; while a run waits for its first cohort, also those again
+        who gave no facts. Raises TooFewNodes when nobody ever does."""
+        if here - self._here:
+            self._grown = time.monotonic()
+        self._here = here
+        self._tried = {node: at for node, at in self._tried.items() if node in here}
+        self._absent = {node: why for node, why in self._absent.items() if node in here}
+        now, again = time.monotonic(), math.inf if self._waited else GREETING_SECONDS
+        strangers = sorted(here - set(self.nodes))
+        new = [node for node in strangers if now - self._tried.get(node, -math.inf) >= again]
+        if new:
+            # One silent node must not hold up the others for the whole node-timeout.
+            self._greet(new, min(GREETING_SECONDS, self.plan.node_timeout))
+            if self._absent:
+                logger.warning("greeting: %s", tally(self._absent, len(here)))
+        failed = [not why.code for why in self._absent.values()]
+        everybody = len(failed) == len(here) and (all(failed) or len(here) >= self.plan.nodes)
+        if here and not self.nodes and everybody and self._settled():
+            raise TooFewNodes(self._nobody())
+
+    def _settled(self) -> bool:
+        return time.monotonic() - self._grown > min(SETTLE_SECONDS, self.plan.node_timeout)
+
+    def _nobody_else(self, here: set[int]) -> bool:
+        """Whether it is no use to wait: a simulation's nodes are all there from the start."""
+        simulated = not any(facts.deployed for facts in self.nodes.values())
+        return bool(self.nodes) and here <= set(self.nodes) and simulated and self._settled()
+
+    def _nobody(self) -> str:
+        """What is wrong when no node gives its facts."""
+        told = tally(self._absent, len(self._here))
+        if any(why.code for why in self._absent.values()):
+            return f"{told}: the nodes' own logs say why (docs/deployment.md)"
+        if self.plan.greeting == TRAIN:
+            return (
+                f"{told}: their train function is not private. Put @private_training below "
+                "@app.train() in the ClientApp (docs/dropin.md)"
+            )
+        return (
+            f"{told}: the app's ClientApp must be privsyn_flower.client_apps.main:app, and its "
+            "packages must be installed on the nodes (docs/deployment.md)"
+        )
+
+    def _too_few(self, cohort: dict[int, Hello], weight: int, needed: float, waited: float) -> str:
+        text = (
+            f"{len(cohort)} nodes of weight {weight} answered within {waited:.0f} s, but a sum "
+            f"needs weight {needed:g} (min-surviving-weight x data.users): start more nodes"
+        )
+        if cohort and not any(facts.deployed for facts in cohort.values()):
+            text += " (in Flower's simulation: num-supernodes, which is 2 unless set)"
+        else:
+            text += " or raise node-timeout"
+        return text + (f"; {tally(self._absent, len(self._here))}" if self._absent else "")
+
+    def _note_waiting(
+        self, cohort: dict[int, Hello], weight: int, needed: float, waited: float
+    ) -> None:
+        """Say once for each number of nodes for how many more the run waits, and for whom."""
+        if self._noted == (len(cohort),):
+            return
+        self._noted = (len(cohort),)
+        known = self.folder.load_value("weights") or {}
+        gone = sorted(known.keys() - {_name(node, facts) for node, facts in cohort.items()})
+        note = (
+            f"waiting for {max(1, self.plan.nodes - len(cohort))} more of {self.plan.nodes} nodes "
+            f"(weight {weight}, {needed:g} needed; {self.plan.node_timeout - waited:.0f} s at most)"
+        )
+        note += f": {', '.join(gone[:3])}" if gone else ""
+        self.progress("nodes", len(cohort), max(self.plan.nodes, len(cohort) + 1), note)
+
+    def _note_missing(self, cohort: dict[int, Hello], weight: int, needed: float) -> None:
+        """Say once who of the enrolled is not there."""
+        gone = tuple(sorted(self.nodes.keys() - cohort.keys()))
+        if gone and gone != self._noted:
+            names = ", ".join(_name(node, self.nodes[node]) for node in gone[:3])
+            logger.warning(
+                "going on without %d nodes (%s): weight %d is there, %g needed",
+                len(gone),
+                names,
+                weight,
+                needed,
+            )
+        self._noted = gone
+
+    def _greet(self, nodes: list[int], timeout: float) -> None:
+        """Ask new nodes for their public facts; their weight is fixed for the run from here."""
+        messages = [hello(node, timeout, self.plan.greeting) for node in nodes]
+        replies = exchange(
+            self.grid,
+            messages,
+            timeout,
+            lambda n, total: self.progress("nodes", n, total),
+            poll=0.1,
+        )
+        for node in nodes:
+            if node in replies or self._waited:  # the silent are waited for once, too
+                self._tried[node] = time.monotonic()
+        for node, reply in replies.items():
+            try:
+                facts = read_hello(reply)
+            except WireError as error:
+                odd = Absence(f"sent no facts ({error})")
+                self._absent[node] = error.absence if isinstance(error, Absent) else odd
+                logger.info("node %d %s", node, self._absent[node].text)
+                continue
+            self._check_kind(facts)
+            self._absent.pop(node, None)
+            self._enrol(node, facts)
+
+    def _check_kind(self, facts: Hello) -> None:
+        """Real users never meet a simulation's settings. Raises WrongNode."""
+        kind = "deployed" if facts.deployed else "simulated"
+        if self.plan.kind not in ("any", kind):
+            raise WrongNode(
+                f"a {kind} node is connected to a {self.plan.kind} run: a deployment has "
+                "data.source = 'files' and an empty data.path, and its nodes name their own data"
+            )
+        if facts.seeded != self.plan.seeded_noise:
+            raise WrongNode(
+                f"a node's noise is {'' if facts.seeded else 'not '}drawn from the seed, this "
+                f"run's simulation-seeded-noise is {str(self.plan.seeded_noise).lower()}"
+            )
+
+    def _enrol(self, node: int, facts: Hello) -> None:
+        """A node's weight is fixed for the run when it is first seen, on disk for resumes."""
+        name = _name(node, facts)
+        weights = self.folder.load_value("weights") or {}
+        if weights.setdefault(name, facts.weight) != facts.weight:
+            logger.warning(
+                "%s is not enrolled: its weight %d was %d when the run began",
+                name,
+                facts.weight,
+                weights[name],
+            )
+            return
+        self.folder.save_value("weights", weights)
+        self.nodes[node] = facts
+
+
+def _name(node: int, facts: Hello) -> str:
+    """What a node is called in the run folder."""
+    # Flower numbers simulated nodes anew in every run; their partition stays the same.
+    return f"node {node}" if facts.deployed else f"partition {facts.partition}"

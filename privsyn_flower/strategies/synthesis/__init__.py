@@ -1,0 +1,1 @@
+"""What strategies share that make text."""

@@ -1,0 +1,153 @@
+"""What the synthesis strategies share: starting over a grid, and the result."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from flwr.serverapp import Grid
+
+from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.local.last_word import telling
+from privsyn_flower.local.node_failures import NODES, show
+from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.accounting.feasibility import doubts
+from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.sentence import PrivacyStatement
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.node_noise import NodeNoise
+from privsyn_flower.strategies.engine.promises import PROMISED, check_promise, promise_of
+from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
+from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
+from privsyn_flower.text.prompts import LabelledText
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
+
+
+@dataclass(frozen=True)
+class SynthesisResult:
+    """seeds: differentially private texts. epsilon, delta: the run's guarantee, which
+    `statement.sentence()` puts into words; spent: what was charged so far (no guarantee).
+    texts: written by the method's own generator, if it has one; as private as the seeds.
+    ended_early: why there are fewer rounds than asked for; "" when there are not."""
+
+    seeds: list[str]
+    rounds: int
+    epsilon: float
+    delta: float
+    noise_multiplier: float
+    spent: float
+    statement: PrivacyStatement
+    texts: list[LabelledText] = field(default_factory=list)
+    ended_early: str = ""
+
+
+class SynthesisStrategy(Strategy):
+    """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp."""
+
+    seeds: list[str]
+
+    def attach(self, folder: RunFolder) -> None:
+        """Where the strategy may keep files of its own; called before the first round."""
+
+    @telling
+    def start(
+        self,
+        grid: Grid,
+        *,
+        folder: str | Path,
+        users: int,
+        epsilon: float,
+        delta: float,
+        nodes: int = 1,
+        spare_rounds: int = 1,
+        min_surviving_weight: float = 0.85,
+        colluding_weight: float = 0.0,
+        node_keys: Literal["first-use", "roster"] = "first-use",
+        ledger: str | Path = "",
+        population_name: str = "",
+        ledger_epsilon: float = 0.0,
+        aggregation: Aggregation | None = None,
+        round_timeout: float = 600.0,
+        stage_timeout: float = 60.0,
+        node_timeout: float = 120.0,
+        progress: Progress = silent,
+    ) -> SynthesisResult:
+        """Run all rounds over `grid` and return the seeds; calling again resumes `folder`.
+
+        users is the declared population (public); the noise is the smallest that keeps
+        (epsilon, delta) for rounds + spare_rounds releases. population_name: declared; all runs
+        that declare it share one ledger (`ledger`, or a file of that name in the user's data
+        folder) with the total ledger_epsilon (0: epsilon). Without it the run has a ledger of its
+        own, and epsilon covers this run alone. node_keys: declared, what the nodes check each
+        other's keys against (it goes into the statement). Raises ValueError on arguments that
+        promise something else than those that `folder` was begun with. Noise that leaves nothing of
+        so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
+        """
+        run = RunFolder(folder)
+        releases = self.rounds + spare_rounds
+        noise = calibrate(epsilon, releases, gaussian_delta(delta))
+        for doubt in doubts(
+            epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"
+        ):
+            logger.warning("%s", doubt.text)
+        how = aggregation or SecureAggregation()
+        statement = PrivacyStatement(
+            epsilon=epsilon,
+            delta=delta,
+            noise_multiplier=noise,
+            rounds=self.rounds,
+            spare_rounds=spare_rounds,
+            min_surviving_weight=min_surviving_weight,
+            colluding_weight=colluding_weight,
+            aggregation=how.name,
+            keys=node_keys,
+            ledger_scope=ledger_scope(population_name),
+        )
+        self.attach(run)
+        with run.lock():
+            plan = RoundPlan(
+                run=run_id(run),
+                users=users,
+                noise_multiplier=noise,
+                spare_rounds=spare_rounds,
+                min_surviving_weight=min_surviving_weight,
+                colluding_weight=colluding_weight,
+                nodes=nodes,
+                round_timeout=round_timeout,
+                stage_timeout=stage_timeout,
+                node_timeout=node_timeout,
+                distance=distance_each(epsilon, delta, releases, ledger_epsilon),
+            )
+            whole = promise_of(statement, plan, NodeNoise(), population_name)
+            check_promise(run, whole)
+            book = open_ledger(
+                run,
+                ledger=ledger,
+                population_name=population_name,
+                total_epsilon=ledger_epsilon or epsilon,
+                total_delta=delta,
+            )
+            run.save_value(PROMISED, whole)
+            with held(book, run):
+                engine = Rounds(grid, self, plan, run, book, how, progress)
+                engine.node_caches = cache_folder(RunConfig()) / NODES
+                done = engine.run()
+                spent = book.spent_epsilon(run=plan.run)
+            show(engine.node_caches, plan.run, engine.cohort.nodes.values())
+            statement = replace(statement, simulated=simulated(run, engine))
+        result = SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
+        return replace(result, ended_early=engine.ended_early)
+
+
+def simulated(folder: RunFolder, engine: Rounds) -> bool:
+    """Whether every node said so; remembered, because a finished run greets nobody again."""
+    facts = engine.cohort.nodes.values()
+    if facts:
+        folder.save_value("simulated", not any(node.deployed for node in facts))
+    return folder.load_value("simulated") is True

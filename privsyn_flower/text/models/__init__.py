@@ -1,0 +1,1 @@
+"""Language models: loading, adapters, parameters that travel, batches and sampling."""

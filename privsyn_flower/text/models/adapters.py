@@ -1,0 +1,126 @@
+"""LoRA adapters on disk: two files, tied to the base model they were trained on.
+
+`adapter_model.safetensors` and `adapter_config.json` as PEFT and vLLM read them. The base is named
+by its hub name and commit, or by its folder's name and fingerprint in the same two fields, so
+that nothing tells where the folder was and an adapter is refused on another base.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.pretrained import local_folder
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+class AdapterError(ValueError):
+    """An adapter folder is missing, damaged or of another base; the text names it."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """A base model: hub name and commit ("" when unknown), or folder name and fingerprint."""
+
+    name: str
+    revision: str
+
+
+def base_of(model: str | os.PathLike[str], loaded: Any, key: str) -> Base:
+    """The identity of the base `model` (folder or hub name), of which `loaded` is in memory."""
+    folder = local_folder(model, key)
+    if folder is None:
+        return Base(os.fspath(model), str(getattr(loaded.config, "_commit_hash", None) or ""))
+    return Base(folder.resolve().name, folder_fingerprint(folder))
+
+
+def save_adapter(model: Any, target: Path, base: Base) -> None:
+    """Write the active adapter of a PeftModel into `target`, all or nothing; replaces an old one.
+
+    The same weights give the same bytes.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        model.save_pretrained(scratch, save_embedding_layers=False)
+        config = json.loads((scratch / CONFIG).read_text("utf-8"))
+        config |= {"base_model_name_or_path": base.name, "revision": base.revision or None}
+        config["target_modules"] = sorted(config["target_modules"])  # PEFT writes a set
+        (scratch / CONFIG).write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", "utf-8")
+        for path in scratch.iterdir():
+            if path.name not in {WEIGHTS, CONFIG}:
+                path.unlink()  # a model card
+        if target.exists():
+            shutil.rmtree(target)
+        scratch.replace(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def check_adapter(folder: Path, base: Base) -> dict[str, Any]:
+    """The configuration of the adapter in `folder`; AdapterError unless it fits `base`."""
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise AdapterError(f"{folder} is no adapter: {CONFIG} cannot be read") from error
+    if not (folder / WEIGHTS).is_file():
+        raise AdapterError(f"{folder} is no adapter: {WEIGHTS} is missing")
+    if config.get("peft_type") != "LORA":
+        raise AdapterError(f"{folder}: peft_type is {config.get('peft_type')!r}, not 'LORA'")
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
+    same = revision == base.revision if revision and base.revision else name == base.name
+    if not same:
+        raise AdapterError(
+            f"{folder} is an adapter of the base {name!r} (revision {revision or 'unknown'}), "
+            f"and models.generator is {base.name!r} (revision {base.revision or 'unknown'}): use "
+            "the model that the adapter was trained on"
+        )
+    return config
+
+
+def attach(model: Any, folder: Path, base: Base) -> Any:
+    """Put the adapter's layers into `model` for generation -> the PeftModel around it.
+
+    The weights take the base's number format. `detach` gives the base back, bit for bit; after
+    an AdapterError the model is as it was.
+    """
+    from peft import PeftConfig, PeftModelForCausalLM
+
+    check_adapter(folder, base)
+    config = PeftConfig.from_pretrained(str(folder))
+    config.inference_mode = True
+    peft: Any = PeftModelForCausalLM(model, config, autocast_adapter_dtype=False)
+    try:
+        load_weights(peft, folder)
+    except AdapterError:
+        detach(peft)
+        raise
+    return peft.eval()
+
+
+def load_weights(peft: Any, folder: Path) -> None:
+    """Overwrite the active adapter of a PeftModel; AdapterError unless every layer fits."""
+    from peft.utils import load_peft_weights, set_peft_model_state_dict
+
+    try:
+        weights = load_peft_weights(str(folder), device=str(peft.device))
+        loaded = set_peft_model_state_dict(peft, weights)
+    except Exception as error:  # safetensors, torch and PEFT each have their own
+        raise AdapterError(f"{folder}: the adapter cannot be loaded: {error}") from error
+    odd = [name for name in loaded.missing_keys if "lora_" in name] + loaded.unexpected_keys
+    if odd:
+        raise AdapterError(f"{folder}: the adapter cannot be loaded: its layers differ in {odd[0]}")
+
+
+def detach(peft: Any) -> Any:
+    """Take the adapter's layers out again -> the base model, as it was before `attach`."""
+    model = peft.unload()
+    if hasattr(model, "peft_config"):
+        del model.peft_config
+    return model

@@ -1,0 +1,161 @@
+"""A causal language model that measures itself on texts: tokens, right predictions, loss.
+
+One base model stays in memory; public parameters (`parameters.py`) are laid over it for a while
+and taken off again exactly. The model is the caller's own folder, in safetensors.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows
+from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
+from privsyn_flower.text.models.pretrained import (
+    ModelUnavailableError,
+    load_model,
+    load_tokenizer,
+    local_folder,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH_TOKENS = 2048  # padded tokens that go through the model at once
+
+
+class Scorer:
+    """A causal LM in float32 and its tokenizer. Raises ModelUnavailableError."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        key = "downstream"
+        if not any(folder.glob("*.safetensors")):
+            raise ModelUnavailableError(f"{key} = {str(folder)!r} holds no *.safetensors file")
+        self.device = resolve_device(device)
+        self.tokenizer = load_tokenizer(folder, key)
+        self.model = load_model("AutoModelForCausalLM", folder, key, self.device, "float32")
+        self._named = dict(self.model.named_parameters())
+        self._busy = threading.Lock()
+
+    @contextmanager
+    def wearing(self, parameters: Parameters) -> Iterator[None]:
+        """The base with these parameters on it (checked before), and the base exactly after."""
+        import torch
+
+        targets = {name.removesuffix(UP).removesuffix(DOWN) for name in parameters}
+        targets |= set(parameters) & set(self._named)
+        with self._busy, torch.no_grad():
+            kept = {name: self._named[name].clone() for name in targets if name in self._named}
+            try:
+                for name, value in kept.items():
+                    self._named[name].copy_(self._worn(name, value, parameters))
+                yield
+            finally:
+                for name, value in kept.items():
+                    self._named[name].copy_(value)
+
+    def _worn(self, name: str, base: torch.Tensor, parameters: Parameters) -> torch.Tensor:
+        import torch
+
+        def tensor(key: str) -> torch.Tensor:
+            return torch.tensor(parameters[key], dtype=torch.float32, device=self.device)
+
+        if name in parameters:
+            return tensor(name)
+        if name + UP in parameters:
+            return base + tensor(name + UP) @ tensor(name + DOWN)
+        return base
+
+    def encode(self, texts: Sequence[str], *, max_tokens: int, length: int) -> list[list[int]]:
+        """One user's texts -> ids, in order, until max_tokens tokens are to be predicted.
+
+        A text is tokenised once and cut to `length` tokens; a row of n has n - 1 to predict.
+        """
+        rows: list[list[int]] = []
+        left, known = max_tokens, self.model.get_input_embeddings().num_embeddings
+        for text in texts:
+            if left == 0:
+                break
+            (row,) = encode(self.tokenizer, [text], min(length, left + 1))
+            if max(row, default=0) >= known:  # on CUDA it would break the model for everybody
+                raise ValueError(f"token {max(row)} is beyond the model's {known} embeddings")
+            if len(row) > 1:
+                rows.append(row)
+                left -= len(row) - 1
+        return rows
+
+    def rehearse(self, length: int) -> None:
+        """Score a full batch of sequences of `length` made-up tokens; raises what that raises.
+
+        So that a question which needs too much memory fails for every text, or for none.
+        """
+        self.sums([[0] * length] * max(1, BATCH_TOKENS // length), 1.0)
+
+    def sums(self, rows: Sequence[Sequence[int]], max_loss: float) -> tuple[int, float]:
+        """One user's rows -> right predictions, and nats with each token's cut at max_loss.
+
+        A batch holds rows of this user only, so that nobody else's text can change a digit.
+        """
+        import torch
+
+        correct, nats = 0, 0.0
+        for batch in _batches(rows):
+            ids, mask = pad_rows(batch, 0)  # padding comes after all that is looked at
+            ids, mask = ids.to(self.device), mask.to(self.device)
+            with torch.inference_mode():
+                logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
+                targets = ids.masked_fill(mask == 0, IGNORED)[:, 1:]
+                losses = torch.nn.functional.cross_entropy(
+                    logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
+                )
+                counted = targets != IGNORED
+                correct += int((logits.argmax(dim=-1) == targets)[counted].sum())
+                nats += float(losses[counted].double().clamp(0.0, max_loss).sum())
+        return correct, nats
+
+
+def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
+    """Rows in order, of at most BATCH_TOKENS padded tokens; a longer row alone."""
+    batch: list[Sequence[int]] = []
+    widest = 0
+    for row in rows:
+        if batch and max(widest, len(row)) * (len(batch) + 1) > BATCH_TOKENS:
+            yield batch
+            batch, widest = [], 0
+        batch.append(row)
+        widest = max(widest, len(row))
+    if batch:
+        yield batch
+
+
+def base_folder(name: str) -> Path:
+    """The folder of a base model: the folder itself, or a hub model that is on this machine.
+
+    Nothing is fetched. Raises ModelUnavailableError.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return local_folder(name, "downstream") or Path(
+            snapshot_download(name, local_files_only=True)
+        )
+    except (OSError, ValueError) as error:
+        raise ModelUnavailableError(
+            f"downstream = {name!r} is no model folder, and no hub model on this machine"
+        ) from error
+
+
+def load_scorer(folder: Path, device: str) -> Scorer:
+    """The scorer of a folder; the last one stays loaded for as long as its files do not change."""
+    return _load(folder, folder_fingerprint(folder), device)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(folder: Path, _fingerprint: str, device: str) -> Scorer:
+    return Scorer(folder, device)

@@ -1,0 +1,261 @@
+"""The keyboard's language model: a small LSTM over words, as an ordinary Hugging Face model.
+
+Hard et al. 2018, "Federated learning for mobile keyboard prediction", section 3: embeddings of 96,
+one layer of 670 cells with coupled input and forget gates (Greff et al. 2017) and a recurrent
+projection back to 96 (Sak et al. 2014). With 10,000 words and one matrix for input and output
+that makes their 1.4 million parameters. "Prompt public LLMs to synthesize data", section 4, states
+670, 96, 30,000 words and about 6 million parameters: that is two matrices, the default here.
+
+Importing this file makes the model known to transformers' Auto classes. It imports torch, so only
+those import it who are about to load such a model (`pretrained.know_model`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.modeling_outputs import CausalLMOutput
+
+from privsyn_flower.files import build_folder
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.randomness import seeded
+from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
+
+if TYPE_CHECKING:
+    from privsyn_flower.config import RunConfig
+    from privsyn_flower.data import Federation
+
+MODEL_TYPE = "privsyn-lstm"
+WORDS, HIDDEN, EMBEDDING = 30_000, 670, 96  # Gboard paper, section 4
+SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+LONGEST = 64  # words of a text that pre-training looks at
+BATCH_WORDS = 2048  # padded, of one step of pre-training; the paper's batches are "20K"
+STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the paper's: 150K
+# Gboard paper, section 4.1 and appendix C.1.
+LEARNING_RATE, ADAM_EPSILON = 1e-3, 1e-9
+
+
+class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
+    """vocab_size: words, special ones among them. coupled: the input gate is one minus the forget
+    gate; else four gates. tie_word_embeddings: one matrix for input and output."""
+
+    model_type = MODEL_TYPE
+
+    vocab_size: int = WORDS
+    hidden_size: int = HIDDEN
+    embedding_size: int = EMBEDDING
+    coupled: bool = True
+    tie_word_embeddings: bool = False
+
+
+class LstmForCausalLM(PreTrainedModel):  # type: ignore[misc]
+    """Embedding, one layer with a recurrent projection, and a linear layer to words.
+
+    Padding must follow the text: what comes before a position is all that it depends on.
+    """
+
+    config_class = LstmConfig
+    base_model_prefix = ""
+    main_input_name = "input_ids"
+    _tied_weights_keys = {"output.weight": "embedding.weight"}  # noqa: RUF012 - as transformers'
+
+    def __init__(self, config: LstmConfig) -> None:
+        super().__init__(config)
+        words, hidden, width = config.vocab_size, config.hidden_size, config.embedding_size
+        gates = 3 if config.coupled else 4
+        self.embedding = torch.nn.Embedding(words, width)
+        self.input_gates = torch.nn.Linear(width, gates * hidden)
+        self.recurrent_gates = torch.nn.Linear(width, gates * hidden, bias=False)
+        self.projection = torch.nn.Linear(hidden, width, bias=False)
+        self.output = torch.nn.Linear(width, words)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            torch.nn.init.normal_(module.weight, std=self.config.embedding_size**-0.5)
+        elif isinstance(module, torch.nn.Linear):
+            torch.nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                torch.nn.init.zeros_(module.bias)
+        if module is self.input_gates:  # a cell starts by remembering
+            with torch.no_grad():
+                module.bias[: self.config.hidden_size].fill_(1.0)
+
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        """The matrix that words come in by."""
+        return self.embedding
+
+    def get_output_embeddings(self) -> torch.nn.Linear:
+        """The layer from hidden states to words."""
+        return self.output
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, **_: Any
+    ) -> CausalLMOutput:
+        """(n, l) word ids -> logits (n, l, words). The mask is not needed, see the class."""
+        from_input = self.input_gates(self.embedding(input_ids))
+        state = from_input.new_zeros(len(input_ids), self.config.embedding_size)
+        cell = from_input.new_zeros(len(input_ids), self.config.hidden_size)
+        states = []
+        for gates in from_input.unbind(dim=1):
+            cell, opened = self._cell(gates + self.recurrent_gates(state), cell)
+            state = self.projection(opened)
+            states.append(state)
+        return CausalLMOutput(logits=self.output(torch.stack(states, dim=1)))
+
+    def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pre-activations of the gates and the cells before -> the cells, and their output."""
+        parts = gates.chunk(3 if self.config.coupled else 4, dim=-1)
+        keep, out, new = parts[0].sigmoid(), parts[1].sigmoid(), parts[2].tanh()
+        let_in = 1 - keep if self.config.coupled else parts[3].sigmoid()
+        cell = keep * cell + let_in * new
+        return cell, out * cell.tanh()
+
+
+AutoConfig.register(MODEL_TYPE, LstmConfig, exist_ok=True)
+AutoModelForCausalLM.register(LstmConfig, LstmForCausalLM, exist_ok=True)
+
+
+def word_tokenizer(texts: Iterable[str], words: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of the most frequent lower-case words and punctuation of public texts.
+
+    words: size of the vocabulary, four special words included. Equally frequent words are taken
+    in alphabetical order. A word that is not in it becomes <unk>, which counts as a word like any
+    other: a model can be right about it. Raises ValueError for a size below 5.
+    """
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    if words <= len(SPECIAL):
+        raise ValueError(f"words = {words}: a vocabulary needs at least {len(SPECIAL) + 1}")
+    normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+    splitter = pre_tokenizers.Whitespace()
+    counts: Counter[str] = Counter()
+    for text in texts:
+        pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+        counts.update(word for word, _ in pieces)
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    chosen = [*SPECIAL.values(), *(word for word, _ in ranked)][:words]
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(chosen))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
+    start = SPECIAL["bos_token"]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A", special_tokens=[(start, vocabulary[start])]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+
+
+def make_lstm(
+    folder: Path,
+    texts: Sequence[str],
+    *,
+    words: int = WORDS,
+    hidden: int = HIDDEN,
+    embedding: int = EMBEDDING,
+    coupled: bool = True,
+    tied: bool = False,
+    steps: int = 0,
+    budget_seconds: float = float("inf"),
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Path:
+    """Write a word-level LSTM trained on public texts, with its tokenizer, into `folder`.
+
+    words: most words of the vocabulary; a small corpus has fewer. steps: of Adam at the Gboard
+    paper's rate (section 4.1); 0: random weights. budget_seconds: no step starts after them.
+    seed: of weights and order. Raises ValueError when steps are asked for and no text has a word.
+    """
+    tokenizer = word_tokenizer(texts, words)
+    config = LstmConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        embedding_size=embedding,
+        coupled=coupled,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(int(seeded(seed, "lstm", "weights").integers(1 << 62)))
+        model = LstmForCausalLM(config)
+    if steps:
+        _pretrain(model, tokenizer, texts, steps, budget_seconds, seed, progress)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _pretrain(
+    model: LstmForCausalLM,
+    tokenizer: Any,
+    texts: Sequence[str],
+    steps: int,
+    budget_seconds: float,
+    seed: int,
+    progress: Progress,
+) -> None:
+    """Adam on the mean loss of a next word; batches of texts of similar length."""
+    rng = seeded(seed, "lstm", "order")
+    picked = rng.permutation(len(texts))[: steps * BATCH_WORDS]  # what the steps can read
+    rows = [row for row in encode(tokenizer, [texts[i] for i in picked], LONGEST) if len(row) > 1]
+    if not rows:
+        raise ValueError("no public text has a word: an LSTM cannot be trained on it")
+    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON)
+    waiting: list[Any] = []
+    end = time.monotonic() + budget_seconds
+    model.train()
+    for step in range(1, steps + 1):
+        if time.monotonic() > end:
+            break
+        if not waiting:
+            waiting = token_batches([len(row) for row in rows], BATCH_WORDS, rng)
+        ids, mask = pad_rows([rows[i] for i in waiting.pop()], model.config.pad_token_id)
+        optimizer.zero_grad()
+        causal_loss(model, ids, mask).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        progress("training the LSTM on public text", step, steps)
+    model.eval()
+
+
+def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = silent) -> Path:
+    """The folder of `models.downstream = "lstm"`: found in the cache, or trained there now.
+
+    Trained on all public text but the minority's, as the embedded tiny model is, for
+    models.train-steps steps (0: STEPS) or models.train-seconds. Its name is the hash of the texts
+    and of the numbers; other processes wait for it. Raises ValueError without public text.
+    """
+    from privsyn_flower.config import cache_folder
+
+    texts, steps = federation.public_general(), config.models.train_steps or STEPS
+    numbers = [WORDS, HIDDEN, EMBEDDING, BATCH_WORDS, LONGEST, steps]
+    digest = hashlib.sha256(json.dumps([numbers, texts]).encode())
+    target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def fill(folder: Path) -> None:
+        make_lstm(
+            folder,
+            texts,
+            steps=steps,
+            budget_seconds=config.models.train_seconds,
+            progress=progress,
+        )
+
+    return build_folder(target, fill)

@@ -1,0 +1,96 @@
+"""Hugging Face models and tokenizers from a folder or the hub, with errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.files import UnavailableError
+
+
+class ModelUnavailableError(UnavailableError):
+    """A model can neither be read from disk nor fetched; the text names the ways out."""
+
+
+def local_folder(name: str | os.PathLike[str], key: str) -> Path | None:
+    """The folder that `name` points to, or None when it can only be a hub name.
+
+    Raises ModelUnavailableError for what is written as a path but is no folder; `key` is the
+    configuration key named in the message.
+    """
+    text = os.fspath(name)
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return path
+    if text.startswith(("/", ".", "~", "\\")) or text.count("/") > 1 or path.is_file():
+        raise ModelUnavailableError(f"{key} = {text!r}: no such model folder")
+    return None
+
+
+def know_model(source: str | os.PathLike[str]) -> None:
+    """Make our own architecture known to the Auto classes where a folder is of it."""
+    try:
+        config = json.loads((Path(source) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return
+    if isinstance(config, dict) and config.get("model_type") == "privsyn-lstm":
+        import privsyn_flower.text.models.lstm  # noqa: F401 - registers itself
+
+
+def load_tokenizer(name: str | os.PathLike[str], key: str) -> Any:
+    """The model's tokenizer; text that spells a special token stays ordinary text."""
+    from transformers import AutoTokenizer
+
+    source = str(local_folder(name, key) or name)
+    try:
+        # Documentation is full of literal "<mask>" and "[SEP]": without this they would turn
+        # into control tokens of the model.
+        return AutoTokenizer.from_pretrained(source, split_special_tokens=True)
+    except Exception as error:  # the hub client raises errors of several libraries
+        raise _unavailable(source, key, error) from error
+
+
+def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, dtype: str) -> Any:
+    """A model for inference on `device`; `kind` is the auto class, AutoModelForMaskedLM for one.
+
+    dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+    """
+    import torch
+    import transformers
+
+    source = str(local_folder(name, key) or name)
+    know_model(source)
+    wanted = ("bfloat16" if device.startswith("cuda") else "float32") if dtype == "auto" else dtype
+    try:
+        config = transformers.AutoConfig.from_pretrained(source)
+        if kind == "AutoModelForCausalLM" and getattr(config, "is_decoder", None) is False:
+            config.is_decoder = True  # else BERT and its like read the token they are to predict
+        model = getattr(transformers, kind).from_pretrained(
+            source, config=config, dtype=getattr(torch, wanted)
+        )
+    except Exception as error:
+        raise _unavailable(source, key, error) from error
+    return model.eval().requires_grad_(False).to(device)
+
+
+def decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    """Ids -> text as it was written (" ." stays " ."), without special tokens.
+
+    Sampled bytes need not end on a character: the halves, which would print as U+FFFD, go.
+    """
+    text: str = tokenizer.decode(
+        list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return text.replace("\N{REPLACEMENT CHARACTER}", "")
+
+
+def _unavailable(source: str, key: str, error: Exception) -> ModelUnavailableError:
+    reason = str(error).strip().splitlines()
+    return ModelUnavailableError(
+        f"{key} = {source!r} could not be loaded ({type(error).__name__}: "
+        f"{reason[0] if reason else 'no message'}). Without a connection to the model hub, set "
+        f"{key} to a local model folder or to 'tiny'."
+    )

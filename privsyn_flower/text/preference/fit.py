@@ -1,0 +1,254 @@
+"""The training behind `PreferenceTrainer`: TRL's trainers on token ids, with a PEFT adapter.
+
+This module loads torch, transformers, PEFT and TRL; it is imported when a training starts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import PrinterCallback
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from privsyn_flower.randomness import seeded
+from privsyn_flower.text.bars import bar
+from privsyn_flower.text.models.adapters import (
+    AdapterError,
+    Base,
+    base_of,
+    check_adapter,
+    load_weights,
+)
+from privsyn_flower.text.models.devices import empty_cache
+from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
+from privsyn_flower.text.preference.data import Row, encode_pairs
+from privsyn_flower.text.preference.steps import (
+    Keeper,
+    epoch_metrics,
+    latest_checkpoint,
+    quiet,
+    responses_only,
+    untouched_randomness,
+)
+from privsyn_flower.text.preference.trainer import CHECKPOINTS, KEY, Tuning
+
+if TYPE_CHECKING:
+    from privsyn_flower.text.preference.trainer import PreferenceTrainer
+
+
+def fit(
+    owner: PreferenceTrainer,
+    pairs: Sequence[Mapping[str, str]],
+    *,
+    start: Path | None,
+    work: Path,
+    seed: int,
+) -> list[dict[str, float]]:
+    """Train, or go on from the last checkpoint in `work` -> the metrics of every epoch.
+
+    Leaves an adapter per epoch in `work`. The base is in memory once: with the adapter's layers
+    switched off it is the reference.
+    """
+    tuning, checkpoints = owner.tuning, work / CHECKPOINTS
+    with quiet(), untouched_randomness(), responses_only(owner.device):
+        tokenizer = load_tokenizer(owner.model, KEY)
+        model = load_model("AutoModelForCausalLM", owner.model, KEY, owner.device, owner.dtype)
+        base = base_of(owner.model, model, KEY)
+        arguments = _arguments(owner, checkpoints, model.dtype, seed)
+        build = _dpo if tuning.method == "dpo" else _sft
+        trainer = build(model, tokenizer, pairs, tuning, arguments)
+        if start is not None:
+            _load(trainer.model, start, base, tuning)
+        trainer.remove_callback(PrinterCallback)
+        latest = latest_checkpoint(checkpoints)
+        with bar(owner.progress, "preference training", _steps(trainer, tuning)) as advance:
+            trainer.add_callback(Keeper(work, base, owner.save_seconds, advance))
+            trainer.train(resume_from_checkpoint=str(latest) if latest else None)
+        metrics = epoch_metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
+        trainer.accelerator.free_memory()
+        del trainer, model
+        empty_cache(owner.device)
+    return metrics
+
+
+class _Silent:
+    """What TRL's trainers would do beside training: report their use, write model cards."""
+
+    def _send_telemetry(self) -> None:
+        """No network."""
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """No README in checkpoints."""
+
+
+class _DPO(_Silent, DPOTrainer):  # type: ignore[misc]
+    def _prepare_dataset(self, dataset: Dataset, *_: Any, **__: Any) -> Dataset:
+        """The rows are token ids already; TRL's own way would end every text with end-of-text."""
+        return dataset
+
+
+class _SFT(_Silent, SFTTrainer):  # type: ignore[misc]
+    pass
+
+
+def _dpo(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[Mapping[str, str]],
+    tuning: Tuning,
+    arguments: dict[str, Any],
+) -> Any:
+    """A DPO trainer whose reference log-probabilities are those of the base, computed once.
+
+    TRL would take a loaded adapter for the reference: so it is given the base and a fresh
+    adapter, and the adapter to go on from is loaded later.
+    """
+    rows = encode_pairs(pairs, tokenizer, context=_context(model), ending=tuning.ending)
+    dataset = Dataset.from_list(rows)
+    config = _one_device(DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta))
+    trainer = _DPO(
+        model, args=config, train_dataset=dataset, processing_class=tokenizer,
+        peft_config=_lora(tuning),
+    )  # fmt: skip
+    # TRL's own precomputation hashes the whole model and writes files; this one does neither.
+    trainer.train_dataset = _with_reference(trainer, dataset, rows)
+    trainer.precompute_ref_logps = True
+    return trainer
+
+
+def _sft(
+    model: Any,
+    tokenizer: Any,
+    pairs: Sequence[Mapping[str, str]],
+    tuning: Tuning,
+    arguments: dict[str, Any],
+) -> Any:
+    """A trainer on the chosen responses, whose prompts carry no loss."""
+    rows = encode_pairs(
+        pairs, tokenizer, context=_context(model), ending=tuning.ending, names=("chosen",)
+    )
+    dataset = Dataset.from_list(
+        [
+            {
+                "input_ids": row["prompt_ids"] + row["chosen_ids"],
+                "labels": [-100] * len(row["prompt_ids"]) + row["chosen_ids"],
+            }
+            for row in rows
+        ]
+    )
+    config = _one_device(SFTConfig(**arguments))
+    return _SFT(
+        model, args=config, train_dataset=dataset, processing_class=tokenizer,
+        peft_config=_lora(tuning),
+    )  # fmt: skip
+
+
+def _loss(tuning: Tuning) -> dict[str, Any]:
+    """DPO's loss, or the conservative one: -(1-e) log s(x) - e log s(-x) (Mitchell 2023).
+
+    TRL 1.16 knows the latter only through its unbiased sibling, robust DPO (Chowdhury et al.
+    2024), r(x) = (-(1-e) log s(x) + e log s(-x)) / (1-2e): the sum below is the same function,
+    since log s(-x) = log s(x) - x.
+    """
+    e = tuning.label_smoothing
+    if e == 0:
+        return {"loss_type": ["sigmoid"]}
+    return {
+        "loss_type": ["sigmoid", "robust"],
+        "loss_weights": [2 * (1 - e), -(1 - 2 * e)],
+        "label_smoothing": e,
+    }
+
+
+def _with_reference(trainer: Any, dataset: Dataset, rows: Sequence[Row]) -> Dataset:
+    """The rows with log-probabilities of their responses under the base, adapter switched off."""
+    sizes = [len(r["prompt_ids"]) + max(len(r["chosen_ids"]), len(r["rejected_ids"])) for r in rows]
+    order = sorted(range(len(rows)), key=sizes.__getitem__, reverse=True)
+    width = 2 * trainer.args.per_device_train_batch_size  # no gradients to keep
+    found = np.empty((len(rows), 2), dtype=np.float32)
+    trainer.model.eval()
+    for first in range(0, len(order), width):
+        batch = order[first : first + width]
+        inputs = trainer.data_collator([rows[i] for i in batch])
+        inputs = {name: tensor.to(trainer.args.device) for name, tensor in inputs.items()}
+        pair = trainer.compute_ref_log_probs(trainer.model, inputs)
+        found[batch] = torch.stack(pair, dim=1).float().cpu().numpy()
+    for column, name in enumerate(("ref_chosen_logps", "ref_rejected_logps")):
+        dataset = dataset.add_column(name, found[:, column].tolist())
+    return dataset
+
+
+def _arguments(
+    owner: PreferenceTrainer, folder: Path, dtype: torch.dtype, seed: int
+) -> dict[str, Any]:
+    """What both of TRL's configurations take; one seed for the fresh adapter and the order."""
+    tuning, cuda = owner.tuning, owner.device.startswith("cuda")
+    number = int(seeded(seed, "preference training").integers(1 << 31))
+    return {
+        "output_dir": str(folder),
+        "num_train_epochs": tuning.epochs,
+        "per_device_train_batch_size": tuning.pairs_at_once,
+        "gradient_accumulation_steps": tuning.batch_size // tuning.pairs_at_once,
+        "learning_rate": tuning.learning_rate,
+        "lr_scheduler_type": "cosine",
+        "optim": "adamw_torch",
+        "max_length": None,
+        "gradient_checkpointing": owner.gradient_checkpointing,
+        "bf16": dtype == torch.bfloat16,
+        "use_cpu": owner.device == "cpu",
+        "seed": number,
+        "data_seed": number,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",  # `Keeper` says when
+        "report_to": "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_pin_memory": cuda,
+        "push_to_hub": False,
+    }
+
+
+def _one_device(config: Any) -> Any:
+    """Other GPUs of the machine stay free: the library would copy the model to all of them."""
+    if config.n_gpu > 1:
+        config._n_gpu = 1
+    return config
+
+
+def _lora(tuning: Tuning) -> LoraConfig:
+    """On all projections (POPri, appendix B)."""
+    return LoraConfig(
+        r=tuning.lora_rank,
+        lora_alpha=tuning.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
+def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
+    """Give the fresh adapter of `model` the weights of the one to go on from."""
+    config = check_adapter(start, base)
+    if (config["r"], config["lora_alpha"]) != (tuning.lora_rank, tuning.lora_alpha):
+        raise AdapterError(
+            f"{start} has rank {config['r']} and alpha {config['lora_alpha']}, but popri.lora-rank "
+            f"= {tuning.lora_rank} and popri.lora-alpha = {tuning.lora_alpha}"
+        )
+    load_weights(model, start)
+
+
+def _steps(trainer: Any, tuning: Tuning) -> int:
+    """Optimiser steps of the whole training."""
+    return tuning.epochs * math.ceil(len(trainer.train_dataset) / tuning.batch_size)
+
+
+def _context(model: Any) -> int:
+    return int(getattr(model.config, "max_position_embeddings", 1 << 30))

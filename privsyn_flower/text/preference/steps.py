@@ -1,0 +1,161 @@
+"""What surrounds a preference training: checkpoints, the log's summary, silence, global state."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import trl.trainer.utils
+from transformers import TrainerCallback
+
+from privsyn_flower.text.models.adapters import Base, save_adapter
+from privsyn_flower.text.preference.trainer import CHECKPOINTS, Tuning, epoch_folder
+
+COMPLETE = "complete"  # a file in a checkpoint, written when all else in it is
+LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
+
+
+class Keeper(TrainerCallback):  # type: ignore[misc]
+    """Saves the adapter of every epoch, and checkpoints of which the last complete one stays."""
+
+    def __init__(
+        self, work: Path, base: Base, save_seconds: float, advance: Callable[[int], None]
+    ) -> None:
+        self.work, self.base, self.save_seconds = work, base, save_seconds
+        self.advance, self.saved, self.shown = advance, time.monotonic(), 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.advance(state.global_step - self.shown)
+        self.shown = state.global_step
+        # At the end of an epoch the adapter comes first: a checkpoint beyond it would skip it.
+        within = state.global_step % (state.max_steps // state.num_train_epochs) != 0
+        if within and time.monotonic() - self.saved >= self.save_seconds:
+            control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        save_adapter(model, self.work / epoch_folder(round(state.epoch)), self.base)
+        # After the last epoch nothing is left to go on with.
+        control.should_save = state.global_step < state.max_steps
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        folder = self.work / CHECKPOINTS
+        current = folder / f"checkpoint-{state.global_step}"
+        (current / COMPLETE).touch()
+        for other in folder.iterdir():
+            if other != current:
+                shutil.rmtree(other)
+        self.saved = time.monotonic()
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The complete checkpoint of most steps; what a kill left half written is removed."""
+    if not folder.is_dir():
+        return None
+    for path in folder.iterdir():
+        if not (path / COMPLETE).is_file():
+            shutil.rmtree(path)
+    kept = sorted(folder.iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
+    return kept[-1] if kept else None
+
+
+def epoch_metrics(
+    history: Sequence[dict[str, Any]], steps: int, tuning: Tuning
+) -> list[dict[str, float]]:
+    """The log of every step -> mean, first and last value of each epoch."""
+    each = steps // tuning.epochs
+    epochs: list[list[dict[str, float]]] = [[] for _ in range(tuning.epochs)]
+    for entry in history:
+        if "loss" in entry:
+            epochs[(int(entry["step"]) - 1) // each].append(_named(entry, tuning))
+    result = []
+    for logged in epochs:
+        summary: dict[str, float] = {}
+        for name in logged[0]:
+            values = [step[name] for step in logged]
+            if not np.isfinite(values).all():
+                raise RuntimeError(
+                    f"preference training: {name} is not finite; lower popri.learning-rate = "
+                    f"{tuning.learning_rate}"
+                )
+            summary |= {
+                name: float(np.mean(values)), f"{name}_first": values[0], f"{name}_last": values[-1]
+            }  # fmt: skip
+        result.append(summary)
+    return result
+
+
+def _named(entry: Mapping[str, Any], tuning: Tuning) -> dict[str, float]:
+    if tuning.method == "sft":
+        return {"loss": float(entry["loss"]), "token_accuracy": entry["mean_token_accuracy"]}
+    rewards = entry["rewards/chosen"] + entry["rewards/rejected"]
+    return {
+        "loss": float(entry["loss"]),
+        "reward_accuracy": entry["rewards/accuracies"],
+        "reward_margin": entry["rewards/margins"],
+        "kl": rewards / (2 * tuning.beta),
+    }
+
+
+@contextmanager
+def responses_only(device: str) -> Iterator[None]:
+    """On a CPU, score the responses' tokens alone, as TRL does on a GPU.
+
+    There it scores the prompts as well and drops the result, because some accelerators compile
+    anew for every shape; with short responses that is most of the work. A TRL that no longer has
+    the switch is slower and as right.
+    """
+    switch = "_use_triton"
+    if device != "cpu" or not hasattr(trl.trainer.utils, switch):
+        yield
+        return
+    before = getattr(trl.trainer.utils, switch)
+    setattr(trl.trainer.utils, switch, lambda _: True)
+    try:
+        yield
+    finally:
+        setattr(trl.trainer.utils, switch, before)
+
+
+@contextmanager
+def untouched_randomness() -> Iterator[None]:
+    """Python's, numpy's and torch's global generators, which the library seeds, are put back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Errors only from the model libraries; their settings are put back."""
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    verbosity = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            transformers.logging.set_verbosity_error()
+            transformers.logging.disable_progress_bar()
+            yield
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+            if bars:
+                transformers.logging.enable_progress_bar()
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

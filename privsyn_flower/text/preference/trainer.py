@@ -1,0 +1,193 @@
+"""Preference training of a causal language model: DPO or SFT of a LoRA adapter.
+
+POPri, section 3 (3) and appendix B: the responses that users preferred are made more likely than
+those they did not, relative to the public base model (Rafailov et al. 2023, equation 7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from privsyn_flower.files import write_atomic
+from privsyn_flower.progress import Progress
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.adapters import WEIGHTS
+from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.pretrained import local_folder
+from privsyn_flower.text.preference.data import EXPAND_ENDING, check_pairs
+from privsyn_flower.text.protocols import Trained
+from privsyn_flower.text.tiny.assets import file_sha256
+
+KEY = "models.generator"
+TASK, FINISHED, CHECKPOINTS = "task.json", "finished.json", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The public numbers of a training; the names are those of `[popri]`."""
+
+    method: Literal["dpo", "sft"]
+    beta: float
+    label_smoothing: float
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    micro_batch_size: int
+    lora_rank: int
+    lora_alpha: float
+    ending: str | None
+
+    def __post_init__(self) -> None:
+        if self.method not in {"dpo", "sft"}:
+            raise ValueError(f"popri.training = {self.method!r}: must be 'dpo' or 'sft'")
+        for name in ("beta", "learning_rate", "lora_alpha"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be above 0")
+        for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be at least 1")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(
+                f"{_key('label_smoothing')} = {self.label_smoothing}: must lie in [0, 0.5)"
+            )
+
+    @property
+    def pairs_at_once(self) -> int:
+        """The largest divisor of batch_size that is at most micro_batch_size."""
+        most = min(self.micro_batch_size, self.batch_size)
+        return max(size for size in range(1, most + 1) if self.batch_size % size == 0)
+
+
+class PreferenceTrainer:
+    """Trains LoRA adapters of one base model on pairs of responses (a Trainer).
+
+    Args:
+        model: folder or hub name of the base; loaded once per training and let go afterwards.
+        method: `dpo`, or `sft` on the chosen responses (the paper's PE + SFT).
+        beta: strength of the reference, which is the base without adapter in every round.
+        label_smoothing: above 0: conservative DPO, the chance that a preference is wrong.
+        learning_rate: AdamW's peak; it falls along a cosine within the training.
+        epochs: passes over the pairs; each leaves an adapter.
+        batch_size, micro_batch_size: pairs of an optimiser step, and of one forward pass at most.
+        lora_rank, lora_alpha: of the adapter on all linear layers except the output's.
+        ending: text that ends a response, the next heading by default; None: end-of-text.
+        device: `auto`, `cpu`, `cuda` (the first visible) or `mps`.
+        dtype: of the base: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+        gradient_checkpointing: less memory for a third more time; None: on CUDA.
+        save_seconds: time between checkpoints; the end of an epoch always leaves one.
+        progress: True for a bar on stderr in long trainings, or a function to call.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        method: Literal["dpo", "sft"] = "dpo",
+        beta: float = 0.01,
+        label_smoothing: float = 0.0,
+        learning_rate: float = 5e-7,
+        epochs: int = 2,
+        batch_size: int = 24,
+        micro_batch_size: int = 8,
+        lora_rank: int = 4,
+        lora_alpha: float = 8.0,
+        ending: str | None = EXPAND_ENDING,
+        device: str = "auto",
+        dtype: str = "auto",
+        gradient_checkpointing: bool | None = None,
+        save_seconds: float = 60.0,
+        progress: bool | Progress = True,
+    ) -> None:
+        self.model, self.dtype, self.progress = model, dtype, progress
+        self.tuning = Tuning(
+            method=method, beta=beta, label_smoothing=label_smoothing,
+            learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
+            micro_batch_size=micro_batch_size, lora_rank=lora_rank, lora_alpha=lora_alpha,
+            ending=ending,
+        )  # fmt: skip
+        self.device = resolve_device(device)
+        if self.device.partition(":")[2] not in {"", "0"}:
+            raise ValueError(
+                f"models.device = {device!r}: training runs on the first visible GPU; set "
+                "CUDA_VISIBLE_DEVICES and models.device = 'cuda'"
+            )
+        self.gradient_checkpointing = (
+            self.device.startswith("cuda")
+            if gradient_checkpointing is None
+            else gradient_checkpointing
+        )
+        self.save_seconds = save_seconds
+
+    def train(
+        self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
+    ) -> list[Trained]:
+        """Pairs -> one Trained per epoch, in order (see `Trainer`).
+
+        metrics: means over the epoch's optimiser steps of `loss` (nats) and, for DPO, of
+        `reward_accuracy` (share of pairs whose chosen response gained more), `reward_margin`
+        (beta times the difference of the two log-ratios) and `kl` (mean of log policy/reference
+        over chosen and rejected responses, nats per response: an unbiased estimate of the KL
+        divergence only for responses drawn from the policy, which these were before the
+        training); for SFT of `token_accuracy`. With `_first` and `_last`: those steps alone.
+        Raises ValueError for pairs or settings that cannot be trained on, for a `work` folder
+        of another training, AdapterError for a `start` that does not fit, and RuntimeError when
+        the loss is not finite.
+        """
+        check_pairs(pairs, self.tuning.method)
+        work.mkdir(parents=True, exist_ok=True)
+        self._claim(work, self._task(pairs, start, seed))
+        if not (work / FINISHED).is_file():
+            from privsyn_flower.text.preference.fit import fit
+
+            metrics = fit(self, pairs, start=start, work=work, seed=seed)
+            report = json.dumps(metrics, indent=1) + "\n"
+            write_atomic(work / FINISHED, lambda path: _write(path, report))
+        shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
+        epochs = json.loads((work / FINISHED).read_text("utf-8"))
+        return [
+            Trained(work / epoch_folder(number), metrics)
+            for number, metrics in enumerate(epochs, start=1)
+        ]
+
+    def _task(self, pairs: Sequence[Mapping[str, str]], start: Path | None, seed: int) -> str:
+        """A hash of all that the result depends on."""
+        folder = local_folder(self.model, KEY)
+        about = {
+            "model": folder_fingerprint(folder) if folder else os.fspath(self.model),
+            "tuning": asdict(self.tuning),
+            "dtype": self.dtype,
+            "start": file_sha256(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
+            "seed": seed,
+            "pairs": [dict(pair) for pair in pairs],
+        }
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def _claim(self, work: Path, task: str) -> None:
+        """Make `work` the folder of this training; ValueError when it is another's."""
+        path = work / TASK
+        if path.is_file() and json.loads(path.read_text("utf-8"))["task"] != task:
+            raise ValueError(
+                f"{work} holds a training of other pairs, settings, start or seed: use an empty "
+                "folder"
+            )
+        write_atomic(path, lambda scratch: _write(scratch, json.dumps({"task": task})))
+
+
+def epoch_folder(number: int) -> str:
+    """The name of the adapter folder of epoch `number`, from 1."""
+    return f"epoch-{number}"
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, "utf-8")
+
+
+def _key(name: str) -> str:
+    return "popri." + name.replace("_", "-")

@@ -1,0 +1,315 @@
+"""Completions by an OpenAI-compatible server: vLLM, `transformers serve`, or a hosted one.
+
+Same prompts, same cut at the stop strings and same meaning of seeds as in process: every prompt
+has one integer from the caller's numpy generator, so that equal generators send equal requests.
+What a server makes of a seed is its own affair; texts of two backends differ.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import urllib.parse
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.progress import Progress
+from privsyn_flower.text.bars import bar
+from privsyn_flower.text.models.sampling import check_sampling
+from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
+from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
+
+logger = logging.getLogger("privsyn_flower")
+
+SEEDS = 2**31  # seeds are below: some servers keep them in 32 signed bits
+
+
+LOOPBACK = {"127.0.0.1", "::1", "localhost"}
+
+
+def _check_key(base_url: str, key: str) -> None:
+    """Raise ValueError, without the key, for one that no header carries or that would travel in
+    the clear."""
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError(
+            "the key in generation.api-key-env holds characters that no header can carry"
+        )
+    url = urllib.parse.urlsplit(base_url)
+    if key and url.scheme == "http" and url.hostname not in LOOPBACK:
+        raise ValueError(
+            f"generation.base-url = {base_url!r} would send the key of generation.api-key-env in "
+            "the clear: use https, or set api-key-env = ''"
+        )
+
+
+class OpenAIGenerator:
+    """A causal language model behind /v1/completions (an AdaptableGenerator).
+
+    Args:
+        base_url: `http://host:port/v1`.
+        model: the name under which the server knows the model.
+        api_key_env: environment variable with the API key; unset or empty: no key is sent.
+        api_key: the key itself, instead.
+        temperature, top_p: of the sampling.
+        max_tokens: new tokens in a completion.
+        stop: a completion ends before the first of these strings (at most four, as in the API).
+        concurrency: requests under way at once.
+        timeout: seconds for one request.
+        retries: of a request that failed for a passing reason.
+        adapters: the server is a vLLM that may be told to load adapters and to sleep.
+        extra: more fields of each request that this server understands.
+        progress: True for a bar on stderr in long calls, or a function to call.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key_env: str = "OPENAI_API_KEY",
+        api_key: str = "",
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        max_tokens: int = 85,
+        stop: Sequence[str] = (HEADING,),
+        concurrency: int = 16,
+        timeout: float = 300.0,
+        retries: int = 4,
+        adapters: bool = False,
+        extra: Mapping[str, Any] | None = None,
+        progress: bool | Progress = True,
+    ) -> None:
+        check_sampling("expand", temperature, top_p)
+        if max_tokens < 1:
+            raise ValueError(f"expand.max-tokens = {max_tokens}: must be at least 1")
+        if concurrency < 1 or retries < 0 or not timeout > 0:
+            raise ValueError(
+                f"generation: {concurrency=} must be at least 1, {retries=} at least 0, "
+                f"{timeout=} above 0"
+            )
+        if isinstance(stop, str) or not all(stop) or len(stop) > 4:
+            raise ValueError(f"stop = {stop!r}: must be a sequence of up to 4 non-empty strings")
+        self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.model, self.stop, self.concurrency = model, tuple(stop), concurrency
+        self.adapters, self.extra, self.progress = adapters, dict(extra or {}), progress
+        key = api_key or os.environ.get(api_key_env, "").strip()
+        _check_key(base_url, key)
+        self.client = JsonClient(
+            base_url,
+            api_key=key,
+            timeout=timeout,
+            retries=retries,
+            lost=self._lost,
+        )
+        self._room: int | None = None  # tokens of a prompt; None: not asked, 0: not known
+        self._most = 1 << 30  # completions that the server gives to one request
+        self._slot = AdapterSlot(self.client)
+        self._asleep, self._sleeps = False, adapters
+
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
+        """m prompts -> m lists of n completions each, ending before the first stop string.
+
+        Prompts go out unchanged. Raises ServerError when the server fails for good.
+        """
+        if n < 1:
+            raise ValueError(f"n = {n}: at least one completion per prompt")
+        seeds = rng.integers(SEEDS, size=len(prompts)).tolist()
+        if not len(prompts):
+            return []
+        self._ready()
+        result: list[list[str]] = [[] for _ in prompts]
+        with (
+            bar(self.progress, "generating", len(prompts) * n) as advance,
+            _workers(self.concurrency) as pool,
+        ):
+            under_way = {
+                pool.submit(self._complete_one, prompt, n, seed): i
+                for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+            }
+            for done in as_completed(under_way):
+                result[under_way[done]] = done.result()
+                advance(n)
+        self._look_for_copies(result)
+        return result
+
+    def use_adapter(self, folder: Path | None) -> None:
+        """Generate with the adapter of a PEFT folder, which the server must be able to read.
+
+        The server keeps one adapter of ours. Raises AdapterError for a folder that is no
+        adapter, and ServerError when the server cannot load it.
+        """
+        if folder is not None and not self.adapters:
+            raise ServerError(
+                f"{self.client.base_url}: adapters cannot be loaded into a server of "
+                f'generation.backend = "openai": set it to "vllm" or "huggingface"'
+            )
+        wanted = (folder, adapter_name(folder)) if folder is not None else None
+        if (wanted and wanted[1]) != self._slot.name():
+            self._ready()
+            self._slot.put(wanted)
+
+    def rest(self) -> None:
+        """Send a vLLM server to sleep: its weights leave the GPU, its caches are dropped."""
+        if not self._sleeps or self._asleep:
+            return
+        try:
+            self.client.post("/sleep?level=1", {}, root=True)
+        except ServerError as error:
+            if error.status not in ABSENT:
+                raise
+            self._sleeps = False
+            logger.warning(
+                "%s does not offer /sleep and keeps its memory while others train: start it with "
+                "VLLM_SERVER_DEV_MODE=1 and --enable-sleep-mode", self.client.base_url
+            )  # fmt: skip
+        else:
+            self._asleep = True
+
+    def close(self) -> None:
+        """Let go of the adapter and the connections; a server that was given goes on."""
+        if self.client.closed:
+            return
+        try:
+            self._slot.take_off()
+        except ServerError as error:
+            logger.warning("the server keeps an adapter of this run: %s", error)
+        self.client.close()
+
+    def _lost(self) -> None:
+        """A connection failed; the next attempt follows."""
+
+    def _ready(self) -> None:
+        """Before requests: wake the server, with the adapter it had; learn its prompt length."""
+        if self._asleep:
+            self.client.post("/wake_up", {}, root=True)
+            self._asleep = False
+            self._slot.put_back()  # an adapter's weights may not survive the sleep
+        if self._room is None:
+            self._room = self._prompt_room()
+
+    def _prompt_room(self) -> int:
+        """Tokens that a prompt may have, where a vLLM server says so; 0: not known."""
+        for card in self._models():
+            context = card.get("max_model_len")
+            if card.get("id") == self.model and card.get("owned_by") == "vllm" and context:
+                if self.max_tokens >= int(context):
+                    raise ValueError(
+                        f"expand.max-tokens = {self.max_tokens}: must be below the server's "
+                        f"context of {context} tokens"
+                    )
+                return int(context) - self.max_tokens
+        return 0
+
+    def _models(self) -> list[dict[str, Any]]:
+        """What the server lists under /v1/models; empty where it has no such list."""
+        try:
+            answer = self.client.get("/models", patient=False)
+        except ServerError as error:
+            if error.status in {0, 401, 403}:
+                raise
+            return []
+        cards = answer.get("data") if isinstance(answer, dict) else None
+        return [card for card in cards or [] if isinstance(card, dict)]
+
+    def _complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
+        """n completions of one prompt, in as many requests as the server makes of it."""
+        texts: list[str] = []
+        while len(texts) < n:
+            asked = min(n - len(texts), self._most)
+            # Later requests go on where vLLM's seeds of the copies would: seed, seed + 1, ...
+            found = self._request(prompt, asked, (seed + len(texts)) % SEEDS)
+            if len(found) < asked and self._most > len(found):
+                self._most = len(found)
+                logger.warning(
+                    "%s gave %d completions where n = %d were asked for: prompts are repeated",
+                    self.client.base_url, len(found), asked,
+                )  # fmt: skip
+            texts += found
+        return texts
+
+    def _request(self, prompt: str, n: int, seed: int) -> list[str]:
+        """One request -> between 1 and n texts, cut at the stop strings."""
+        body: dict[str, Any] = {
+            "model": self._slot.name() or self.model,
+            "prompt": prompt,
+            "n": n,
+            "seed": seed,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "max_tokens": self.max_tokens,
+        }
+        if self.stop:
+            body["stop"] = list(self.stop)
+        if self._room:
+            # A prompt that is too long loses its beginning, as in process.
+            body |= {"truncate_prompt_tokens": self._room, "truncation_side": "left"}
+        try:
+            answer = self.client.post("/completions", body | self.extra, spread=seed)
+        except ServerError as error:
+            raise self._explain(error) from error
+        return [self._cut(text) for text in _texts(answer, n, self.client.base_url)]
+
+    def _explain(self, error: ServerError) -> ServerError:
+        """The same error, or one that lists the server's models when ours is not among them."""
+        if error.status not in {400, 404}:
+            return error
+        names = [str(card.get("id")) for card in self._models()]
+        wanted = self._slot.name() or self.model
+        if not names or wanted in names:
+            return error
+        return ServerError(
+            f"{self.client.base_url} does not have the model {wanted!r}; it has "
+            f"{', '.join(names[:8])}: set models.generator to one of them, or start the server "
+            f"with --served-model-name ({error})",
+            error.status,
+        )
+
+    def _cut(self, text: str) -> str:
+        """Before the first stop string: some servers leave it in, or stop at some only."""
+        return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
+
+    def _look_for_copies(self, result: Sequence[Sequence[str]]) -> None:
+        """Warn when a server seems to take the likeliest token whatever the temperature."""
+        several = [texts for texts in result if len(texts) > 1]
+        if len(several) >= 4 and all(len(set(texts)) == 1 for texts in several):
+            logger.warning(
+                "%s gave the same completion every time to each of %d prompts: does it sample? "
+                "expand.temperature is %g", self.client.base_url, len(several), self.temperature
+            )  # fmt: skip
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
+    """Threads; after an error the calls that did not start yet never do."""
+    pool = ThreadPoolExecutor(count, thread_name_prefix="completions")
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _texts(answer: Any, n: int, server: str) -> list[str]:
+    """The texts of an answer in the order of their index, at most n. Raises ServerError."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list) or not choices:
+        raise ServerError(
+            f"{server}: the answer is no completion (JSON with `choices`); is generation.base-url "
+            f"the address of an OpenAI-compatible server?"
+        )
+    pairs = []
+    for place, choice in enumerate(choices):
+        text = choice.get("text") if isinstance(choice, dict) else None
+        if not isinstance(text, str):
+            raise ServerError(
+                f"{server}: a completion without `text`: it must offer /v1/completions, chat alone "
+                f"is not enough"
+            )
+        index = choice.get("index")
+        pairs.append((index if isinstance(index, int) else place, text))
+    return [text for _, text in sorted(pairs, key=lambda pair: pair[0])[:n]]

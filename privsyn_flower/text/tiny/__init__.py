@@ -1,0 +1,1 @@
+"""Tiny models of a million parameters, shipped or trained in a minute: no hub needed."""

@@ -1,0 +1,139 @@
+"""Embedded tiny models: language models of a million parameters that need no model hub.
+
+Three kinds, as ordinary Hugging Face folders: `downstream`, a causal LM that has read the general
+public text; `generator`, the same model trained on over all public text in the format of the
+expand prompt; `infiller`, a masked LM over all public text. A model comes from the package's
+assets when they fit, else from the cache, else it is trained on the spot.
+
+They are small enough for two cores and good enough to show an effect. They write no good prose.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.text.tiny.assets import find_asset
+from privsyn_flower.text.tiny.recipes import Groups, content_key, recipe
+
+if TYPE_CHECKING:
+    from privsyn_flower.config import RunConfig
+    from privsyn_flower.data import Federation
+
+logger = logging.getLogger("privsyn_flower")
+
+# The kinds that come before one: their tokenizer, and a generator's weights, are taken over.
+_AFTER = {"downstream": None, "generator": "downstream", "infiller": "downstream"}
+
+
+def ensure_model(
+    kind: str, federation: Federation, config: RunConfig, progress: Progress = silent
+) -> Path:
+    """The folder of the tiny model `kind` for this run: shipped, cached, or trained now.
+
+    kind: downstream, generator or infiller. Raises ValueError for another kind or for too little
+    public text, AssetError for a damaged asset.
+    """
+    if kind == "downstream" and config.models.downstream == "lstm":
+        from privsyn_flower.text.models.lstm import ensure_lstm
+
+        return ensure_lstm(federation, config, progress)
+    wanted = recipe(kind, config.models.train_steps)
+    if config.models.train_steps == 0:
+        shipped = find_asset(
+            kind,
+            asdict(wanted),
+            package_sides(config),
+            Path(config.assets) if config.assets else None,
+        )
+        if shipped is not None:
+            return shipped
+    # Only docstrings know a minority; elsewhere the general text is all of it.
+    corpora: dict[str, Groups] = {
+        "downstream": [[text] for text in federation.public_general()],
+        "generator": federation.public_groups(),
+    }
+    corpora["infiller"] = corpora["generator"]
+    from privsyn_flower.config import cache_folder
+
+    return train(
+        corpora,
+        kind,
+        cache_folder(config) / "models",
+        steps=config.models.train_steps,
+        seed=0,
+        budget_seconds=config.models.train_seconds,
+        progress=progress,
+    )
+
+
+def package_sides(config: RunConfig) -> dict[str, Sequence[str]]:
+    """The run's public packages: general and minority; both empty for other sources."""
+    from privsyn_flower.config import split_list
+
+    if config.data.source != "docstrings":
+        return {"general": [], "minority": []}
+    return {
+        "general": split_list(config.data.public_packages),
+        "minority": split_list(config.data.minority_packages),
+    }
+
+
+def train(
+    corpora: Mapping[str, Groups],
+    kind: str,
+    cache: Path,
+    *,
+    steps: int = 0,
+    seed: int = 0,
+    budget_seconds: float = float("inf"),
+    progress: Progress = silent,
+) -> Path:
+    """The folder of a model trained on `corpora[kind]`, found in `cache` or made there.
+
+    corpora: groups of public texts (a group: texts of one module or author) for `kind` and for
+    the kinds it builds upon. The folder's name is the hash of texts, recipes and seed; it
+    appears at once, complete, and two processes do not make it twice.
+    """
+    from privsyn_flower.files import build_folder
+
+    lineage = [kind]
+    while (before := _AFTER[lineage[-1]]) is not None:
+        lineage.append(before)
+    made_by = [recipe(name, steps) for name in lineage]
+    groups: list[Any] = [group for name in lineage for group in corpora[name]]
+    target = cache / f"{kind}-{content_key(groups, made_by, seed)[:24]}"
+    if target.is_dir():
+        return target
+    init = None
+    if len(lineage) > 1:
+        init = train(
+            corpora,
+            lineage[1],
+            cache,
+            steps=steps,
+            seed=seed,
+            budget_seconds=budget_seconds,
+            progress=progress,
+        )
+    logger.info("training the tiny %s model (once; at most %g s)", kind, budget_seconds)
+    cache.mkdir(parents=True, exist_ok=True)
+
+    def fill(folder: Path) -> None:
+        from privsyn_flower.text.tiny.training import train_model
+
+        train_model(
+            corpora[kind],
+            made_by[0],
+            folder,
+            seed=seed,
+            init=init,
+            budget_seconds=budget_seconds,
+            progress=progress,
+        )
+
+    return build_folder(target, fill)

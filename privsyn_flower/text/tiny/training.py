@@ -1,0 +1,259 @@
+"""Training of the embedded tiny models: a BPE tokenizer, a causal and a masked language model.
+
+The result is an ordinary Hugging Face folder (fp16 safetensors) that AutoTokenizer and
+AutoModelFor... read. The same texts, recipe, seed and number of threads give the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from privsyn_flower.progress import Progress, silent
+from privsyn_flower.randomness import seeded
+from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
+from privsyn_flower.text.prompts import HEADING, expand_prompt
+from privsyn_flower.text.tiny.muon import TinyOptimizer, clip_gradients, linear_schedule
+from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups, Recipe
+
+logger = logging.getLogger("privsyn_flower")
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+BOS, PAD, EOS, _, MASK = range(len(SPECIAL))
+RUN = 4  # texts in one training example of the expand format
+NEIGHBOURHOOD = 16  # neighbouring groups that half of those examples are drawn from
+TOKENIZER_TEXTS = 40_000  # texts the vocabulary is learnt from
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def train_model(
+    groups: Groups,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    seed: int = 0,
+    init: Path | None = None,
+    budget_seconds: float = float("inf"),
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Train one model on public `groups` of texts and write it into `folder`, which must exist.
+
+    init: folder of a tiny causal model whose tokenizer (all kinds) and weights (generator) are
+    taken over. A training that meets `budget_seconds` ends early with its learning rate fallen
+    to zero like a full one. Returns steps, tokens, seconds and the final mean loss in nats.
+    Raises ValueError when there is too little text.
+    """
+    texts = list(chain.from_iterable(groups))
+    if sum(map(len, texts)) < 1000:
+        raise ValueError(f"{len(texts)} public texts are too few to train {recipe.kind!r}")
+    tokenizer = _tokenizer(texts, recipe, init, seed)
+    with torch.random.fork_rng(devices=[]):  # the library initialises from the global generator
+        torch.manual_seed(seed)
+        model = _model(recipe, init)
+    rng = seeded(seed, recipe.kind, "training")
+    rows = _rows(groups, recipe, tokenizer, rng)
+    report = _fit(model, rows, _loss(model, recipe, seed), recipe, rng, budget_seconds, progress)
+    model.half().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    about = {"recipe": asdict(recipe), "seed": seed, "training": report}
+    (folder / "training.json").write_text(json.dumps(about, indent=1), "utf-8")
+    return report
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """A byte-level BPE with the headings of the expand format among its texts."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    headings = [expand_prompt([HEADING] * 3)] * max(1, len(texts) // 50)
+    bpe.train_from_iterator([*texts, *headings], trainer)
+    return bpe
+
+
+def _tokenizer(texts: Sequence[str], recipe: Recipe, init: Path | None, seed: int) -> Any:
+    from tokenizers import Tokenizer, processors
+    from transformers import PreTrainedTokenizerFast
+
+    if init is not None:
+        bpe = Tokenizer.from_file(str(init / "tokenizer.json"))
+    else:
+        order = seeded(seed, "tokenizer").permutation(len(texts))[:TOKENIZER_TEXTS]
+        bpe = train_tokenizer([texts[i] for i in order], recipe.vocabulary)
+    frame = "<s> $A </s>" if recipe.kind == "infiller" else "<s> $A"
+    bpe.post_processor = processors.TemplateProcessing(
+        single=frame, special_tokens=[("<s>", BOS), ("</s>", EOS)]
+    )
+    names = dict(zip(("bos", "pad", "eos", "unk", "mask"), SPECIAL, strict=True))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        model_max_length=recipe.context,
+        **{f"{name}_token": token for name, token in names.items()},
+    )
+
+
+def _model(recipe: Recipe, init: Path | None) -> Any:
+    import transformers
+
+    if recipe.kind == "generator" and init is not None:
+        return transformers.AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+    common = {
+        "vocab_size": recipe.vocabulary,
+        "hidden_size": recipe.width,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "intermediate_size": 16 * round(recipe.width * 8 / 48),
+        "bos_token_id": BOS,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "initializer_range": 0.03,
+        "tie_word_embeddings": True,
+    }
+    if recipe.kind == "infiller":
+        return _masked_model(recipe, init, common)
+    config = transformers.LlamaConfig(
+        **common, num_key_value_heads=recipe.heads, max_position_embeddings=recipe.context
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def _masked_model(recipe: Recipe, init: Path | None, common: dict[str, Any]) -> Any:
+    """ModernBERT: rotary positions and normalisation before each layer. A RoBERTa of this size
+    is still guessing word frequencies when this one has learnt to read (450 steps)."""
+    import transformers
+
+    config = transformers.ModernBertConfig(
+        **{**common, "intermediate_size": 16 * round(recipe.width * 6 / 48)},
+        cls_token_id=BOS,
+        sep_token_id=EOS,
+        max_position_embeddings=recipe.context,
+        global_attn_every_n_layers=1,
+    )
+    model = transformers.ModernBertForMaskedLM(config)
+    if init is not None:
+        causal = transformers.AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
+        known = causal.get_input_embeddings().weight
+        model.get_input_embeddings().weight.data.copy_(known)
+    return model
+
+
+def _rows(
+    groups: Groups, recipe: Recipe, tokenizer: Any, rng: np.random.Generator
+) -> list[list[int]]:
+    """Token ids of the training examples, in an order that `rng` drew."""
+    if recipe.kind == "generator":
+        texts, length = [expand_prompt(run) for run in expand_runs(groups, rng)], recipe.context
+    else:
+        texts, length = list(chain.from_iterable(groups)), TEXT_TOKENS
+    order = rng.permutation(len(texts))
+    # No more than the training will read: tokenising the rest would be waste.
+    most = 2 + recipe.steps * recipe.batch_tokens // (20 if recipe.kind != "generator" else 80)
+    rows = encode(tokenizer, [texts[i] for i in order[:most]], length)
+    return [row for row in rows if len(row) > 2]
+
+
+def expand_runs(groups: Groups, rng: np.random.Generator) -> list[list[str]]:
+    """Examples of "more text of the same kind", RUN texts each.
+
+    Half are consecutive texts of one group, half random texts of neighbouring groups: in use,
+    the seeds of one prompt share a domain but not a module.
+    """
+    runs: list[list[str]] = []
+    for group in groups:
+        runs += [list(group[i : i + RUN]) for i in range(0, len(group), RUN)]
+    for start in range(0, len(groups), NEIGHBOURHOOD):
+        near = list(chain.from_iterable(groups[start : start + NEIGHBOURHOOD]))
+        order = rng.permutation(len(near))
+        runs += [[near[k] for k in order[i : i + RUN]] for i in range(0, len(near), RUN)]
+    return runs
+
+
+def _loss(model: Any, recipe: Recipe, seed: int) -> Loss:
+    if recipe.kind != "infiller":
+        return lambda ids, mask: causal_loss(model, ids, mask)
+    generator = torch.Generator().manual_seed(seed)
+
+    def masked_loss(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = torch.rand(ids.shape, generator=generator) < recipe.mask_share
+        hidden &= ids >= len(SPECIAL)
+        if not hidden.any():
+            hidden[0, 0] = True  # a batch without ordinary tokens: predict its first one
+        seen = ids.masked_fill(hidden, MASK)
+        states = model.model(input_ids=seen, attention_mask=mask).last_hidden_state
+        logits = model.decoder(model.head(states[hidden]))
+        return torch.nn.functional.cross_entropy(logits, ids[hidden])
+
+    return masked_loss
+
+
+def _endless(
+    rows: Sequence[Sequence[int]], budget: int, rng: np.random.Generator
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    lengths = [len(row) for row in rows]
+    while True:
+        for batch in token_batches(lengths, budget, rng):
+            yield pad_rows([rows[i] for i in batch], PAD)
+
+
+def _fit(
+    model: Any,
+    rows: Sequence[Sequence[int]],
+    loss_of: Loss,
+    recipe: Recipe,
+    rng: np.random.Generator,
+    budget_seconds: float,
+    progress: Progress,
+) -> dict[str, Any]:
+    """The training loop; the learning rate follows steps or seconds, whichever is further."""
+    model.train()
+    optimizer = TinyOptimizer(model, learning_rate=recipe.learning_rate, muon_rate=recipe.muon_rate)
+    batches = _endless(rows, recipe.batch_tokens, rng)
+    start, tokens, losses = time.monotonic(), 0, []
+    for step in range(recipe.steps):
+        seconds = time.monotonic() - start
+        done = max(step / recipe.steps, seconds / budget_seconds)
+        if done >= 1:
+            logger.warning(
+                "%s: time budget of %g s (models.train-seconds) ended the training at step %d of "
+                "%d; the model depends on this machine's speed",
+                recipe.kind, budget_seconds, step, recipe.steps,
+            )  # fmt: skip
+            break
+        ids, mask = next(batches)
+        loss = loss_of(ids, mask)
+        loss.backward()  # type: ignore[no-untyped-call]
+        clip_gradients(list(model.parameters()))
+        optimizer.step(linear_schedule(done + 1 / recipe.steps, recipe.warm_up, recipe.decay_from))
+        tokens += int(mask.sum())
+        losses.append(loss.item())
+        if step % 20 == 19 or step + 1 == recipe.steps:
+            note = f"loss {np.mean(losses[-50:]):.3f}" if step % 100 == 99 else ""
+            progress(f"training the tiny {recipe.kind}", step + 1, recipe.steps, note)
+    return {
+        "steps": len(losses),
+        "tokens": tokens,
+        "seconds": round(time.monotonic() - start, 1),
+        "loss": round(float(np.mean(losses[-50:])), 4),
+    }

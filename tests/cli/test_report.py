@@ -1,0 +1,92 @@
+"""Runs side by side, and never one kind of trust beside the other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from privsyn_flower.cli.main import app
+from privsyn_flower.cli.report import DISTRIBUTED, NONE, TRUSTED, ReportError, read_summary, report
+
+SECURE = "honest-but-curious server with at most 0 % of the weight colluding: holds against ..."
+CENTRAL = "trusted aggregator: holds against readers of the released sums, not the server"
+
+
+def summary(method: str, threat_model: str, **values: Any) -> dict[str, Any]:
+    result = "synthetic" if method in ("pretext", "popri") else "trained"
+    benchmark = {
+        "held_out": "test", "held_out_users": 150, "held_out_tokens": 9000, "task": "next-token",
+        "accuracy": {"random_public": 0.2, result: 0.25, "private": 0.3},
+        "loss": {"random_public": 4.5, result: 4.25},
+        "accuracy_difference": {f"{result}-random_public": [0.05, 0.04, 0.06]},
+        "costs": {"client_cpu_seconds_per_user_round": 0.0421, "client_cpu_seconds_per_user": 0.337,
+                  "server_wall_seconds": 81.0},
+    }  # fmt: skip
+    return {
+        "method": method, "dataset": "docstrings:scipy", "users": 1000, "rounds": 8,
+        "unit": "user", "adjacency": "zero-out", "threat_model": threat_model, "epsilon": 7.5799,
+        "delta": 3e-6, "accountant": "exact", "bytes_down_per_user_round": 299_000,
+        "bytes_up_per_user_round": 12_000, "benchmark": benchmark, **values,
+    }  # fmt: skip
+
+
+def test_each_kind_of_trust_has_a_table_of_its_own() -> None:
+    text = report(
+        [
+            summary("dp-ftrl", CENTRAL, participations_per_user=2),
+            summary("pretext", SECURE),
+            summary("dp-fedavg", SECURE),
+            summary("popri", "none: the noise came from the run's seed"),
+        ]
+    )
+    tables = text.split("\n\n**")
+    assert [table.lstrip("*").partition("**")[0] for table in tables] == [
+        DISTRIBUTED, TRUSTED, NONE,
+    ]  # fmt: skip
+    assert "| pretext |" in tables[0] and "| dp-fedavg |" in tables[0]
+    assert "dp-ftrl" not in tables[0]
+    (row,) = [line for line in tables[1].splitlines() if line.startswith("| dp-ftrl")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        "dp-ftrl", "0.2500", "+0.0500 [+0.0400, +0.0600]", "4.250", "7.58", "3e-06", "exact",
+        "user, zero-out", "trusted aggregator", "8 / 2", "0.299 MB", "0.012 MB", "0.042 s",
+        "0.337 s", "81 s",
+    ]  # fmt: skip
+
+
+def test_runs_on_other_users_are_said_not_to_be_comparable() -> None:
+    other = summary("dp-fedavg", SECURE, users=900)
+    other["benchmark"]["held_out_tokens"] = 8999
+    text = report([summary("pretext", SECURE), other])
+    assert text.startswith("These runs are not comparable: users differs: 1000, 900; held_out_tok")
+    assert not report([summary("pretext", SECURE)]).startswith("These")
+
+
+def test_a_run_without_a_benchmark_has_no_figures_made_up() -> None:
+    bare = summary("pretext", SECURE)
+    del bare["benchmark"]
+    (row,) = [line for line in report([bare]).splitlines() if line.startswith("| pretext")]
+    assert row.count("| - ") == 6
+
+
+def test_the_command(tmp_path: Path) -> None:
+    for name, trust in (("one", SECURE), ("two", CENTRAL)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "summary.json").write_text(json.dumps(summary("pretext", trust)))
+    paths = [str(tmp_path / "one"), str(tmp_path / "two" / "summary.json")]
+    found = CliRunner().invoke(app, ["report", *paths])
+    assert found.exit_code == 0 and DISTRIBUTED in found.stdout and TRUSTED in found.stdout
+    missing = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert missing.exit_code == 2 and "summary.json" in missing.stderr
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"method": "pretext"}'])
+def test_what_is_no_summary_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ReportError, match=r"summary\.json"):
+        read_summary(tmp_path)

@@ -1,0 +1,263 @@
+"""`privsyn run --resume` goes on where the folder lies, on its ledger, or says why it does not.
+
+The command and the ServerApp are real; only Flower between them, and the method, are stand-ins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from privsyn_flower.cli import run as cli_run
+from privsyn_flower.cli.run import RunFailed, run_command
+from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.local.federation import find_run
+from privsyn_flower.local.simulation import LocalFlower
+from privsyn_flower.preflight import checks
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.runs import RunFolder, read_jsonl, write_json
+from privsyn_flower.server_apps import main as server
+from privsyn_flower.server_apps.run import Run
+from privsyn_flower.strategies.engine.rounds import Rounds
+from tests.strategies.test_rounds import Counting, VotingNode, nodes
+
+__all__ = ["nodes"]
+
+ROUNDS = 5
+CONFIG = f"""
+rounds = {ROUNDS}
+spare-rounds = 2
+nodes = 4
+epsilon = 20.0
+aggregation = "plain"
+[data]
+source = "files"
+path = "users.jsonl"
+users = 100
+"""
+
+
+class Killed(BaseException):
+    """Stands for kill -9."""
+
+
+class OnlyRounds(Run):
+    """A run without data and models: the same votes in every round."""
+
+    def run(self) -> None:
+        with self.charged() as ledger:
+            strategy, grid = Counting(self.config.rounds), self.grid
+            engine = Rounds(grid, strategy, self.plan(), self.folder, ledger, self.aggregation)
+            done = engine.run()
+        write_json(self.folder.path / "summary.json", self.summary(done, samples=0))
+
+
+class InProcess(LocalFlower):
+    """Runs the ServerApp where it stands."""
+
+    grid: Any = None
+    closed: list[Path]
+
+    def start(self) -> None: ...
+
+    def submit(self, config: RunConfig) -> str:
+        context: Any = SimpleNamespace(run_config=config.flat(), run_id=7)
+        write_json(self.run_folder / "flower.json", self.facts())
+        try:
+            server.main(self.grid, context)
+        except (Exception, Killed):
+            return "7"
+        return "7"
+
+    def status(self) -> str:
+        done = (self.run_folder / "summary.json").exists()
+        return "finished:completed" if done else "finished:failed"
+
+    def log(self) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.closed.append(self.run_folder)
+
+
+Start = Callable[[], Path]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where ledgers lie."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "privsyn-flower" / "ledgers"
+
+
+@pytest.fixture
+def begun(
+    tmp_path: Path,
+    home: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:
+    """The folder of a run that was killed in round 3, when 2 were released."""
+    monkeypatch.setattr(server, "Pipeline", OnlyRounds)
+    monkeypatch.setattr(cli_run, "LocalFlower", InProcess)
+    for data in ("private_file", "public_file"):  # the stand-in reads none
+        monkeypatch.setattr(checks, data, lambda config: ())
+    monkeypatch.setattr(cli_run, "_prepare", lambda config: None)
+    monkeypatch.setattr(cli_run, "STATUS_EVERY", 0.0)
+    monkeypatch.setattr(cli_run, "GRACE", 0.0)
+    monkeypatch.setattr(InProcess, "grid", loopback(nodes))
+    monkeypatch.setattr(InProcess, "closed", [], raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("run.toml").write_text(CONFIG)
+
+    def kill(ticket: Ticket) -> None:
+        if ticket.round == 3:
+            raise Killed
+
+    nodes[100].before_answer = kill
+    folder = tmp_path / "mv1"
+    with pytest.raises(RunFailed, match="no summary"):
+        run_command(Path("run.toml"), [f"run-folder={folder}"], None)
+    nodes[100].before_answer = None
+    assert len(list((folder / "releases").iterdir())) == 2
+    return folder
+
+
+def test_what_runs_for_a_moved_folder_ends(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Path] = []
+    monkeypatch.setattr(LocalFlower, "_clear", lambda flower: ended.append(flower.home))
+    copy = begun.with_name("copy")
+    shutil.copytree(begun, copy)
+    LocalFlower.end_moved(copy)
+    LocalFlower.end_moved(begun)
+    assert not ended
+    moved = begun.rename(begun.with_name("moved"))
+    LocalFlower.end_moved(moved)
+    assert ended == [begun / ".flower"]
+
+
+def test_a_folder_with_something_of_another_account_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shared" / ".flower").mkdir(parents=True, mode=0o777)
+    cli_run._own(tmp_path / "shared")
+    assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    with pytest.raises(RunFailed, match="belongs to another account"):
+        cli_run._own(tmp_path / "shared")
+
+
+def charges(home: Path) -> list[tuple[int, str]]:
+    """Of the only ledger that there is."""
+    (book,) = home.rglob("*.jsonl")
+    ledger = Ledger.open(book, population=f"run {book.stem}")
+    return [(charge.round, charge.state) for charge in ledger.charges()]
+
+
+ALL = [(1, "committed"), (2, "committed"), (3, "reserved")]
+ALL += [(rnd, "committed") for rnd in range(3, ROUNDS + 1)]
+
+
+def test_a_renamed_folder_goes_on_where_it_lies(begun: Path, home: Path, tmp_path: Path) -> None:
+    name = RunFolder(begun).load_value("run")
+    moved = begun.rename(tmp_path / "mv2")
+    assert run_command(None, [], moved) == moved
+    assert not begun.exists()
+    assert charges(home) == ALL  # the killed attempt of round 3 stays paid, and the rest once
+    assert RunFolder(moved).load_value("run") == name
+    assert json.loads((moved / "summary.json").read_text())["rounds"] == ROUNDS
+    assert load_config(moved / "config.toml").run_folder == str(moved)
+    assert len([row for row in read_jsonl(moved / "ledger.jsonl") if row["kind"] == "commit"]) == 5
+
+
+def test_a_copied_folder_leaves_its_original_alone(
+    begun: Path, home: Path, tmp_path: Path, nodes: dict[int, VotingNode]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(begun, copy)
+    before = {path: path.stat().st_mtime_ns for path in begun.rglob("*")}
+    assert run_command(None, [], copy) == copy
+    assert {path: path.stat().st_mtime_ns for path in begun.rglob("*")} == before
+    asked = len(nodes[100].seen)
+    with pytest.raises(RunFailed, match=r"round 3 was released .*another copy of it went on"):
+        run_command(None, [], begun)
+    assert charges(home) == ALL and len(nodes[100].seen) == asked
+    assert len(list((begun / "releases").iterdir())) == 2
+
+
+def test_a_deleted_ledger_is_not_made_anew(
+    begun: Path, home: Path, nodes: dict[int, VotingNode]
+) -> None:
+    (book,) = home.rglob("*.jsonl")
+    book.unlink()
+    asked = len(nodes[100].seen)
+    for _ in range(2):
+        with pytest.raises(RunFailed, match=f"LedgerError: no ledger at {book}.*put it back"):
+            run_command(None, [], begun)
+    assert not book.exists() and len(nodes[100].seen) == asked
+
+
+def test_what_lies_in_the_folder_moves_with_it(begun: Path, home: Path, tmp_path: Path) -> None:
+    """Paths of the configuration that begin with the run folder's."""
+    text = (begun / "config.toml").read_text()
+    cache = load_config(begun / "config.toml").cache
+    (begun / "config.toml").write_text(text.replace(f'"{cache}"', f'"{begun}/cache"'))
+    stored = RunFolder(begun).load_value("config")
+    RunFolder(begun).save_value("config", stored.replace(f'"{cache}"', f'"{begun}/cache"'))
+    moved = begun.rename(tmp_path / "mv2")
+    run_command(None, [], moved)
+    assert load_config(moved / "config.toml").cache == str(moved / "cache")
+    assert charges(home) == ALL
+
+
+def test_another_configuration_is_named_by_its_keys(begun: Path, home: Path) -> None:
+    text = (begun / "config.toml").read_text()
+    (begun / "config.toml").write_text(text.replace("epsilon = 20.0", "epsilon = 30.0"))
+    with pytest.raises(RunFailed, match=r"another configuration: epsilon = 30\.0 was 20\.0;"):
+        run_command(None, [], begun)
+
+
+def test_a_copy_does_not_end_the_flower_of_its_original(begun: Path, tmp_path: Path) -> None:
+    """flower.json is copied with the rest: it says where another folder's SuperLink is."""
+    copy = tmp_path / "copy"
+    shutil.copytree(begun, copy)
+
+    class Found(LocalFlower):
+        def healthy(self) -> bool:
+            return True
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalFlower, "healthy", Found.healthy)
+        assert find_run(begun) is not None
+        (tmp_path / "link").symlink_to(begun)
+        assert find_run(tmp_path / "link") is not None
+        assert find_run(copy) is None
+
+
+def test_a_folder_moved_under_a_running_run_is_not_begun_again(
+    begun: Path, tmp_path: Path, nodes: dict[int, VotingNode], home: Path
+) -> None:
+    moved = tmp_path / "mv2"
+
+    def move(ticket: Ticket) -> None:
+        if ticket.round == 4:
+            begun.rename(moved)
+
+    nodes[100].before_answer = move
+    with pytest.raises(RunFailed, match=r"RunMoved: run folder .* was moved or removed"):
+        run_command(None, [], begun)
+    nodes[100].before_answer = None
+    assert not (begun / "releases").exists() and not (begun / "checkpoints").exists()
+    run_command(None, [], moved)
+    found = charges(home)  # both attempts that came to nothing stay paid
+    assert [rnd for rnd, state in found if state == "reserved"] == [3, 4]
+    assert [rnd for rnd, state in found if state == "committed"] == [1, 2, 3, 4, 5]

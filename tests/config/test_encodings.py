@@ -1,0 +1,86 @@
+"""The integers of every shipped configuration's rounds: fine enough, and few bits of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.privacy.noise.integer_noise import (
+    LEAST_NODE_STD,
+    LEAST_STD,
+    allowed_distance,
+    node_variance,
+)
+from privsyn_flower.protocol.question import Query, total_variation
+from privsyn_flower.server_apps.parts import noise_multiplier, paid_releases, release_distance
+from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.node_noise import integer_noise
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+SHIPPED = {path.stem: load_config(path) for path in sorted(CONFIGS.glob("*.toml"))}
+OF_NODES = [name for name, config in SHIPPED.items() if not config.trusts_aggregator]
+# Bits of a coordinate with the Skellam noise of earlier versions, where anybody runs them.
+BEFORE = {"demo": 24, "popri-demo": 24, "dp-fedavg-demo": 24, "test": 24, "popri-test": 24}
+BEFORE |= {"dp-fedavg-test": 24}
+DISTILGPT2 = 81_912_576  # parameters
+TINY_LORA = 5_248  # trained coordinates of the shipped model for each rank, factors "up"
+
+
+def question(config: RunConfig) -> Query:
+    """One of the lengths that the rounds ask for: the longest."""
+    rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
+    if config.trains:
+        tiny = config.models.downstream == "tiny"
+        length = TINY_LORA * config.training.lora_rank if tiny else DISTILGPT2
+        dense = {"encoding": "dense", "rotation": "00" * 32}
+        return Query("update", rows, scales, length, config.training.clip_norm, "model", dense)
+    if config.method == "popri":
+        length = config.popri.prompts * config.popri.responses
+        return Query("scores", rows, scales, length, config.popri.score_bound, "model")
+    return Query("votes", rows, scales, config.pretext.population, config.pretext.vote_bound, "m")
+
+
+def plan_of(config: RunConfig) -> RoundPlan:
+    return RoundPlan(
+        run="run",
+        users=config.data.users,
+        noise_multiplier=noise_multiplier(config),
+        spare_rounds=config.spare_rounds,
+        min_surviving_weight=config.min_surviving_weight,
+        colluding_weight=config.colluding_weight,
+        nodes=config.nodes,
+        sampling_rate=config.sampling_rate,
+        cohort_nodes=config.cohort_nodes,
+        distance=release_distance(config),
+    )
+
+
+def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
+    assert set(BEFORE) < set(OF_NODES)
+    assert {SHIPPED[name].models.downstream for name in OF_NODES if SHIPPED[name].trains} == {
+        "tiny",
+        "distilbert/distilgpt2",
+    }
+
+
+@pytest.mark.parametrize("name", OF_NODES)
+def test_integers_are_so_fine_that_all_releases_fit(name: str) -> None:
+    config = SHIPPED[name]
+    plan, query = plan_of(config), question(config)
+    noise = integer_noise(plan, query)  # raises where 32 or 56 bits do not hold the sum
+    together = paid_releases(config) * total_variation(query, noise)
+    assert 0 < together <= allowed_distance(config.delta)
+    variance = node_variance(noise.multiplier, 1.0, noise.min_weight, noise.sensitivity)
+    assert math.sqrt(variance) >= LEAST_NODE_STD
+    assert noise.multiplier * noise.sensitivity >= LEAST_STD
+    assert noise.bits <= 32
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_the_gaussians_price_costs_no_bytes(name: str) -> None:
+    config = SHIPPED[name]
+    assert integer_noise(plan_of(config), question(config)).bits <= BEFORE[name]

@@ -1,0 +1,243 @@
+"""Wrong keys and values are errors that name the key, the value and the bound."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from privsyn_flower.config import (
+    ConfigError,
+    RunConfig,
+    flat_defaults,
+    flatten,
+    load_config,
+    parse_override,
+    to_toml,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"epsilom": 1.0}, ["epsilom", "did you mean 'epsilon'"]),
+        ({"pretext.populaton": 3}, ["pretext.population"]),
+        ({"epsilon": -1.0}, ["epsilon = -1.0", "greater than 0"]),
+        ({"delta": 1.0}, ["delta = 1.0", "less than 1"]),
+        ({"rounds": "ten"}, ["rounds = 'ten'", "integer"]),
+        ({"rounds": 2.5}, ["rounds = 2.5"]),
+        ({"method": "popri-x"}, ["method"]),
+        ({"pretext.mask-fraction": 1.5}, ["pretext.mask-fraction = 1.5"]),
+        ({"colluding-weight": 0.2}, ["colluding-weight = 0.2", "min-surviving-weight = 0.85"]),
+        ({"nodes": 9, "data.users": 5}, ["nodes = 9", "data.users = 5"]),
+        ({"benchmark": "yes"}, ["benchmark = 'yes'"]),
+        ({"data.partition": "dates"}, ["data.partition = 'dates'", "'date'"]),
+        ({"data.chunk": 8}, ["data.chunk = 8", "boolean"]),
+        (
+            {"data.near-duplicates": "remove"},
+            ["data.near-duplicates = 'remove'", "benchmark = true"],
+        ),
+        ({"data.partition": "date"}, ["data.partition = 'date'", "benchmark = true"]),
+        ({"data.min-samples-per-user": 2}, ["data.min-samples-per-user = 2", "benchmark = true"]),
+    ],
+)
+def test_errors_name_key_and_bound(values: dict, words: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat(values)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_benchmark_may_choose_by_private_text() -> None:
+    values = {"data.near-duplicates": "remove", "data.min-samples-per-user": 2}
+    config = RunConfig.from_flat({**values, "data.partition": "date", "benchmark": True})
+    assert all(key in config.data.chosen_by_text for key in (*values, "data.partition"))
+    assert RunConfig().data.chosen_by_text == ""
+
+
+POPRI = {"method": "popri", "data.label-column": "label"}
+CLASSES = {**POPRI, "popri.labels": "a, b", "popri.examples": 0, "popri.instruction": "{label}:"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"popri.rejected-rank": 9}, ["popri.rejected-rank = 9", "popri.responses = 8"]),
+        ({"popri.score": "nearest", "popri.dimension": 8}, ["popri.score = 'nearest'"]),
+        ({"popri.examples": 0}, ["popri.examples = 0", "popri.instruction"]),
+        ({"popri.label-smoothing": 0.5}, ["popri.label-smoothing = 0.5", "less than 0.5"]),
+        ({"popri.checkpoint": "private"}, ["popri.checkpoint = 'private'", "benchmark = true"]),
+        ({"popri.checkpoint": "public"}, ["data.public-validation = 1", "popri.checkpoint"]),
+        ({"popri.select": "public"}, ["data.public-validation = 1", "popri.select"]),
+        ({"popri.labels": "a, b", "data.label-column": ""}, ["data.label-column"]),
+        ({"generation.backend": "openai"}, ["generation.backend = 'openai'", "'vllm'", "adapters"]),
+    ],
+)
+def test_popri_rules_name_the_keys(values: dict, words: list[str]) -> None:
+    base = {**POPRI, "data.public-validation": 1}
+    RunConfig.from_flat(base)
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat({**base, **values})
+    for word in words:
+        assert word in str(caught.value)
+    # One sentence or two, and not the table or the whole configuration that pydantic was given.
+    assert len(str(caught.value)) < 300
+    assert "sample-words" not in str(caught.value) and "lora" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"popri.labels": ""}, ["popri.labels = ''", "method = 'popri'"]),
+        ({"method": "pretext"}, ["method = 'pretext'", "classification"]),
+        ({"popri.labels": "a,"}, ["popri.labels = 'a,'", "at least 2"]),
+        ({"evaluation.rival": "pretext"}, ["evaluation.rival = 'pretext'", "without classes"]),
+        ({"popri.select": "federated"}, ["popri.select = 'federated'", "'classification'"]),
+    ],
+)
+def test_classification_rules_name_the_keys(values: dict, words: list[str]) -> None:
+    base = {**CLASSES, "evaluation.task": "classification"}
+    assert RunConfig.from_flat(base).evaluation.task == "classification"
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat({**base, **values})
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_method_is_not_its_own_rival() -> None:
+    assert RunConfig.from_flat({**POPRI, "evaluation.rival": "pretext"})
+    with pytest.raises(ConfigError, match=r"evaluation\.rival = 'pretext'"):
+        RunConfig.from_flat({"method": "pretext", "evaluation.rival": "pretext"})
+
+
+FTRL = {"method": "dp-ftrl", "training.noise": "aggregator"}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"training.noise": "nodes"}, ["'dp-ftrl'", "'aggregator'", "trusted", "'dp-fedavg'"]),
+        ({"ftrl.min-separation": 9}, ["ftrl.min-separation = 9", "rounds = 8"]),
+        (
+            {"ftrl.min-separation": 2, "ftrl.max-participations": 3},
+            ["ftrl.max-participations = 3", "rounds = 8"],
+        ),
+        ({"ftrl.restart-every": 4}, ["ftrl.restart-every = 4", "'tree-restart'", "'blt'"]),
+        ({"ftrl.completion": True}, ["ftrl.completion = true", "'tree-restart'"]),
+        ({"ftrl.mechanism": "tree-restart"}, ["ftrl.restart-every = 0", "needs restart-every"]),
+        ({"ftrl.mechanism": "bands"}, ["ftrl.mechanism = 'bands'", "'banded'"]),
+        ({"training.layers": "*.mlp.*"}, ["training.layers = '*.mlp.*'", "'full'"]),
+        ({"training.parameters": "layers", "training.layers": " , "}, ["' , '", "'layers'"]),
+        ({"training.optimizer": "adamw", "training.momentum": 0.9}, ["momentum = 0.9", "'adamw'"]),
+        ({"training.adaptive-clipping": True}, ["adaptive-clipping", "training.noise = 'nodes'"]),
+        ({"training.clip-norm": 0.0}, ["training.clip-norm = 0.0", "greater than 0"]),
+        ({"training.target-quantile": 1.0}, ["training.target-quantile = 1.0", "less than 1"]),
+        ({"training.lora-rank": 0}, ["training.lora-rank = 0"]),
+        ({"sampler": "poisson", "sampling-rate": 0.5}, ["sampler = 'poisson'", "'aggregator'"]),
+        ({"sampler": "fixed", "cohort-nodes": 4}, ["sampler = 'fixed'", "min-separation"]),
+        ({"simulation-seeded-noise": True}, ["simulation-seeded-noise", "'aggregator'"]),
+        ({"evaluation.rival": "pretext"}, ["evaluation.rival = 'pretext'", "'dp-ftrl'"]),
+        ({"evaluation.task": "classification"}, ["'classification'", "'dp-ftrl'"]),
+    ],
+)
+def test_training_rules_name_the_keys(values: dict, words: list[str]) -> None:
+    RunConfig.from_flat(FTRL)
+    with pytest.raises(ConfigError) as caught:
+        RunConfig.from_flat({**FTRL, **values})
+    for word in words:
+        assert word in str(caught.value)
+    assert len(str(caught.value)) < 300 and "sample-words" not in str(caught.value)
+
+
+def test_tables_of_other_methods_are_refused() -> None:
+    fedavg = {"method": "dp-fedavg", "training.noise": "aggregator"}
+    with pytest.raises(ConfigError, match=r"keys of ftrl .* 'dp-fedavg'"):
+        RunConfig.from_flat({**fedavg, "ftrl.bands": 4})
+    with pytest.raises(ConfigError, match=r"keys of training .* 'pretext'"):
+        RunConfig.from_flat({"training.noise": "aggregator"})
+
+
+def test_who_adds_the_noise() -> None:
+    nodes = RunConfig.from_flat({"method": "dp-fedavg"})
+    central = RunConfig.from_flat({"method": "dp-fedavg", "training.noise": "aggregator"})
+    assert (nodes.trains, nodes.trusts_aggregator) == (True, False)
+    assert (central.trains, central.trusts_aggregator) == (True, True)
+    assert RunConfig.from_flat(FTRL).trusts_aggregator and not RunConfig().trains
+
+
+REMOVED = "configuration key 'accountant' is no more: all noise has one accounting, the exact one; "
+
+
+@pytest.mark.parametrize("value", ["auto", "rdp", "pld", 3])
+def test_a_removed_key_says_what_took_its_place(tmp_path: Path, value: str | int) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text(f"accountant = {value!r}\nepsilon = 2.0\n")
+    for call in (
+        lambda: RunConfig.from_flat({"method": "dp-fedavg", "accountant": value}),
+        lambda: load_config(file),
+        lambda: load_config(None, dict([parse_override(f"accountant={value}")])),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            call()
+        assert REMOVED in str(caught.value)
+        assert "leave the key out" in str(caught.value) and "--renyi" in str(caught.value)
+        assert "did you mean" not in str(caught.value)
+    assert "accountant" not in flat_defaults()
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ({}, 2),  # 8 samples by 4
+        ({"data.samples-per-user": 9}, 3),
+        ({"data.samples-per-user": 9, "training.epochs": 2}, 6),
+        ({"training.batch-size": 100}, 1),
+        ({"training.max-steps": 7}, 7),
+    ],
+)
+def test_local_steps_always_have_a_bound(values: dict, steps: int) -> None:
+    assert RunConfig.from_flat({"method": "dp-fedavg", **values}).local_steps == steps
+
+
+def test_flat_round_trip() -> None:
+    config = RunConfig.from_flat({"epsilon": 1.29, "pretext.population": 7, "data.users": 20})
+    assert RunConfig.from_flat(config.flat()) == config
+    assert flatten(tomllib.loads(to_toml(config, comments=True))) == config.flat()
+
+
+def test_lists_are_refused_with_their_key() -> None:
+    with pytest.raises(ConfigError, match=r"data\.seed"):
+        flatten({"data": {"seed": [1, 2]}})
+
+
+def test_overrides(tmp_path: Path) -> None:
+    assert parse_override("epsilon=1.29") == ("epsilon", 1.29)
+    assert parse_override("benchmark=true") == ("benchmark", True)
+    assert parse_override("data.path=/a/b c.jsonl") == ("data.path", "/a/b c.jsonl")
+    assert parse_override("data.date-from=2023-01-01") == ("data.date-from", "2023-01-01")
+    with pytest.raises(ConfigError, match="key=value"):
+        parse_override("epsilon")
+    file = tmp_path / "c.toml"
+    file.write_text("epsilon = 2.0\n[pretext]\npopulation = 8\n")
+    config = load_config(file, {"epsilon": 3.0})
+    assert (config.epsilon, config.pretext.population) == (3.0, 8)
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load_config(tmp_path / "absent.toml")
+    file.write_text("epsilon = = 2")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(file)
+
+
+def test_flower_app_config_lists_every_key() -> None:
+    """Flower accepts only keys that pyproject.toml declares: it must have all, and no others."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert flatten(project["tool"]["flwr"]["app"]["config"]) == flat_defaults()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
+def test_shipped_configs_validate(path: Path) -> None:
+    config = load_config(path)
+    assert config.epsilon > 0
