@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -25,7 +26,13 @@ from privsyn_flower.config import RunConfig, flatten
 from privsyn_flower.config_file import load_config
 from privsyn_flower.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.launch import QUIET
-from privsyn_flower.privacy.integer_noise import release_distance
+from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.integer_noise import (
+    distance_each,
+    gaussian_delta,
+    least_sensitivity,
+    release_distance,
+)
 from privsyn_flower.privacy.quantize import SENSITIVITY
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.sections import (
@@ -95,6 +102,24 @@ def test_relative_links_resolve(page: Path) -> None:
         assert linked.is_relative_to(ROOT), f"{page.name} links out of the repository: {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "releases", "length", "page", "words"),
+    [
+        (7.58, 9, 18_000, "privacy.md", "18,000 coordinates S = {} would do"),
+        (7.58, 9, 18_000, "integer-noise.md", "S = {} would do at nine releases of 18,000"),
+        (20.0, 9, 18_000, "integer-noise.md", "and epsilon 7.58, {} at epsilon 20"),
+        (7.58, 2000, 2_600_000, "integer-noise.md", "and {} at 2,000 releases of 2.6 million"),
+    ],
+)
+def test_how_fine_the_integers_must_be(
+    epsilon: float, releases: int, length: int, page: str, words: str
+) -> None:
+    z = calibrate(epsilon, releases, gaussian_delta(3e-6))
+    each = distance_each(epsilon, 3e-6, releases)
+    least = math.ceil(least_sensitivity(length, z, 850, each))
+    assert words.format(f"{least:,}") in " ".join(text_of(ROOT / "docs" / page).split())
 
 
 def test_every_test_that_a_page_names_exists() -> None:

@@ -182,7 +182,7 @@ def calibrate(
     if not SMALLEST_MULTIPLIER <= one <= LARGEST_MULTIPLIER:
         way = "raise epsilon or delta" if one > 1 else "lower epsilon"
         raise ValueError(
-            f"target_epsilon = {target_epsilon} at delta = {delta} needs a noise multiplier of "
+            f"target_epsilon = {target_epsilon} at delta = {delta:g} needs a noise multiplier of "
             f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
             f"{way}"
         )
