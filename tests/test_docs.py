@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import shlex
 import tomllib
@@ -33,8 +34,14 @@ from privsyn_flower.config import (
     load_config,
 )
 from privsyn_flower.local.simulation import QUIET
+from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
-from privsyn_flower.privacy.noise.integer_noise import release_distance
+from privsyn_flower.privacy.noise.integer_noise import (
+    distance_each,
+    gaussian_delta,
+    least_sensitivity,
+    release_distance,
+)
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
@@ -96,6 +103,24 @@ def test_relative_links_resolve(page: Path) -> None:
         assert linked.is_relative_to(ROOT), f"{page.name} links out of the repository: {target}"
         if anchor:
             assert anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "releases", "length", "page", "words"),
+    [
+        (7.58, 9, 18_000, "privacy.md", "18,000 coordinates S = {} would do"),
+        (7.58, 9, 18_000, "integer-noise.md", "S = {} would do at nine releases of 18,000"),
+        (20.0, 9, 18_000, "integer-noise.md", "and epsilon 7.58, {} at epsilon 20"),
+        (7.58, 2000, 2_600_000, "integer-noise.md", "and {} at 2,000 releases of 2.6 million"),
+    ],
+)
+def test_how_fine_the_integers_must_be(
+    epsilon: float, releases: int, length: int, page: str, words: str
+) -> None:
+    z = calibrate(epsilon, releases, gaussian_delta(3e-6))
+    each = distance_each(epsilon, 3e-6, releases)
+    least = math.ceil(least_sensitivity(length, z, 850, each))
+    assert words.format(f"{least:,}") in " ".join(text_of(ROOT / "docs" / page).split())
 
 
 def test_every_test_that_a_page_names_exists() -> None:
@@ -363,15 +388,6 @@ def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
     one = cost(z, release_distance(18_000, z, SENSITIVITY, 850))
     answers = [limit.allows(Spent(n * one.gaussian, n * one.distance)) for n in range(1, 100)]
     assert sum(answers) == int(words[1])
-
-
-def test_the_layers_on_the_page_are_those_that_are_checked() -> None:
-    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))
-    contracts = project["tool"]["importlinter"]["contracts"]
-    layers = next(c["layers"] for c in contracts if c["id"] == "layers")
-    page = text_of(ROOT / "CONTRIBUTING.md").partition("- Layers, top to bottom:")[2]
-    listed = re.findall(r"`(\w+)`", page.partition("A file imports")[0])
-    assert listed == [module for layer in layers for module in layer.split(" | ")]
 
 
 def test_parts_that_others_fill_keep_their_markers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +36,7 @@ SAMPLING = (
     "coin under secure aggregation and does the same work however it falls; never against a "
     "user's own node."
 )
+RENYI = "By Renyi bounds, to compare with papers; what a run is charged is told without --renyi."
 
 
 def _version(wanted: bool) -> None:
@@ -99,14 +101,16 @@ Sampling = Annotated[
     typer.Option(help="Who takes part; default: poisson for a rate below 1, else full."),
 ]
 Renyi = Annotated[
-    bool, typer.Option("--renyi", help="As the papers' Renyi accountants have it: looser.")
+    bool, typer.Option("--renyi", help="For comparison: by Renyi bounds, as in the papers; looser.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @app.command()
 def account(
-    noise_multiplier: Annotated[float, typer.Option(help="Noise std / L2 bound.")],
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise std / L2 bound, independent in each round.")
+    ],
     rounds: Releases,
     delta: Delta,
     sampling_rate: Rate = 1.0,
@@ -122,6 +126,8 @@ def account(
     except ValueError as error:
         raise fail(str(error)) from None
     _print({"epsilon": value}, as_json, chosen, delta)
+    if renyi:
+        typer.echo(RENYI, err=as_json)
 
 
 @app.command()
@@ -157,7 +163,8 @@ def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
 def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float) -> None:
     """The figure, and the sentence without which it means nothing."""
     if as_json:
-        typer.echo(json.dumps(result))
+        # JSON has no infinity.
+        typer.echo(json.dumps({k: v if math.isfinite(v) else None for k, v in result.items()}))
     else:
         for key, value in result.items():
             typer.echo(f"{key} = {value:.6g}")

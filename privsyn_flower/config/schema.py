@@ -37,8 +37,9 @@ class ConfigError(ValueError):
 
 
 REMOVED = {  # keys of older versions: what to do without them, instead of a guess at a near name
-    "accountant": "all noise has one accounting, the exact one; leave the key out (privsyn account "
-    "--renyi tells what the papers' accountants say)",
+    "accountant": "epsilon is computed in one way for all noise; leave the key out, but finish a "
+    "run that began with it by the version that it began with (privsyn account --renyi tells what "
+    "the papers' accountants say)",
 }
 
 

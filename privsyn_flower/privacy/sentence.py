@@ -200,8 +200,8 @@ class PrivacyStatement:
         if self.noise_source == "aggregator":
             return ""
         return (
-            f" Of delta, {SHARE_OF_DELTA * self.delta:.3g} pays for the integers: the noise is "
-            "Gaussian noise rounded to integers, and more, but for less than that."
+            f" Of delta, {SHARE_OF_DELTA * self.delta:.3g} pays for the integers: but for "
+            "less than that, the noise is Gaussian noise rounded to integers, or more."
         )
 
     def _participation(self) -> str:

@@ -44,7 +44,14 @@ def test_renyi_is_what_the_papers_had() -> None:
     sampled = ("account", "--noise-multiplier", "3.4", "--renyi", "--sampling-rate", "0.1")
     assert figure(*sampled) == renyi_epsilon(3.4, 20, 3e-6, sampling_rate=0.1)
     assert figure(*sampled) > figure(*sampled[:3], *sampled[4:])
+    assert "to compare" in call(*noise, *PLAN).output
     assert call("calibrate", "--epsilon", "1", *PLAN, "--renyi").exit_code == 2
+
+
+def test_no_noise_is_no_finite_epsilon() -> None:
+    noise = ("account", "--noise-multiplier", "0", *PLAN)
+    assert "epsilon = inf" in call(*noise).output
+    assert json.loads(call(*noise, "--json").stdout) == {"epsilon": None}
 
 
 @pytest.mark.parametrize("option", ["--accountant", "--mechanism", "--sensitivity"])

@@ -168,7 +168,9 @@ def test_who_adds_the_noise() -> None:
     assert RunConfig.from_flat(FTRL).trusts_aggregator and not RunConfig().trains
 
 
-REMOVED = "configuration key 'accountant' is no more: all noise has one accounting, the exact one; "
+REMOVED = (
+    "configuration key 'accountant' is no more: epsilon is computed in one way for all noise; "
+)
 
 
 @pytest.mark.parametrize("value", ["auto", "rdp", "pld", 3])

@@ -98,8 +98,8 @@ def test_what_of_delta_is_for_the_integers(delta, share):
     """A thousandth, at any epsilon: the rest is what the run was calibrated for."""
     text = replace(SECURE, delta=delta).sentence()
     assert (
-        f"Of delta, {share} pays for the integers: the noise is Gaussian noise rounded to "
-        "integers, and more, but for less than that." in text
+        f"Of delta, {share} pays for the integers: but for less than that, the noise is "
+        "Gaussian noise rounded to integers, or more." in text
     )
     assert float(share) == pytest.approx(delta - gaussian_delta(delta), rel=5e-3)
     assert "for the integers" not in replace(SECURE, noise_source="aggregator").sentence()

@@ -124,8 +124,9 @@ def epsilon(
     """Epsilon of `rounds` noisy sums at one noise multiplier.
 
     sampling_rate: probability with which each user takes part in a round, independently
-    (Poisson), hidden from the adversary; 1.0 claims no amplification. Raises ValueError on
-    arguments, AccountingError on numerical failure.
+    (Poisson), hidden from the adversary; 1.0 claims no amplification. delta is all the Gaussians':
+    a run, and `privsyn account`, give it `gaussian_delta(delta)`. Raises ValueError on arguments,
+    AccountingError on numerical failure.
     """
     _check_plan(rounds, delta, sampling_rate)
     return composed_epsilon({(noise_multiplier, sampling_rate): rounds}, delta)
@@ -170,9 +171,9 @@ def calibrate(
     """Smallest noise multiplier whose epsilon does not exceed `target_epsilon`.
 
     The safe end of a bisection: within 1e-9 (closed form; for an epsilon below 1e-3, within 1e-11
-    of epsilon) or 1e-4 (sampled) of the smallest, and never below it. Other arguments as in
-    `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets
-    the target.
+    of epsilon) or 1e-4 (sampled) of the smallest, and never below it. Other arguments, delta too,
+    as in `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds))
+    meets the target.
     """
     check_positive("target_epsilon", target_epsilon)
     _check_plan(rounds, delta, sampling_rate)
@@ -182,7 +183,7 @@ def calibrate(
     if not SMALLEST_MULTIPLIER <= one <= LARGEST_MULTIPLIER:
         way = "raise epsilon or delta" if one > 1 else "lower epsilon"
         raise ValueError(
-            f"target_epsilon = {target_epsilon} at delta = {delta} needs a noise multiplier of "
+            f"target_epsilon = {target_epsilon} at delta = {delta:g} needs a noise multiplier of "
             f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
             f"{way}"
         )

@@ -10,10 +10,11 @@ e^(4.4 d tau). So all of them, chosen adaptively, are (epsilon, delta' + 5.5 eta
 eta = sum of d tau, where the Gaussians are (epsilon, delta')-DP. (With the total variation alone,
 1 + e^epsilon would stand for 5.5.)
 
-A node of w users draws N_Z(0, v w / W_min), where v = s^2 + 1/12: rounding adds 1/12. Of the honest
-survivors take a least set that weighs W_min or more: all but one of it weigh less, so there are
-fewer than W_min + 1. What the others add is post-processing. Their sum is within a hair of
-N_Z(0, v') with v' >= v, and that within 5e-4 / s^4 of the rounded Gaussian: `coordinate_distance`.
+A node of w users draws N_Z(0, v w / W_min), a discrete Gaussian, where v = s^2 + 1/12: rounding
+adds 1/12. Of the honest survivors take a least set that weighs W_min or more: all but one of it
+weigh less, so there are fewer than W_min + 1. What the others add is post-processing. Their sum is
+within a hair of N_Z(0, v') with v' >= v, and that within 5e-4 / s^4 of the rounded Gaussian:
+`coordinate_distance`.
 Proofs: docs/integer-noise.md.
 """
 
@@ -89,7 +90,8 @@ def release_distance(
         raise TooCoarse(
             f"noise_multiplier = {noise_multiplier:g} at sensitivity = {sensitivity:g} is noise "
             f"of standard deviation {s:.4g} in integers (at least {LEAST_STD:g}), {lightest:.4g} "
-            f"for a node of one user where W_min = {min_weight:g} (at least {LEAST_NODE_STD:g})"
+            f"for a node of one user where W_min = {min_weight:g} (at least {LEAST_NODE_STD:g}): "
+            "raise sensitivity, that is, count in smaller units"
         )
     return length * coordinate_distance(s, lightest, min_weight)
 
