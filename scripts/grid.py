@@ -31,7 +31,7 @@ from privsyn_flower.config import (
     parse_override,
     toml_value,
 )
-from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.promised import statement
 
 ROOT = Path(__file__).resolve().parent.parent
 ALWAYS: dict[str, Scalar] = {"evaluation.on": "development", "benchmark": True}
@@ -58,7 +58,7 @@ def name_of(point: Point) -> str:
 
 def check(config: RunConfig) -> str:
     """The epsilon and noise of a point; raises ConfigError where it cannot be run."""
-    claimed = statement(config, noise_multiplier(config))
+    claimed = statement(config)
     return f"epsilon {claimed.epsilon:.4g}, noise multiplier {claimed.noise_multiplier:.4g}"
 
 

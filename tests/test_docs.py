@@ -45,7 +45,7 @@ from privsyn_flower.privacy.noise.integer_noise import (
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.text import load_embedder
 from scripts import update_docs
 from tests.conftest import node_context, sentences
@@ -198,7 +198,7 @@ def test_the_sentence_is_that_of_the_defaults() -> None:
     page = text_of(ROOT / "docs" / "privacy.md")
     quoted = page.partition("<!-- sentence:start -->\n> ")[2].partition("\n<!--")[0]
     config = RunConfig()
-    assert quoted == statement(config, noise_multiplier(config)).sentence()
+    assert quoted == statement(config).sentence()
 
 
 def test_printed_accounting_is_what_the_command_prints() -> None:
@@ -383,7 +383,7 @@ def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
     policy = Policy()
     assert (policy.lifetime_epsilon, policy.lifetime_delta) == (10.0, 1e-6) and words
     limit = Limit.of(policy.lifetime_epsilon, policy.lifetime_delta)
-    z = noise_multiplier(RunConfig())
+    z = promised(RunConfig()).main.multiplier
     # In integers as coarse as they get, over more coordinates than the default run has.
     one = cost(z, release_distance(18_000, z, SENSITIVITY, 850))
     answers = [limit.allows(Spent(n * one.gaussian, n * one.distance)) for n in range(1, 100)]

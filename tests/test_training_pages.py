@@ -17,7 +17,7 @@ from privsyn_flower.privacy.correlated import (
     kairouz_restart_epsilon,
     zcdp,
 )
-from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.strategies.training_rig import record, trainers
@@ -52,7 +52,7 @@ def test_the_sentence_of_an_aggregator_is_that_of_the_demo() -> None:
     start = "<!-- aggregator-sentence:start -->\n> "
     quoted = page.partition(start)[2].partition("\n<!--")[0]
     config = load_config(ROOT / "configs" / "dp-ftrl-demo.toml")
-    assert quoted in statement(config, noise_multiplier(config)).sentence()
+    assert quoted in statement(config).sentence()
     assert "TRUSTED" in quoted and "claims nothing against the server" in quoted
 
 
@@ -98,7 +98,7 @@ def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
             assert config.data.users * share == taking, name
             assert config.method == ("dp-fedavg" if name == one else "dp-ftrl"), name
             assert paper.lower().replace("-", "") in name, name
-            calibrated = config.noise_multiplier or noise_multiplier(config)
+            calibrated = config.noise_multiplier or promised(config).main.multiplier
             assert float(noise) == pytest.approx(calibrated, rel=1e-3), name
             if config.noise_multiplier:
                 assert float(noise) == config.noise_multiplier, name

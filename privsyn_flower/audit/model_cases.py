@@ -19,8 +19,7 @@ from privsyn_flower.audit.path import Case
 from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.budget import training_strategy
-from privsyn_flower.server_apps.parts import noise_multiplier
+from privsyn_flower.server_apps.promised import promised, training_strategy
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.evaluation import evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -57,7 +56,7 @@ def update_case(config: RunConfig, users: int, folder: Path) -> Case:
         rounds=config.rounds,
         users=users,
         options=dict(local.to_options()),
-        noise_multiplier=noise_multiplier(config),
+        noise_multiplier=promised(config).main.multiplier,
     )
     cap = config.data.samples_per_user
     canary, other = ([side] * cap for side in SIDES)

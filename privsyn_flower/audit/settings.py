@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,16 +13,13 @@ from privsyn_flower.audit.statistics import Floats, whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
-from privsyn_flower.server_apps.parts import (
-    AGGREGATIONS,
-    ledger_terms,
-    noise_multiplier,
-    release_distance,
-)
+from privsyn_flower.server_apps.parts import AGGREGATIONS
+from privsyn_flower.server_apps.promised import ledger_terms, promised, training_strategy
+from privsyn_flower.strategies.averaging.start import EVALUATIONS
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
+from privsyn_flower.strategies.engine.session import trusted_noise
 
 HONEST_NODES = 6  # of two users each; every one of them survives
 TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest of a secure sum
@@ -38,12 +34,12 @@ def nodes_setting(config: RunConfig) -> Setting:
     plan = RoundPlan(
         run="audit",
         users=audited_users(config),
-        noise_multiplier=noise_multiplier(config),
+        noise_multiplier=promised(config).main.multiplier,
         spare_rounds=0,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
         sampling_rate=config.sampling_rate,
-        distance=release_distance(config),
+        distance=promised(config).distance,
     )
     return Setting(
         plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),
@@ -86,8 +82,8 @@ def _split(total: int, parts: int) -> list[int]:
 
 def aggregator_noise(config: RunConfig, *, evaluation: bool) -> AggregatorNoise:
     """The run's noise of a trusted aggregator, its keys nowhere yet; or that of its evaluation."""
-    noise = aggregator_budget(config).noise(Path(), "audit")
-    return noise.beside("evaluation") if evaluation else noise
+    made = promised(config)
+    return trusted_noise(made[EVALUATIONS] if evaluation else made.main, run="audit")
 
 
 def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:

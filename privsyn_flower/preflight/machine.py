@@ -11,8 +11,8 @@ from pathlib import Path
 from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
 from privsyn_flower.local.federation import LocalFederation
 from privsyn_flower.server_apps.parts import is_deployment
-from privsyn_flower.strategies.averaging.start import noise_key_folder
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
+from privsyn_flower.strategies.engine.session import noise_key_folder
 from privsyn_flower.text.embedders import KEY, MINILM_HUB, MINILM_PACKAGE, ngram_dimension
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
 from privsyn_flower.text.serving.vllm_server import default_python

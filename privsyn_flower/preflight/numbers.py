@@ -15,17 +15,12 @@ from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.encoding.quantize import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.protocol.question import OptionValue, Query
-from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
-from privsyn_flower.server_apps.parts import (
-    check_deployment,
-    ledger_terms,
-    noise_multiplier,
-    paid_evaluations,
-    release_distance,
-)
+from privsyn_flower.server_apps.parts import check_deployment
+from privsyn_flower.server_apps.promised import ledger_terms, promised, training_strategy
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import encoding_of
 from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
+from privsyn_flower.strategies.engine.session import trusted_noise
 
 from .findings import Finding, Findings
 from .machine import missing
@@ -61,19 +56,23 @@ def _noise(config: RunConfig) -> tuple[float, float, str]:
     users, rounds = config.data.users, config.rounds
     if not config.trains:
         drawn = config.cohort_nodes / config.nodes if config.cohort_nodes else 1.0
-        return noise_multiplier(config), users * config.sampling_rate * drawn, "a released sum"
+        return (
+            promised(config).main.multiplier,
+            users * config.sampling_rate * drawn,
+            "a released sum",
+        )
     # A model is the sum of its rounds: what counts is the noise of all of them together.
     answers = training_strategy(config).expected_users(users) * rounds
     summed = f"the sum of all {rounds} rounds"
     if not config.trusts_aggregator:
-        return noise_multiplier(config) * math.sqrt(rounds), answers, summed
+        return promised(config).main.multiplier * math.sqrt(rounds), answers, summed
     if missing("scipy"):  # `libraries` says so
         return 0.0, answers, summed
     if config.ftrl.mechanism in ("blt", "banded-optimised"):
         # To optimise coefficients takes seconds; those of the square root are nearly as good.
         like = config.ftrl.model_copy(update={"mechanism": "banded"})
         config = config.model_copy(update={"ftrl": like})
-    noise = aggregator_budget(config, checked=False).noise(Path(), "")
+    noise = trusted_noise(promised(config, checked=False).main)
     return noise.summed_std, answers, summed
 
 
@@ -95,10 +94,10 @@ def integers(config: RunConfig) -> Findings:
     plan = RoundPlan(
         run="",
         users=users,
-        noise_multiplier=noise_multiplier(config),
+        noise_multiplier=promised(config).main.multiplier,
         min_surviving_weight=config.min_surviving_weight,
         nodes=config.cohort_nodes or config.nodes,
-        distance=release_distance(config),
+        distance=promised(config).distance,
     )
     options: dict[str, OptionValue] = {"encoding": "dense"} if config.trains else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
@@ -150,12 +149,16 @@ def _run_id(folder: Path) -> str:
 
 def _charges(config: RunConfig) -> list[Mapping[str, Any]]:
     """What the ledger is asked for, release by release; spare rounds left out."""
-    if config.trusts_aggregator:
-        noise = aggregator_budget(config).noise(Path(), "")
-        return [{"noise_multiplier": z} for z in noise.charged()]
-    charge = {
-        "noise_multiplier": noise_multiplier(config),
-        "sampling_rate": config.sampling_rate,
-        "total_variation": release_distance(config),  # at most
-    }
-    return [charge] * (config.rounds + paid_evaluations(config))
+    made, wanted = promised(config), list[Mapping[str, Any]]()
+    for phase in made.phases:
+        if phase.source == "aggregator":
+            apart = phase.rounds if phase.correlation is None else 1
+            wanted += [{"noise_multiplier": z} for z in trusted_noise(phase).charged() * apart]
+            continue
+        charge = {
+            "noise_multiplier": phase.multiplier,
+            "sampling_rate": phase.rate,
+            "total_variation": made.distance,  # at most
+        }
+        wanted += [charge] * phase.rounds
+    return wanted

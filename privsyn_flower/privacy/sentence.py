@@ -34,7 +34,8 @@ class PrivacyStatement:
     mechanism that correlates noise across rounds. min_separation, max_participations: what the
     nodes enforce for each user (0: as many as fit); participations: most rounds of one user that
     epsilon counts (0: from those two). adaptive_clipping: one coordinate of the answer says
-    whether the clip norm was reached.
+    whether the clip norm was reached. others: further questions of the run (name, releases, noise
+    multiplier, noise source), covered by the same epsilon.
     """
 
     epsilon: float
@@ -64,6 +65,7 @@ class PrivacyStatement:
     max_participations: int = 0
     participations: int = 0
     adaptive_clipping: bool = False
+    others: tuple[tuple[str, int, float, str], ...] = ()
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -185,9 +187,17 @@ class PrivacyStatement:
             )
         return (
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
-            f"{self._accounting()}, over {releases}, {each}; "
+            f"{self._accounting()}, over {releases}, {each}{self._others()}; "
             f"{sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)}."
             f"{self._integers()}{self._participation()}"
+        )
+
+    def _others(self) -> str:
+        """Questions of other kinds under the same epsilon."""
+        return "".join(
+            f", and over {count} of {name!r} with {_NOISE[source]} noise of at least "
+            f"{at_least(multiplier)} times its bound"
+            for name, count, multiplier, source in self.others
         )
 
     def _accounting(self) -> str:

@@ -17,7 +17,6 @@ from privsyn_flower.server_apps.models import Method, Models
 from privsyn_flower.server_apps.parts import public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.selection import check_selection, select_round
-from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
@@ -53,13 +52,9 @@ class Pipeline(Run):
         )
 
     def _rounds(self, strategy: Method) -> int:
-        plan = self.plan()
         self.selection: dict[str, Any] | None = None
         with self.charged() as ledger:
-            engine = Rounds(
-                self.grid, strategy, plan, self.folder, ledger, self.aggregation, self.progress
-            )
-            engine.node_caches = self.node_caches
+            engine = self.session.rounds(strategy)
             done = engine.run()
             self.ended_early = engine.ended_early
             if isinstance(strategy, POPri) and self.config.popri.select == "federated":
@@ -69,9 +64,9 @@ class Pipeline(Run):
                     self.config,
                     self.folder,
                     grid=self.grid,
-                    plan=plan,
+                    plan=engine.plan,
                     ledger=ledger,
-                    aggregation=self.aggregation,
+                    aggregation=self.session.aggregation,
                 )
         return done
 
@@ -103,7 +98,7 @@ class Pipeline(Run):
         """PrE-Text at the run's noise multiplier and number of rounds."""
         folder = RunFolder(self.folder.path / "rival")
         strategy = self.models.pretext()
-        std = self.multiplier * self.config.pretext.vote_bound
+        std = self.session.promise.main.multiplier * self.config.pretext.vote_bound
         pretext_rival(strategy, private, std, folder, self.progress)
         return strategy
 

@@ -15,17 +15,9 @@ from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
-from privsyn_flower.server_apps.parts import (
-    AGGREGATIONS,
-    PublicText,
-    is_deployment,
-    noise_multiplier,
-    open_ledger,
-    release_distance,
-    statement,
-)
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.run_ledger import held, run_id
+from privsyn_flower.server_apps.parts import AGGREGATIONS, PublicText
+from privsyn_flower.server_apps.promised import promised, said, terms
+from privsyn_flower.strategies.engine.session import Session
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -42,11 +34,18 @@ class Run:
         self.folder = folder
         self.clock = StageClock(folder)
         self.progress = ProgressLog(folder.path / "progress.jsonl")
-        self.multiplier = noise_multiplier(config)
-        self.statement = statement(config, self.multiplier)
-        self.node_caches = cache_folder(config) / NODES
         self.ended_early = ""
-        self.aggregation = AGGREGATIONS[config.aggregation]()
+        self.session = Session(
+            grid,
+            folder,
+            promised(config),
+            terms(config),
+            AGGREGATIONS[config.aggregation](),
+            said=said(config),
+            progress=self.progress,
+            node_caches=cache_folder(config) / NODES,
+        )
+        self.statement = self.session.statement
         logger.info("privacy: %s", self.statement.sentence())
         if config.simulation_seeded_noise:
             logger.warning("simulation-seeded-noise = true: the noise is not private")
@@ -55,33 +54,10 @@ class Run:
         """All stages; the summary is written last and marks the run as complete."""
         raise NotImplementedError
 
-    def plan(self) -> RoundPlan:
-        """The public numbers of the rounds."""
-        config = self.config
-        return RoundPlan(
-            run=run_id(self.folder),
-            users=config.data.users,
-            noise_multiplier=self.multiplier,
-            spare_rounds=config.spare_rounds,
-            min_surviving_weight=config.min_surviving_weight,
-            colluding_weight=config.colluding_weight,
-            nodes=config.nodes,
-            round_timeout=config.round_timeout,
-            stage_timeout=config.stage_timeout,
-            node_timeout=config.node_timeout,
-            kind="deployed" if is_deployment(config) else "simulated",
-            seeded_noise=config.simulation_seeded_noise,
-            sampling_rate=config.sampling_rate,
-            cohort_nodes=config.cohort_nodes,
-            seed=config.seed,
-            distance=release_distance(config),
-        )
-
     @contextmanager
     def charged(self) -> Iterator[Ledger]:
         """The run's ledger, held; what it says is noted at the end, whatever happened."""
-        ledger = open_ledger(self.config, self.folder)
-        with held(ledger, self.folder):
+        with self.session.begun() as ledger:
             yield ledger
             self.ledger_epsilon = ledger.spent_epsilon()
             self.ledger_total = ledger.header.total_epsilon

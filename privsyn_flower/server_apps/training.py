@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +21,15 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder, write_json
-from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
 from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.parts import public_text
+from privsyn_flower.server_apps.promised import training_strategy
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.selection import evaluation_caps, unused_spares
-from privsyn_flower.strategies.averaging.start import TrainingStrategy, noise_key_folder
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
-from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
-from privsyn_flower.strategies.engine.run_ledger import run_id
+from privsyn_flower.strategies.averaging.start import EVALUATIONS, TrainingStrategy
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import base_folder
@@ -64,7 +61,7 @@ class TrainingPipeline(Run):
             strategy = self._strategy(self.folder)
         with self.charged() as ledger:
             with self.clock("rounds"):
-                done = self._rounds(strategy, ledger)
+                done = self._rounds(strategy)
             final = strategy.parameters()
             self.folder.save_arrays(FINAL, pack_parameters(final).tobytes())
             with self.clock("evaluation"):
@@ -143,43 +140,18 @@ class TrainingPipeline(Run):
             rounds=self.config.rounds,
             users=self.config.data.users,
             options={**self.options, "training.trained": trained},
-            noise_multiplier=self.multiplier,
+            noise_multiplier=self.session.promise.main.multiplier,
         )
         strategy.attach(folder)
         return strategy
 
     # Rounds ------------------------------------------------------------------------------
 
-    def plan(self) -> RoundPlan:
-        """As for every method; nodes take turns when ftrl.schedule says so."""
-        ftrl = self.config.ftrl
-        turns = ftrl.schedule == "nodes" and ftrl.min_separation > 1
-        plan = replace(super().plan(), noise_multiplier=self.statement.noise_multiplier)
-        return replace(plan, cycle=ftrl.min_separation) if turns else plan
-
-    def _rounds(self, strategy: TrainingStrategy, ledger: Ledger) -> int:
-        self.noise = self._mechanism()
-        engine = Rounds(
-            self.grid,
-            strategy,
-            self.plan(),
-            self.folder,
-            ledger,
-            self.aggregation,
-            self.progress,
-            self.noise,
-        )
-        engine.node_caches = self.node_caches
+    def _rounds(self, strategy: TrainingStrategy) -> int:
+        engine = self.session.rounds(strategy)
         done = engine.run()
         self.ended_early = engine.ended_early
         return done
-
-    def _mechanism(self) -> Mechanism:
-        """Who adds the noise."""
-        if not self.config.trusts_aggregator:
-            return NodeNoise()
-        budget = aggregator_budget(self.config)
-        return budget.noise(noise_key_folder(), run_id(self.folder))
 
     # After the rounds --------------------------------------------------------------------
 
@@ -190,9 +162,9 @@ class TrainingPipeline(Run):
         stored: dict[str, Any] | None = self.folder.load_value("evaluation")
         if stored is not None:
             return stored
-        plan, noise = self.plan(), self.noise
-        if isinstance(noise, AggregatorNoise):
-            noise = noise.beside(EVALUATION)
+        session = self.session
+        plan = session.plan()
+        noise = session.mechanism(session.promise[EVALUATIONS], EVALUATION)
         try:
             found = evaluate(
                 {START: {}, FINAL: final},
@@ -204,7 +176,7 @@ class TrainingPipeline(Run):
                 caps=evaluation_caps(self.config),
                 name=EVALUATION,
                 spare=0 if noise.trusted else unused_spares(plan, ledger),
-                aggregation=self.aggregation,
+                aggregation=session.aggregation,
                 progress=self.progress,
                 mechanism=noise,
             )
@@ -244,9 +216,7 @@ class TrainingPipeline(Run):
         """The same training on pure noise of the same variance: what the updates are worth."""
         folder = RunFolder(self.folder.path / "control")
         strategy = self._strategy(folder)
-        correlation = None
-        if self.config.trusts_aggregator:
-            correlation = aggregator_budget(self.config).correlation
+        correlation = self.session.promise.main.correlation
         noise_updates(strategy, self.config, self.folder, folder, correlation, self.progress)
         return export_model(self.start, strategy.parameters(), folder.path / "model")
 

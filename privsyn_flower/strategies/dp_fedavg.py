@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.accounting.sampling import FixedSize, Full, NodePoisson, Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.ledger.filters import sampled_plan
-from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
 from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizerName
 from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer as make_optimizer
-from privsyn_flower.strategies.averaging.start import Terms, TrainingStrategy
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
 
 class DPFedAvg(TrainingStrategy):
@@ -83,6 +79,7 @@ class DPFedAvg(TrainingStrategy):
             seed=seed,
         )
         self.noise, self.sampling_rate, self.cohort_nodes = noise, sampling_rate, cohort_nodes
+        self.nodes = 0  # to wait for; known when the rounds are
         _check(noise, sampling_rate, cohort_nodes)
 
     def expected_users(self, users: int) -> float:
@@ -90,54 +87,23 @@ class DPFedAvg(TrainingStrategy):
         drawn = self.cohort_nodes / self.nodes if self.cohort_nodes else 1.0
         return users * self.sampling_rate * drawn
 
-    def terms(
-        self,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        spare_rounds: int,
-        *,
-        nodes: int,
-        keys: Path,
-        evaluations: int = 0,
-        ledger_epsilon: float = 0.0,
-    ) -> Terms:
-        """Integer noise for all releases, spare ones too; or an aggregator's Gaussian noise."""
-        self.nodes = nodes
-        if self.cohort_nodes > nodes:
+    def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
+        """Rounds with independent noise, of the nodes or of an aggregator."""
+        self.nodes = nodes or self.nodes
+        if self.cohort_nodes > self.nodes:
             raise ValueError(
-                f"cohort_nodes = {self.cohort_nodes} are drawn from nodes = {nodes}: raise nodes"
+                f"cohort_nodes = {self.cohort_nodes} are drawn from nodes = {self.nodes}: raise "
+                "nodes"
             )
-        sampler = "fixed" if self.cohort_nodes else "poisson" if self.sampling_rate < 1 else "full"
-        plan: dict[str, Any] = {"cohort_nodes": self.cohort_nodes}
-        said: dict[str, Any] = {
-            "sampler": sampler,
-            "adaptive_clipping": self.clipping is not None,
-            "noise_source": self.noise,
-        }
-        if self.noise == "aggregator":
-            z, noise = _aggregator(epsilon, delta, rounds, evaluations, keys)
-            said["spare_rounds"] = 0
-            return Terms(z, noise, plan=plan, statement=said)
-        releases, rate = rounds + spare_rounds + evaluations, self.sampling_rate
-        z = calibrate(epsilon, releases, gaussian_delta(delta), sampling_rate=rate)
-        sampled = sampled_plan(z, rate, releases, epsilon, delta, ledger_epsilon)
-        if sampled is None:
-            plan |= {"distance": distance_each(epsilon, delta, releases, ledger_epsilon)}
-        else:
-            total = max(epsilon, ledger_epsilon)
-            plan |= {"distance": distance_each(total, delta, sampled.releases)}
-        plan, said = plan | {"sampling_rate": rate}, said | {"sampling_rate": rate}
-        return Terms(z, lambda run: NodeNoise(), sampled, plan, said)
-
-
-def _aggregator(
-    epsilon: float, delta: float, rounds: int, evaluations: int, keys: Path
-) -> tuple[float, Callable[[str], AggregatorNoise]]:
-    """The least z of independent noise, and that noise for the run of a name."""
-    independent, always = factorization("independent", rounds), Participation(rounds)
-    z = aggregator_z(epsilon, delta, independent, always, evaluations=evaluations)
-    return z, lambda run: AggregatorNoise(independent, always, z, keys, run)
+        sampler: Sampler = Full()
+        if self.cohort_nodes:
+            sampler = FixedSize(self.cohort_nodes)
+        elif self.sampling_rate < 1:
+            sampler = NodePoisson(self.sampling_rate)
+        if self.noise == "nodes":
+            return Phase(ROUNDS, rounds, spare_rounds, sampler)
+        independent, always = factorization("independent", rounds), Participation(rounds)
+        return Phase(ROUNDS, rounds, spare_rounds, sampler, "aggregator", independent, always)
 
 
 def _check(noise: str, sampling_rate: float, cohort_nodes: int) -> None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from privsyn_flower.privacy.correlated import (
     Factorization,
     Participation,
     factorization,
 )
+from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizerName
 from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer as make_optimizer
-from privsyn_flower.strategies.averaging.start import Terms, TrainingStrategy
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, aggregator_z
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
 MechanismName = Literal[
     "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"
@@ -115,36 +113,17 @@ class DPFTRL(TrainingStrategy):
         )
         return chosen, pattern
 
-    def terms(
-        self,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        spare_rounds: int,
-        *,
-        nodes: int,
-        keys: Path,
-        evaluations: int = 0,
-        ledger_epsilon: float = 0.0,
-    ) -> Terms:
-        """The smallest z; an attempt that fails gives nothing away, so none is paid for."""
+    def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
+        """Rounds with correlated noise of an aggregator; failed attempts give nothing away."""
         strategy_matrix, pattern = self.correlated(rounds)
-        # An evaluation asks everybody: it costs as much as one participation of a user.
-        z = aggregator_z(epsilon, delta, strategy_matrix, pattern, evaluations=evaluations)
-        said: dict[str, Any] = {
-            "spare_rounds": 0,
-            "noise_source": "aggregator",
-            "correlated": "" if self.mechanism == "independent" else strategy_matrix.name,
-            "min_separation": self.min_separation,
-            "max_participations": self.max_participations,
-        }
-        # Of independent noise that costs a user as much for each time it takes part.
-        multiplier = z * math.sqrt(pattern.most) / strategy_matrix.sensitivity(pattern)
-        return Terms(
-            multiplier,
-            lambda run: AggregatorNoise(strategy_matrix, pattern, z, keys, run),
-            plan={"cycle": 0 if self.by_user else self.cycle},
-            statement=said,
+        return Phase(
+            ROUNDS,
+            rounds,
+            spare_rounds,
+            source="aggregator",
+            correlation=strategy_matrix,
+            participation=pattern,
+            cycle=0 if self.by_user else self.cycle,
         )
 
 

@@ -14,8 +14,7 @@ import pytest
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.privacy.correlated import kairouz_restart_epsilon, zcdp
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.server_apps.budget import aggregator_budget
-from privsyn_flower.server_apps.parts import noise_multiplier, statement
+from privsyn_flower.server_apps.promised import promised, statement
 from scripts import grid
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +62,7 @@ PRICED = [name for name in NAMES if "popri" in name or "-jobs-" in name]
 @pytest.mark.parametrize("name", PRICED)
 def test_it_keeps_its_epsilon_and_wastes_little(name: str) -> None:
     config = load(name)
-    claimed = statement(config, noise_multiplier(config)).epsilon  # raises where it does not
+    claimed = statement(config).epsilon  # raises where it does not
     # The papers' sigmas were accounted by Renyi DP, which is up to a tenth looser than exact.
     slack = 0.1 if "popri" in name else 6e-3
     assert (1 - slack) * config.epsilon <= claimed <= config.epsilon
@@ -121,7 +120,7 @@ def test_popris_sigma_2_is_that_of_a_tree_an_epoch(name: str) -> None:
     _, exact = kairouz_restart_epsilon(epoch, epochs, stated, left, completion=False)
     # As the authors of DP-FTRL account for it, Table 3's sigma_2 gives the epsilon of its column.
     assert theirs == pytest.approx(config.epsilon, rel=0.015) and theirs <= config.epsilon
-    assert aggregator_budget(config).epsilon == pytest.approx(exact, rel=1e-9)
+    assert promised(config).epsilon == pytest.approx(exact, rel=1e-9)
     comment = f"by Renyi DP (App. D.1), exactly it costs {float(f'{exact:.3f}'):g}\n"
     assert comment in (CONFIGS / f"dp-ftrl-popri-{name}.toml").read_text("utf-8")
     one_tree, _ = kairouz_restart_epsilon(
@@ -135,9 +134,8 @@ def test_gboards_privacy(name: str) -> None:
     config = load(f"dp-ftrl-gboard-{name}")
     rho, stated = GBOARD[name]
     assert (config.epsilon, config.delta, config.rounds) == (stated, 1e-10, 1200)
-    budget = aggregator_budget(config)
-    sensitivity = budget.correlation.sensitivity(budget.participation)
-    ours = sensitivity**2 / (2 * budget.z**2)
+    budget = promised(config)
+    ours = budget.main.sensitivity**2 / (2 * budget.main.multiplier**2)
     assert round(ours, 2) == rho
     assert budget.epsilon == pytest.approx(zcdp(ours, gaussian_delta(config.delta)), rel=1e-9)
     assert budget.epsilon == pytest.approx(stated, abs=0.02)

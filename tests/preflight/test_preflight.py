@@ -24,8 +24,8 @@ from privsyn_flower.preflight import Finding, check_ready, machine
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.budget import aggregator_budget
-from privsyn_flower.server_apps.parts import noise_multiplier, open_ledger
+from privsyn_flower.server_apps.promised import config_ledger, promised
+from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.conftest import sentences
 
 ROOT = Path(__file__).parents[2]
@@ -277,7 +277,7 @@ def spend(place: Path, releases: int) -> Path:
     """Charges of one more run at the noise of run.toml, in its population's ledger."""
     config = load_config(place / "run.toml", {"population-name": "phones"})
     earlier = place.parent / f"{place.name}-earlier"
-    ledger = open_ledger(config, RunFolder(earlier))
+    ledger = config_ledger(config, RunFolder(earlier))
     z = calibrate(50.0, 9, gaussian_delta(config.delta))
     name = f"earlier {len(ledger.charges())}"
     for number in range(releases):
@@ -338,12 +338,12 @@ POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones")
 @pytest.mark.parametrize(("spent", "room"), [(0, 8), (4, 5), (9, 0)])
 def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, room: int) -> None:
     config = load_config(place / "run.toml", chosen(*POISSON))
-    ledger = open_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
-    assert ledger.header.plan == (noise_multiplier(config), 0.5, 9)
+    ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    assert ledger.header.plan == ((promised(config).main.multiplier, 0.5, 9),)
     for number in range(spent):
         ledger.reserve(
             run="earlier", query="votes", round=number, attempt=1, sampling_rate=0.5,
-            noise_multiplier=noise_multiplier(config),
+            noise_multiplier=promised(config).main.multiplier,
         )  # fmt: skip
     result = run(*POISSON)
     if room == 8:
@@ -359,9 +359,9 @@ def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, r
 def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) -> None:
     settings = (*POISSON, "epsilon=8", "ledger-epsilon=20")
     config = load_config(place / "run.toml", chosen(*settings))
-    ledger = open_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
     assert ledger.header.plan is not None and ledger.header.plan.releases > 27
-    charge = {"noise_multiplier": noise_multiplier(config), "sampling_rate": 0.5}
+    charge = {"noise_multiplier": promised(config).main.multiplier, "sampling_rate": 0.5}
     for number in range(ledger.header.plan.releases - 8):
         ledger.reserve(run="earlier", query="votes", round=number, attempt=1, **charge)  # type: ignore[arg-type]
     assert run(*settings).stderr == ""
@@ -375,10 +375,10 @@ def test_correlated_noise_is_compared_with_its_own_charges(place: Path, run: Run
         "population-name": "phones", "rounds": 12, "ftrl.min-separation": 3,
     }  # fmt: skip
     config = load_config(place / "run.toml", settings)
-    ledger = open_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
+    ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
     arguments = [f"{key}={value}" for key, value in settings.items()]
     assert run(*arguments).exit_code == 0
-    for number, z in enumerate(aggregator_budget(config).noise(place, "earlier").charged()):
+    for number, z in enumerate(trusted_noise(promised(config).main).charged()):
         ledger.reserve(run="earlier", query="update", round=number, attempt=1, noise_multiplier=z)
         if number == 3:
             [line] = warnings(run(*arguments, "run-folder=other"))

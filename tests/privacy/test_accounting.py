@@ -26,9 +26,9 @@ from privsyn_flower.privacy.accounting.composition import (
     renyi_epsilon,
 )
 from privsyn_flower.privacy.ledger import Charge
-from privsyn_flower.privacy.ledger.filters import Plan, charged_epsilon, new_header
+from privsyn_flower.privacy.ledger.filters import Kind, charged_epsilon, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.server_apps import parts
+from privsyn_flower.server_apps.promised import statement
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 DELTA = 3e-6
@@ -239,19 +239,24 @@ def test_charges_cost_what_dp_accounting_says(releases: Releases) -> None:
     assert charged_epsilon(charges, DELTA) == pytest.approx(wanted, rel=2e-3)
 
 
+def charge(z: float, rate: float = 1.0) -> Charge:
+    return Charge("1", "r", "q", 1, 1, z, "committed", sampling_rate=rate)
+
+
 def test_a_headers_epsilon_is_dp_accountings() -> None:
     unsampled = new_header("p", 7.58, DELTA, False)
-    cost = 3 / 5**2 + 2 / 9**2
+    spent = [charge(5.0)] * 3 + [charge(9.0)] * 2
     wanted = by_dp_accounting({(5.0, 1.0): 3, (9.0, 1.0): 2}, LEFT)
-    assert unsampled.epsilon_of(cost) == pytest.approx(wanted, rel=2e-3)
-    assert unsampled.epsilon_of(unsampled.budget or 0) == pytest.approx(7.58, rel=1e-8)
-    assert unsampled.epsilon_of(unsampled.budget or 0) <= 7.58
-    sampled = new_header("p", 1.0, DELTA, False, Plan(3.4, 0.1, 50))
+    assert unsampled.epsilon_of(spent) == pytest.approx(wanted, rel=2e-3)
+    whole = [charge((unsampled.budget or 0) ** -0.5)]
+    assert unsampled.epsilon_of(whole) == pytest.approx(7.58, rel=1e-8)
+    assert unsampled.epsilon_of(whole) <= 7.58
+    sampled = new_header("p", 1.0, DELTA, False, (Kind(3.4, 0.1, 50),))
     for count in (1, 20, 50):
         wanted = by_dp_accounting({(3.4, 0.1): count}, LEFT)
-        assert sampled.epsilon_of(float(count)) == pytest.approx(wanted, rel=2e-3)
+        assert sampled.epsilon_of([charge(3.4, 0.1)] * count) == pytest.approx(wanted, rel=2e-3)
     for header in (unsampled, sampled):
-        assert header.epsilon_of(0.0) == 0.0 and header.epsilon_of(math.inf) == math.inf
+        assert header.epsilon_of([]) == 0.0
 
 
 NODES: dict[str, Any] = {"epsilon": 1.0, "delta": DELTA, "rounds": 6}
@@ -274,8 +279,7 @@ CENTRAL = NODES | {"training.noise": "aggregator"}
 )
 def test_a_statements_epsilon_is_dp_accountings(values: dict[str, Any], releases: int) -> None:
     config = RunConfig.from_flat(values)
-    z = parts.noise_multiplier(config)
-    said = parts.statement(config, z)
+    said = statement(config)
     assert said.delta == DELTA
     if config.method == "dp-ftrl":  # as many as the user's participations, of equal cost
         releases = said.most_participations

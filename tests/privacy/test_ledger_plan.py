@@ -18,19 +18,21 @@ from privsyn_flower.privacy.accounting import most_releases
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import (
     PLAN,
+    Kind,
     Plan,
     charged_epsilon,
     new_header,
+    places,
     sampled_plan,
     why_refused,
 )
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
-from privsyn_flower.server_apps import parts
+from privsyn_flower.server_apps.promised import ledger_terms, promised
 
 DELTA, TOTAL, RATE, ROUNDS = 1e-5, 2.0, 0.1, 20
 LEFT = gaussian_delta(DELTA)
 Z = 1.4  # of these rounds at this rate: epsilon 1.92
-PLANNED = Plan(Z, RATE, ROUNDS)
+PLANNED = (Kind(Z, RATE, ROUNDS),)
 numbers = count(1)
 
 
@@ -80,13 +82,12 @@ def test_exactly_the_plans_releases_fit(path: Path) -> None:
 
 def test_what_is_calibrated_is_what_its_ledger_is_made_for(path: Path) -> None:
     z = calibrate(TOTAL, ROUNDS, LEFT, sampling_rate=RATE)
-    plan = sampled_plan(z, RATE, ROUNDS, TOTAL, DELTA)
-    assert plan == Plan(z, RATE, ROUNDS)
+    plan = sampled_plan((Kind(z, RATE, ROUNDS),), TOTAL, DELTA, TOTAL)
+    assert plan == (Kind(z, RATE, ROUNDS),)
     ledger = make(path, plan)
     assert ledger.remaining_rounds(z, sampling_rate=RATE) == ROUNDS
-    assert sampled_plan(z, 1.0, ROUNDS, TOTAL, DELTA) is None
-    with pytest.raises(ValueError, match=r"Plan.* costs epsilon = 2\.0.*, the total is 2"):
-        make(path.with_name("more.jsonl"), plan._replace(releases=ROUNDS + 1))
+    with pytest.raises(ValueError, match=r"Kind.* costs epsilon = 2\.0.*, the total is 2"):
+        make(path.with_name("more.jsonl"), (Kind(z, RATE, ROUNDS + 1),))
 
 
 def test_what_costs_less_is_covered(path: Path) -> None:
@@ -94,8 +95,8 @@ def test_what_costs_less_is_covered(path: Path) -> None:
     for z, rate in ((Z, RATE), (Z * (1 - 1e-12), RATE), (2 * Z, RATE), (Z, RATE / 2), (9.0, 1e-3)):
         reserve(ledger, z, rate)
     assert ledger.remaining_rounds(5.0, sampling_rate=0.01) == ROUNDS - 5
-    assert ledger.header.spent(ledger.charges()) == 5
-    assert ledger.spent_epsilon() < ledger.header.epsilon_of(5.0)
+    assert places(PLANNED, ledger.charges()) == [5]
+    assert ledger.spent_epsilon() < ledger.header.epsilon_of(ledger.charges())
     wanted = [{"noise_multiplier": 3.0, "sampling_rate": RATE}] * 30
     assert ledger.room_for(wanted) == ROUNDS - 5
     wanted[3] = {"noise_multiplier": 3.0, "sampling_rate": 0.11}
@@ -119,8 +120,8 @@ def test_what_costs_more_is_refused_with_its_keys(path: Path, z: float, rate: fl
     assert path.read_bytes() == content
     assert ledger.remaining_rounds(z, sampling_rate=rate) == 0
     with pytest.raises(LedgerError, match=r"raise noise-multiplier|sampler = 'poisson'"):
-        make(path, Plan(z, rate, 3) if rate < 1 else None)
-    assert make(path, Plan(2 * Z, RATE / 2, 500)).header == ledger.header
+        make(path, (Kind(z, rate, 3),) if rate < 1 else None)
+    assert make(path, (Kind(2 * Z, RATE / 2, 500),)).header == ledger.header
 
 
 def test_sampled_and_unsampled_runs_have_ledgers_of_their_own(path: Path) -> None:
@@ -133,7 +134,7 @@ def test_sampled_and_unsampled_runs_have_ledgers_of_their_own(path: Path) -> Non
         make(other)
     # Coins are worth nothing to a sum of mu^2.
     reserve(unsampled, 5.0)
-    assert unsampled.header.spent(unsampled.charges()) == pytest.approx(1 / 25)
+    assert [charge.mu_squared for charge in unsampled.charges()] == pytest.approx([1 / 25])
 
 
 def test_without_a_total_to_keep_a_ledger_is_opened_as_it_is(path: Path) -> None:
@@ -149,13 +150,13 @@ def test_without_a_total_to_keep_a_ledger_is_opened_as_it_is(path: Path) -> None
 
 def test_a_larger_total_has_room_for_as_many_as_fit(path: Path) -> None:
     z, total = 6.0, 0.32
-    plan = sampled_plan(z, RATE, ROUNDS, 0.27, DELTA, total)
-    assert plan is not None
+    planned = (Kind(z, RATE, ROUNDS),)
+    [plan] = sampled_plan(planned, 0.27, DELTA, total)
     assert plan.releases == most_releases(z, RATE, total, LEFT) > ROUNDS
     assert epsilon(z, plan.releases, LEFT, sampling_rate=RATE) <= total
     assert epsilon(z, plan.releases + 1, LEFT, sampling_rate=RATE) > total
-    assert make(path, plan, total).remaining_rounds(z, sampling_rate=RATE) == plan.releases
-    assert sampled_plan(z, RATE, ROUNDS, 0.27, DELTA, 0.27) == Plan(z, RATE, ROUNDS)
+    assert make(path, (plan,), total).remaining_rounds(z, sampling_rate=RATE) == plan.releases
+    assert sampled_plan(planned, 0.27, DELTA, 0.27) == planned
 
 
 @pytest.mark.parametrize("releases", [1, 143])
@@ -163,8 +164,8 @@ def test_a_ledgers_distance_lasts_as_long_as_its_releases(
     monkeypatch: pytest.MonkeyPatch, releases: int
 ) -> None:
     """Sampled releases may be many more than the total's mu^2 has of the run's: 24 here."""
-    plan = Plan(1.02, 0.05, releases)
-    monkeypatch.setattr(parts, "sampled_plan", lambda *_: plan)
+    plan = (Kind(1.02, 0.05, releases),)
+    monkeypatch.setattr("privsyn_flower.privacy.promise.sampled_plan", lambda *_: plan)
     config = RunConfig.from_flat(
         {
             "epsilon": 1.0,
@@ -177,8 +178,8 @@ def test_a_ledgers_distance_lasts_as_long_as_its_releases(
             "ledger-epsilon": 4.0,
         }
     )
-    assert parts.ledger_terms(config)["plan"] == plan
-    together = releases * parts.release_distance(config)
+    assert ledger_terms(config)["plan"] == plan
+    together = releases * promised(config).distance
     assert together == pytest.approx(allowed_distance(DELTA) / 20)
 
 
@@ -199,7 +200,7 @@ def test_distance_is_limited_by_itself(path: Path) -> None:
 
 
 def test_void_gives_a_release_back_and_sent_does_not(path: Path) -> None:
-    ledger = make(path, PLANNED._replace(releases=2))
+    ledger = make(path, (PLANNED[0]._replace(releases=2),))
     first = reserve(ledger)
     second = reserve(ledger)
     ledger.mark_sent(first)
@@ -220,16 +221,16 @@ RELEASES = st.lists(
 @given(asked=RELEASES)
 def test_whatever_is_taken_costs_at_most_the_plan(asked: list[tuple[float, float]]) -> None:
     """By a calculation of its own for the mixture, in any order."""
-    header = new_header("phones", TOTAL, DELTA, False, Plan(4.0, RATE, 5))
+    header = new_header("phones", TOTAL, DELTA, False, (Kind(4.0, RATE, 5),))
     taken: list[Charge] = []
     for z, rate in asked:
         if why_refused(header, taken, charged(z, rate)) is None:
             taken.append(charged(z, rate))
     assert len(taken) == min(5, len([z for z, rate in asked if z >= 4 and rate <= RATE]))
-    assert charged_epsilon(taken, DELTA) <= header.epsilon_of(5.0) <= TOTAL
-    # For one kind they meet.
     alike = [charged(4.0, RATE)] * 5
-    assert charged_epsilon(alike, DELTA) == header.epsilon_of(5.0)
+    assert charged_epsilon(taken, DELTA) <= header.epsilon_of(alike) <= TOTAL
+    # For one kind they meet.
+    assert charged_epsilon(alike, DELTA) == header.epsilon_of(alike)
 
 
 def test_a_charge_that_no_plan_covers_ends_the_ledger(path: Path) -> None:
@@ -264,12 +265,14 @@ def test_a_header_without_its_plan_is_not_guessed(path: Path, change: dict[str, 
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (Plan(0.0, RATE, 3), "costs epsilon = inf"),
-        (Plan(Z, 0.0, 3), r"sampling_rate = 0\.0"),
-        (Plan(math.nan, RATE, 3), "noise_multiplier = nan"),
-        (Plan(Z, RATE, -1), "rounds = -1"),
+        (Kind(0.0, RATE, 3), "costs epsilon = inf"),
+        (Kind(Z, 0.0, 3), r"sampling_rate = 0\.0"),
+        (Kind(math.nan, RATE, 3), "noise_multiplier = nan"),
+        (Kind(Z, RATE, -1), "releases = -1"),
     ],
 )
-def test_bad_plans(path: Path, plan: Plan, words: str) -> None:
+def test_bad_plans(path: Path, plan: Kind, words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        make(path, plan)
+        make(path, (plan,))
+    with pytest.raises(ValueError, match=words):
+        make(path, (*PLANNED, plan))

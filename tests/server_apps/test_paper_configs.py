@@ -15,17 +15,12 @@ from dp_accounting.pld import PLDAccountant
 
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data import Federation
-from privsyn_flower.privacy import BudgetExceeded, Ledger
+from privsyn_flower.privacy import BudgetExceeded, Ledger, PrivacyStatement
 from privsyn_flower.privacy.accounting import renyi_epsilon
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.parts import (
-    noise_multiplier,
-    open_ledger,
-    paid_releases,
-    public_text,
-    statement,
-)
+from privsyn_flower.server_apps.parts import public_text
+from privsyn_flower.server_apps.promised import config_ledger, promised, statement
 from privsyn_flower.text.prompts import prompt_source
 
 ROOT = Path(__file__).parent.parent.parent
@@ -97,21 +92,26 @@ def by_dp_accounting(config: RunConfig) -> float:
 def test_the_noise_is_the_papers_and_keeps_epsilon(path: Path) -> None:
     """Theirs was made by an accountant that is a twelfth looser, without spare rounds."""
     config = load_config(path)
-    assert paid_releases(config) == config.rounds
-    used, stated = noise_multiplier(config), papers_noise(config, path)  # raises above epsilon
-    claimed = statement(config, used).epsilon
+    assert promised(config).releases == config.rounds
+    used = promised(config).main.multiplier  # raises above epsilon
+    stated = papers_noise(config, path)
+    claimed = statement(config).epsilon
     # A thousandth of delta is the integers', and the library's discretisation is coarser here.
     tolerance = 1e-3 if config.sampling_rate == 1.0 else 1e-2
     assert claimed == pytest.approx(by_dp_accounting(config), rel=tolerance)
     if stated is None:
         assert claimed == pytest.approx(config.epsilon, rel=1e-3)
         with pytest.raises(ConfigError, match="above epsilon"):
-            noise_multiplier(config.model_copy(update={"noise_multiplier": used * 0.998}))
+            promised(config.model_copy(update={"noise_multiplier": used * 0.998}))
         return
     assert used == stated
     theirs = renyi_epsilon(used, config.rounds, config.delta, sampling_rate=config.sampling_rate)
     assert 0.99 * config.epsilon < theirs <= config.epsilon
     assert 0.9 * config.epsilon < claimed < 0.94 * config.epsilon
+
+
+def given(config: RunConfig, multiplier: float) -> PrivacyStatement:
+    return statement(config.model_copy(update={"noise_multiplier": multiplier}), checked=False)
 
 
 @of_either_paper
@@ -125,9 +125,9 @@ def test_the_comment_says_what_the_noise_costs_and_what_would_do(path: Path) -> 
     told = re.search(r"; exactly it costs ([\d.]+), and ([\d.]+) would do$", comment[0])
     assert told and "Opacus' RDP accountant" in comment[0]
     costs, enough = map(float, told.groups())
-    assert statement(config, config.noise_multiplier).epsilon == pytest.approx(costs, abs=6e-4)
-    assert statement(config, enough).epsilon <= config.epsilon
-    assert statement(config, enough * 0.998).epsilon > config.epsilon
+    assert statement(config).epsilon == pytest.approx(costs, abs=6e-4)
+    assert given(config, enough).epsilon <= config.epsilon
+    assert given(config, enough * 0.998).epsilon > config.epsilon
 
 
 def test_the_page_has_what_the_papers_noise_costs() -> None:
@@ -146,7 +146,7 @@ def test_the_page_has_what_the_papers_noise_costs() -> None:
         key = (path.stem.removeprefix("popri-").partition("-eps")[0], z, config.epsilon)
         ours, papers, exactly, enough = shown[key]
         found.add(key)
-        assert statement(config, z).epsilon == pytest.approx(float(exactly), abs=6e-4)
+        assert given(config, z).epsilon == pytest.approx(float(exactly), abs=6e-4)
         assert ours == (papers_noise(config, path) is None) == (not papers) == (not enough)
         if papers:
             theirs = renyi_epsilon(z, rounds, config.delta, sampling_rate=rate)
@@ -158,7 +158,7 @@ def test_the_page_has_what_the_papers_noise_costs() -> None:
 @each
 def test_the_ledger_pays_for_every_round(path: Path, tmp_path: Path) -> None:
     config = load_config(path)
-    ledger = open_ledger(config, RunFolder(tmp_path))
+    ledger = config_ledger(config, RunFolder(tmp_path))
 
     def reserve(rnd: int) -> None:
         ledger.reserve(

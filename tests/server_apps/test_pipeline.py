@@ -13,13 +13,8 @@ from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.parts import (
-    noise_multiplier,
-    open_ledger,
-    release_distance,
-    statement,
-)
 from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.promised import config_ledger, promised, statement
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
@@ -109,14 +104,14 @@ def test_paper_configs_start(
 @pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
 def test_paper_noise_keeps_the_papers_epsilon(path: Path) -> None:
     config = load_config(path)
-    claimed = statement(config, noise_multiplier(config)).epsilon
+    claimed = statement(config).epsilon
     assert 0.9 * config.epsilon < claimed <= config.epsilon  # their accountant was looser
 
 
 def test_noise_multiplier_that_overspends_is_refused() -> None:
     config = RunConfig.from_flat({"noise-multiplier": 1.0, "epsilon": 1.0})
     with pytest.raises(ConfigError, match=r"noise-multiplier = 1\.0 costs epsilon .* above"):
-        noise_multiplier(config)
+        promised(config)
 
 
 POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 50.0\n"
@@ -198,13 +193,13 @@ def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, k
     config, contexts = deployed(tmp_path)
     asked = {"sampler": "poisson", "sampling-rate": 0.5, "epsilon": 20.0}
     config = RunConfig.from_flat({**config.flat(), **asked})
-    folder, multiplier = RunFolder(tmp_path / "run"), noise_multiplier(config)
-    ledger = open_ledger(config, folder)
-    assert ledger.header.plan == (multiplier, 0.5, 3)
+    folder, multiplier = RunFolder(tmp_path / "run"), promised(config).main.multiplier
+    ledger = config_ledger(config, folder)
+    assert ledger.header.plan == ((multiplier, 0.5, 3),)
     strategy = Asking(kind)
     plan = RoundPlan(
         run=run_id(folder), users=6, noise_multiplier=multiplier, nodes=3, round_timeout=5,
-        node_timeout=5, sampling_rate=0.5, distance=release_distance(config), kind="deployed",
+        node_timeout=5, sampling_rate=0.5, distance=promised(config).distance, kind="deployed",
     )  # fmt: skip
 
     def rounds() -> Rounds:

@@ -24,9 +24,11 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps import training as stages
-from privsyn_flower.server_apps.parts import noise_multiplier, public_text, statement
+from privsyn_flower.server_apps.parts import public_text
+from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.server_apps.training import TrainingPipeline
-from privsyn_flower.strategies.averaging.start import TrainingStrategy, noise_key_folder
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.session import noise_key_folder
 from tests.conftest import node_context, sentences
 
 HANDLERS = {
@@ -478,21 +480,25 @@ def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
     """All releases of a trusted aggregator's are one Gaussian; the numbers by hand."""
     central = {"training.noise": "aggregator", "rounds": 8, "epsilon": 7.58}
     plain = configured(**central)
-    assert noise_multiplier(plain) == pytest.approx(calibrate(7.58, 8, gaussian_delta(plain.delta)))
+    assert promised(plain).main.multiplier == pytest.approx(
+        calibrate(7.58, 8, gaussian_delta(plain.delta))
+    )
     both = configured(**central, **{"training.evaluate": True})
-    assert noise_multiplier(both) == pytest.approx(calibrate(7.58, 9, gaussian_delta(both.delta)))
-    assert statement(both, noise_multiplier(both)).evaluations == 1
+    assert promised(both).main.multiplier == pytest.approx(
+        calibrate(7.58, 9, gaussian_delta(both.delta))
+    )
+    assert statement(both).evaluations == 1
     given = configured(**central, **{"noise-multiplier": 4.0})
-    assert noise_multiplier(given) == 4.0
-    assert statement(given, 4.0).epsilon < 7.58
+    assert promised(given).main.multiplier == 4.0
+    assert statement(given).epsilon < 7.58
     # Bands no longer than the separation do not overlap: k times the norm of one column.
     ftrl = {**FTRL, "rounds": 32, "ftrl.min-separation": 4, "epsilon": 7.58}
     correlated = configured(**ftrl)
     columns = [1.0, 1 / 2, 3 / 8, 5 / 16]
     norm = np.sqrt(8 * np.sum(np.square(columns)))
     one = calibrate(7.58, 1, gaussian_delta(correlated.delta))
-    assert noise_multiplier(correlated) == pytest.approx(one * norm)
-    claim = statement(correlated, noise_multiplier(correlated))
+    assert promised(correlated).main.multiplier == pytest.approx(one * norm)
+    claim = statement(correlated)
     assert claim.noise_multiplier == pytest.approx(one * np.sqrt(8))
     assert (claim.correlated, claim.min_separation, claim.spare_rounds) == ("banded", 4, 0)
 

@@ -20,6 +20,7 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.ledger.charges import replay
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.promise import promise
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import integer_plan
 from privsyn_flower.queries.app_metrics import shard_app_metrics
@@ -246,9 +247,7 @@ def test_all_releases_together_cost_no_more_than_epsilon(
 def test_more_evaluations_need_more_noise(tmp_path: Path) -> None:
     for strategy in STRATEGIES.values():
         z = [
-            strategy.terms(
-                8.0, DELTA, 6, 1, nodes=4, keys=tmp_path, evaluations=extra
-            ).noise_multiplier
+            promise(8.0, DELTA, strategy.phases(6, 1, nodes=4, evaluations=extra)).main.equivalent
             for extra in (0, 1, 4)
         ]
         assert z[0] < z[1] < z[2]

@@ -36,6 +36,7 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from privsyn_flower.privacy.ledger.filters import SLACK, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.promise import Phase, promise
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import (
@@ -46,11 +47,13 @@ from privsyn_flower.protocol.question import (
     total_variation,
 )
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.averaging.start import evaluation_phases
 from privsyn_flower.strategies.engine import aggregator_noise
 from privsyn_flower.strategies.engine.aggregation import Aggregation, ModularSum, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise, aggregator_z
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, NothingLearned, Rounds
+from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.client_apps.test_answers import Device, expected, question
 from tests.strategies.test_rounds import Counting, VotingNode
 
@@ -111,8 +114,11 @@ def aggregator(
     *,
     evaluations: int = 0,
 ) -> AggregatorNoise:
-    z = aggregator_z(EPSILON, DELTA, matrix, participation, evaluations=evaluations)
-    return AggregatorNoise(matrix, participation, z, keys, "r")
+    rounds = Phase(
+        rounds=matrix.rounds, source="aggregator", correlation=matrix, participation=participation
+    )
+    beside = evaluation_phases(rounds, evaluations)
+    return trusted_noise(promise(EPSILON, DELTA, [rounds, *beside]).main, keys, "r")
 
 
 def book(tmp_path: Path) -> Ledger:

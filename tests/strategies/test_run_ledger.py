@@ -13,7 +13,7 @@ from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps import parts
+from privsyn_flower.server_apps.promised import config_ledger
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
 from privsyn_flower.strategies.engine.aggregation import PlainSum
@@ -89,7 +89,7 @@ def test_command_line_and_starts_take_the_same_ledger(
     config = RunConfig.from_flat(
         {"population-name": "phones", "epsilon": 4.0, "delta": DELTA, "ledger-epsilon": 9.0}
     )
-    book = parts.open_ledger(config, RunFolder(tmp_path / "cli"))
+    book = config_ledger(config, RunFolder(tmp_path / "cli"))
     assert book.path == home / "phones.jsonl"
     Votes().start(
         grid_of(loopback, [False] * 3), folder=tmp_path / "votes", users=75, nodes=3, **common

@@ -19,7 +19,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 FINAL_INTERVAL = 1e-4  # discretisation of the privacy loss for a number that is claimed
@@ -171,42 +173,77 @@ def calibrate(
     """Smallest noise multiplier whose epsilon does not exceed `target_epsilon`.
 
     The safe end of a bisection: within 1e-9 (closed form; for an epsilon below 1e-3, within 1e-11
-    of epsilon) or 1e-4 (sampled) of the smallest, and never below it. Other arguments, delta too,
-    as in `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds))
-    meets the target.
+    of epsilon) or 1e-4 (sampled) of the smallest, and never below it. Other arguments as in
+    `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets
+    the target.
+    """
+    _check_plan(rounds, delta, sampling_rate)
+    return calibrate_beside(target_epsilon, {sampling_rate: rounds}, delta)
+
+
+def calibrate_beside(
+    target_epsilon: float,
+    wanted: Mapping[float, int],
+    delta: float,
+    beside: Releases = MappingProxyType({}),
+) -> float:
+    """As `calibrate`, one multiplier for releases of several rates (rate -> how many), and other
+    releases beside them, whose noise is given and whose cost is taken off first.
+
+    Raises ValueError, too, when the others leave nothing.
     """
     check_positive("target_epsilon", target_epsilon)
-    _check_plan(rounds, delta, sampling_rate)
+    check_delta("delta", delta)
+    rounds = sum(wanted.values())
     if rounds == 0:
         raise ValueError("rounds = 0: at least 1 round is needed to calibrate noise")
-    one = 1 / gaussian_mu(target_epsilon, delta) * (1 + _HEADROOM)
-    if not SMALLEST_MULTIPLIER <= one <= LARGEST_MULTIPLIER:
-        way = "raise epsilon or delta" if one > 1 else "lower epsilon"
-        raise ValueError(
-            f"target_epsilon = {target_epsilon} at delta = {delta:g} needs a noise multiplier of "
-            f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
-            f"{way}"
-        )
-    exact, step = math.sqrt(rounds) * one, _HEADROOM
+    exact = math.sqrt(rounds) * _one_release(target_epsilon, delta, beside)
+
+    def together(multiplier: float, interval: float) -> float:
+        events = Counter(beside)
+        for rate, count in wanted.items():
+            events[(multiplier, rate)] += count
+        return composed_epsilon(events, delta, interval)
+
+    step = _HEADROOM
     # `epsilon` rounds tiny ones up by more. The others need no dp_accounting, which takes a second.
-    while target_epsilon < 1e-3 and epsilon(exact, rounds, delta) > target_epsilon:
+    while target_epsilon < 1e-3 and together(exact, FINAL_INTERVAL) > target_epsilon:
         exact, step = exact * (1 + step), 2 * step
-    if sampling_rate == 1.0:
+    if all(rate == 1.0 for rate in wanted) and all(rate == 1.0 for _, rate in beside):
         return exact
-    search = composed_at(sampling_rate, rounds, delta, SEARCH_INTERVAL)
+    if beside and together(exact, FINAL_INTERVAL) > target_epsilon:
+        raise ValueError(_nothing_left(target_epsilon, delta))
     # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
-    found = _smallest(search, target_epsilon, exact)
-    final = composed_at(sampling_rate, rounds, delta, FINAL_INTERVAL)
-    while final(found) > target_epsilon:
+    found = _smallest(lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact)
+    while together(found, FINAL_INTERVAL) > target_epsilon:
         found *= 1 + 1e-5
     return found
 
 
-def composed_at(
-    rate: float, rounds: int, delta: float, interval: float
-) -> Callable[[float], float]:
-    """Epsilon of a plan as a function of its noise multiplier."""
-    return lambda multiplier: composed_epsilon({(multiplier, rate): rounds}, delta, interval)
+def _one_release(target_epsilon: float, delta: float, beside: Releases) -> float:
+    """Multiplier of the one unsampled release that may stand beside the others."""
+    mu = gaussian_mu(target_epsilon, delta)
+    left = mu * mu - math.fsum(count * mu_squared(z) for (z, _), count in beside.items())
+    if beside and any(rate < 1.0 for _, rate in beside):
+        left = max(left, mu * mu * 1e-6)  # coins amplify: the search says what is left
+    if left <= 0:
+        raise ValueError(_nothing_left(target_epsilon, delta))
+    one = (1 / math.sqrt(left) if beside else 1 / mu) * (1 + _HEADROOM)
+    if not SMALLEST_MULTIPLIER <= one <= LARGEST_MULTIPLIER:
+        way = "raise epsilon or delta" if one > 1 else "lower epsilon"
+        raise ValueError(
+            f"target_epsilon = {target_epsilon} at delta = {delta:.6g} needs a noise multiplier of "
+            f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
+            f"{way}"
+        )
+    return one
+
+
+def _nothing_left(target_epsilon: float, delta: float) -> str:
+    return (
+        f"the noise that is given costs all of epsilon = {target_epsilon} at delta = {delta:.6g}, "
+        "and nothing is left for the rest: raise it, or lower its share"
+    )
 
 
 def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
@@ -227,14 +264,23 @@ def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) 
 
 @functools.lru_cache(maxsize=16)  # seconds, and a run asks where it checks its ledger
 def most_releases(
-    noise_multiplier: float, sampling_rate: float, target_epsilon: float, delta: float
+    noise_multiplier: float,
+    sampling_rate: float,
+    target_epsilon: float,
+    delta: float,
+    *,
+    beside: tuple[tuple[float, float, int], ...] = (),
 ) -> int:
-    """How many releases of this kind keep epsilon: the largest number whose `epsilon` does."""
+    """How many releases of this kind keep epsilon: the largest number whose `epsilon` does.
+
+    beside: (multiplier, rate, how many) of others.
+    """
 
     def fits(count: int) -> bool:
-        return (
-            epsilon(noise_multiplier, count, delta, sampling_rate=sampling_rate) <= target_epsilon
-        )
+        events = Counter({(noise_multiplier, sampling_rate): count})
+        for multiplier, rate, others in beside:
+            events[(multiplier, rate)] += others
+        return composed_epsilon(events, delta) <= target_epsilon
 
     low, high = 0, 1
     while fits(high):

@@ -2,10 +2,12 @@
 
 Without sampling: the sum of mu^2 = 1/noise_multiplier^2, exact, whatever the noise of each round
 depends on (Smith and Thakurta 2022). For a plan whose users toss coins: the number of releases of
-one kind. Every release that is charged has at least the plan's noise and at most its rate, so
-the plan's own dominates it, and as many of those as the plan has, chosen adaptively in all else,
-are (epsilon, delta)-DP by privacy loss distributions (Zhu, Dong, Wang 2022, "Optimal accounting of
-differential privacy via characteristic function", Theorem 10).
+each kind. Every release that is charged takes the place of one of the plan's, which has at most its
+noise and at least its rate, and so dominates it; and the plan's own, chosen adaptively in all else,
+are (epsilon, delta)-DP together by privacy loss distributions (Zhu, Dong, Wang 2022, "Optimal
+accounting of differential privacy via characteristic function", Theorem 10). In which order they
+are asked may depend on what was released, too: whatever the first one gives, those that are left
+are dominated by the same pair of distributions, so by induction all of them are.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from privsyn_flower.privacy.accounting.composition import (
+    compose_gaussians,
     composed_epsilon,
-    epsilon,
     gaussian_epsilon,
     gaussian_mu,
     most_releases,
@@ -41,7 +43,7 @@ PLAN = "releases of a fixed plan (PLD)"
 SLACK = 1e-10
 
 
-class Plan(NamedTuple):
+class Kind(NamedTuple):
     """Releases with this much noise or more, for users who take part at this rate or less."""
 
     noise_multiplier: float
@@ -49,18 +51,21 @@ class Plan(NamedTuple):
     releases: int
 
     def covers(self, noise_multiplier: float, sampling_rate: float) -> bool:
-        """Whether the plan's own release is at least as costly as one like this."""
+        """Whether a release of this kind is at least as costly as one like that."""
         enough = noise_multiplier >= self.noise_multiplier * (1 - SLACK)
         return enough and sampling_rate <= self.sampling_rate
+
+
+Plan = tuple[Kind, ...]
 
 
 @dataclass(frozen=True)
 class Header:
     """The ledger's first row; fixed for its life.
 
-    budget: of mu^2, or releases; None without a total. noise_multiplier, sampling_rate: of a
-    plan's releases, None in a ledger of mu^2. id: drawn when the ledger is made, so that another
-    one in its place is noticed.
+    budget: of mu^2, or releases of all kinds; None without a total. noise_multiplier,
+    sampling_rate: of the first kind of a plan, None in a ledger of mu^2; beside: the plan's other
+    kinds. id: drawn when the ledger is made, so that another one in its place is noticed.
     """
 
     population: str
@@ -74,6 +79,7 @@ class Header:
     version: int = VERSION
     noise_multiplier: float | None = None
     sampling_rate: float | None = None
+    beside: Plan = ()
     id: str = ""
 
     @property
@@ -81,58 +87,74 @@ class Header:
         """What a ledger of a plan was made for."""
         if self.noise_multiplier is None or self.sampling_rate is None:
             return None
-        return Plan(self.noise_multiplier, self.sampling_rate, int(self.budget or 0))
+        first = int(self.budget or 0) - sum(kind.releases for kind in self.beside)
+        return (Kind(self.noise_multiplier, self.sampling_rate, first), *self.beside)
 
     @property
     def total_variation(self) -> float:
         """What all charges together may have; its price in delta is kept from the start."""
         return math.inf if self.total_delta is None else allowed_distance(self.total_delta)
 
-    def cost(self, charge: Charge) -> float:
-        """What one charge takes from the budget; inf when the plan does not cover it."""
-        if self.plan is None:
-            return charge.mu_squared
-        covered = self.plan.covers(charge.noise_multiplier, charge.sampling_rate)
-        return 1.0 if covered else math.inf
-
-    def spent(self, charges: list[Charge]) -> float:
-        """What reserved and committed charges have taken from the budget."""
-        return math.fsum(self.cost(charge) for charge in charges if charge.state != "void")
-
-    def epsilon_of(self, cost: float) -> float:
-        """Epsilon, at the total delta, of a sum of costs. Raises ValueError without a total."""
+    def epsilon_of(self, charges: list[Charge]) -> float:
+        """Epsilon, at the total delta, of what charges take from the budget; inf for those of no
+        place in a plan. Raises ValueError without a total."""
         if self.total_epsilon is None or self.total_delta is None:
             raise ValueError(f"total_epsilon = {self.total_epsilon}: the ledger has no total")
-        delta = gaussian_delta(self.total_delta)
-        if math.isinf(cost):
+        delta, plan = gaussian_delta(self.total_delta), self.plan
+        if plan is None:
+            noise = [charge.noise_multiplier for charge in charges if charge.state != "void"]
+            return gaussian_epsilon(compose_gaussians(noise), delta)
+        used = places(plan, charges)
+        if used is None:
             return math.inf
-        if self.plan is None:
-            return gaussian_epsilon(1 / math.sqrt(cost) if cost > 0 else math.inf, delta)
-        z, rate, _ = self.plan
-        return epsilon(z, round(cost), delta, sampling_rate=rate)
+        events = Counter[tuple[float, float]]()
+        for (z, rate, _), count in zip(plan, used, strict=True):
+            events[(z, rate)] += count
+        return composed_epsilon(events, delta)
+
+
+def places(plan: Plan, charges: list[Charge]) -> list[int] | None:
+    """How many releases of each kind the charges take; None when one finds no place.
+
+    A charge takes the place of its like, or the first that covers it, in the order of charging.
+    """
+    used = [0] * len(plan)
+    for charge in charges:
+        if charge.state == "void":
+            continue
+        noise = (charge.noise_multiplier, charge.sampling_rate)
+        free = [at for at, kind in enumerate(plan) if used[at] < kind.releases]
+        fits = [at for at in free if plan[at].covers(*noise)]
+        if not fits:
+            return None
+        like = [at for at in fits if Kind(*noise, 0).covers(*plan[at][:2])]
+        used[(like or fits)[0]] += 1
+    return used
+
+
+def fits(header: Header, charges: list[Charge]) -> bool:
+    """Whether the budget holds all of these charges together; True without a total."""
+    if header.budget is None:
+        return True
+    plan = header.plan
+    if plan is not None:
+        return places(plan, charges) is not None
+    spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
+    return spent <= header.budget * (1 + SLACK)
 
 
 @functools.lru_cache(maxsize=16)  # it takes seconds, and several parts ask
-def sampled_plan(
-    noise_multiplier: float,
-    sampling_rate: float,
-    releases: int,
-    epsilon: float,
-    delta: float,
-    total_epsilon: float = 0.0,
-) -> Plan | None:
-    """What the ledger of a run with sampling is made for; None for one without.
+def sampled_plan(kinds: Plan, epsilon: float, delta: float, total_epsilon: float) -> Plan:
+    """What the ledger of a run with sampling is made for.
 
-    releases: of the run, which cost at most epsilon. total_epsilon: of the ledger, where it is
-    larger: then as many releases like these as it has room for.
+    kinds: of the run, which cost at most epsilon. total_epsilon: of the ledger, where it is larger:
+    then as many more releases of the first kind as it has room for.
     """
-    if sampling_rate == 1.0:
-        return None
-    if total_epsilon > epsilon:
-        releases = most_releases(
-            noise_multiplier, sampling_rate, total_epsilon, gaussian_delta(delta)
-        )
-    return Plan(noise_multiplier, sampling_rate, releases)
+    if total_epsilon <= epsilon:
+        return kinds
+    first, *others = kinds
+    more = most_releases(*first[:2], total_epsilon, gaussian_delta(delta), beside=tuple(others))
+    return (first._replace(releases=more), *others)
 
 
 def check_header(population: str, total_epsilon: float | None, total_delta: float | None) -> None:
@@ -163,12 +185,18 @@ def new_header(
     if plan is not None:
         if total_epsilon is None or total_delta is None:
             raise ValueError(f"{plan} needs total_epsilon and total_delta")
-        z, rate, releases = plan
-        needed = epsilon(z, releases, gaussian_delta(total_delta), sampling_rate=rate)
+        events = Counter[tuple[float, float]]()
+        for z, rate, releases in plan:
+            if releases < 1:
+                raise ValueError(f"releases = {releases} of {plan}: at least 1 of each kind")
+            events[(z, rate)] += releases
+        needed = composed_epsilon(events, gaussian_delta(total_delta))
         if needed > total_epsilon:
             raise ValueError(f"{plan} costs epsilon = {needed}, the total is {total_epsilon}")
-        fixed |= {"budget": float(releases), "filter": PLAN}
-        fixed |= {"noise_multiplier": z, "sampling_rate": rate}
+        first, *others = plan
+        fixed |= {"budget": float(sum(kind.releases for kind in plan)), "filter": PLAN}
+        fixed |= {"noise_multiplier": first.noise_multiplier, "beside": tuple(others)}
+        fixed |= {"sampling_rate": first.sampling_rate}
     return Header(population, total_epsilon, total_delta, simulation, **fixed)
 
 
@@ -190,8 +218,9 @@ def parse_header(row: Row, path: Path) -> Header:
             f"run folder is no ledger): {json.dumps(row)[:80]}"
         )
     try:
-        header = Header(**values)
-    except TypeError as error:
+        others = tuple(Kind(z, rate, int(n)) for z, rate, n in values.pop("beside", ()))
+        header = Header(**values, beside=others)
+    except (TypeError, ValueError) as error:
         raise LedgerError(f"{path} has an unreadable header: {error}") from None
     if header.filter not in (MU_SQUARED, PLAN):
         raise LedgerError(f"{path} has a filter that this version does not know: {header.filter}")
@@ -230,26 +259,35 @@ def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | 
         )
     if refused := not_covered(header, wanted.noise_multiplier, wanted.sampling_rate):
         return refused
-    spent, cost = header.spent(charges), header.cost(wanted)
-    if spent + cost <= header.budget * (1 + SLACK):
+    if fits(header, [*charges, wanted]):
         return None
     return (
-        f"population {header.population!r} has spent epsilon = {header.epsilon_of(spent):.6g} of "
+        f"population {header.population!r} has spent epsilon = {header.epsilon_of(charges):.6g} of "
         f"{header.total_epsilon:.6g} (delta = {header.total_delta:.3g}); a round at noise "
         f"multiplier {wanted.noise_multiplier:.6g} would make it "
-        f"{header.epsilon_of(spent + cost):.6g}: "
+        f"{_with_one_more(header, charges, wanted):.6g}: "
         "raise noise-multiplier, lower rounds or spare-rounds, or use another ledger (key ledger)"
     )
+
+
+def _with_one_more(header: Header, charges: list[Charge], wanted: Charge) -> float:
+    """Epsilon of a charge too many, beside the others: that of the plan and one more."""
+    if header.plan is None or header.total_delta is None:
+        return header.epsilon_of([*charges, wanted])
+    return charged_epsilon([*charges, wanted], header.total_delta)
 
 
 def not_covered(header: Header, noise_multiplier: float, sampling_rate: float) -> str | None:
     """Why the ledger is not for releases like this; None when it is."""
     plan = header.plan
-    if plan is None or plan.covers(noise_multiplier, sampling_rate):
+    if plan is None or any(kind.covers(noise_multiplier, sampling_rate) for kind in plan):
         return None
+    made_for = " or ".join(
+        f"at least {kind.noise_multiplier:.6g}, at most {kind.sampling_rate:g}" for kind in plan
+    )
     return (
         f"a release at noise multiplier {noise_multiplier:.6g}, in which a user takes part with "
         f"probability {sampling_rate:g}, is not covered by the plan that the ledger was made for "
-        f"(at least {plan.noise_multiplier:.6g}, at most {plan.sampling_rate:g}): raise "
+        f"({made_for}): raise "
         "noise-multiplier, lower sampling-rate, or use another ledger (key ledger)"
     )

@@ -25,6 +25,7 @@ before it (`strategies.mechanisms.AggregatorNoise.charge` says why that is right
 
 from __future__ import annotations
 
+import bisect
 import fcntl
 import math
 import os
@@ -44,6 +45,7 @@ from privsyn_flower.privacy.ledger.filters import (
     Plan,
     charged_epsilon,
     check_header,
+    fits,
     new_header,
     not_covered,
     parse_header,
@@ -216,11 +218,14 @@ class Ledger:
     ) -> int | None:
         """How many more rounds at this noise the total allows; None without a total."""
         wanted = _new(noise_multiplier, sampling_rate=sampling_rate)
-        if self.header.budget is None:
+        header, charges = self.header, self._read()
+        if header.budget is None:
             return None
-        left = self.header.budget * (1 + SLACK) - self.header.spent(self._read())
-        cost = self.header.cost(wanted) or math.ulp(0.0)  # of noise beyond all bounds
-        return math.floor(min(max(0.0, left) / cost, 2.0**53))
+        if header.plan is not None:
+            return _taken(header, charges, [wanted] * int(header.budget))
+        spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
+        cost = wanted.mu_squared or math.ulp(0.0)  # of noise beyond all bounds
+        return math.floor(min(max(0.0, header.budget * (1 + SLACK) - spent) / cost, 2.0**53))
 
     def room_for(self, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
         """How many of these charges, in this order, the total still takes; None without a total.
@@ -231,17 +236,7 @@ class Ledger:
         if self.header.budget is None:
             return None
         stays = [c for c in self._read() if c.run != run or c.sent or c.state != "reserved"]
-        left = self.header.budget * (1 + SLACK) - self.header.spent(stays)
-        apart = self.header.total_variation * (1 + SLACK)
-        apart -= math.fsum(c.total_variation for c in stays if c.state != "void")
-        taken = 0
-        for noise in wanted:
-            charge = _new(**noise)
-            left, apart = left - self.header.cost(charge), apart - charge.total_variation
-            if left < 0 or apart < 0:
-                break
-            taken += 1
-        return taken
+        return _taken(self.header, stays, [_new(**noise) for noise in wanted])
 
     def export(self, run: str, path: str | os.PathLike[str]) -> None:
         """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`.
@@ -308,6 +303,18 @@ def _new(
     return Charge("", "", "", 0, 0, z, "reserved", False, *noise)
 
 
+def _taken(header: Header, charges: list[Charge], wanted: list[Charge]) -> int:
+    """How many of these charges the total still takes, in their order."""
+
+    def room(count: int) -> bool:
+        together = [*charges, *wanted[:count]]
+        apart = math.fsum(charge.total_variation for charge in together if charge.state != "void")
+        return apart <= header.total_variation * (1 + SLACK) and fits(header, together)
+
+    counts = range(1, len(wanted) + 1)
+    return bisect.bisect_left(counts, True, key=lambda count: not room(count))
+
+
 def _belongs(name: str, run: str) -> bool:
     """Whether a charge's run is this one, or an evaluation beside its rounds (RUN-NAME)."""
     return name == run or name.startswith(f"{run}-")
@@ -326,14 +333,15 @@ def _check_plan(path: Path, found: Header, wanted: Plan | None) -> None:
     if wanted is not None and found.budget is not None and found.plan is None:
         raise LedgerError(
             f"{path} was created for runs without sampling and gives nothing for sampling-rate = "
-            f"{wanted.sampling_rate:g}: set sampler = 'full', or name another ledger (key ledger)"
+            f"{min(kind.sampling_rate for kind in wanted):g}: set sampler = 'full', or name "
+            "another ledger (key ledger)"
         )
     if wanted is None and found.plan is not None:
         raise LedgerError(
             f"{path} was created for runs whose users take part with a probability of at most "
-            f"{found.plan.sampling_rate:g}, this one asks all of them: set sampler = 'poisson' and "
-            "sampling-rate, or name another ledger (key ledger)"
+            f"{max(kind.sampling_rate for kind in found.plan):g}, this one asks all of them: set "
+            "sampler = 'poisson' and sampling-rate, or name another ledger (key ledger)"
         )
-    refused = not_covered(found, *wanted[:2]) if wanted is not None else None
-    if refused:
-        raise LedgerError(f"{path}: {refused}")
+    for kind in wanted or ():
+        if refused := not_covered(found, *kind[:2]):
+            raise LedgerError(f"{path}: {refused}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +13,11 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
+from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import DROP_IN, show
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.ledger.filters import Plan
+from privsyn_flower.privacy.promise import Phase, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -43,31 +42,16 @@ from privsyn_flower.strategies.averaging.server_optimizers import Vector
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.cohort import RoundPlan, check_enough
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism
-from privsyn_flower.strategies.engine.promises import PROMISED, check_promise, promise_of
 from privsyn_flower.strategies.engine.rounds import Rounds
-from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
+from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.strategies.synthesis.start import simulated
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
 logger = logging.getLogger("flwr")
 
+EVALUATIONS = "evaluation"  # name of their phase
 ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How a run's noise is made, what it costs, and what may be said of it; all public.
-
-    mechanism: run's name -> who adds the noise. sampled: what the run's ledger is made for where
-    users toss coins. plan, statement: what belongs into RoundPlan and PrivacyStatement.
-    """
-
-    noise_multiplier: float
-    mechanism: Callable[[str], Mechanism]
-    sampled: Plan | None = None
-    plan: Mapping[str, Any] = field(default_factory=dict)
-    statement: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, repr=False)
@@ -98,25 +82,19 @@ class TrainingStrategy(GeneralisedFedAvg):
 
     _evaluations: AppEvaluations | None = None  # of the run, when it has some
 
-    def terms(
-        self,
-        epsilon: float,
-        delta: float,
-        rounds: int,
-        spare_rounds: int,
-        *,
-        nodes: int,
-        keys: Path,
-        evaluations: int = 0,
-        ledger_epsilon: float = 0.0,
-    ) -> Terms:
-        """The noise that keeps (epsilon, delta) over `rounds` releases, spare ones paid for.
+    def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
+        """The rounds, as they are asked and accounted. nodes: those the run waits for.
 
-        nodes: those the run waits for. keys: folder for the key of an aggregator's noise.
-        evaluations: releases beside the rounds, each as costly as one. ledger_epsilon: total of the
-        ledger, where it is larger than epsilon.
+        Raises ValueError for numbers that exclude each other.
         """
         raise NotImplementedError
+
+    def phases(
+        self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0, evaluations: int = 0
+    ) -> list[Phase]:
+        """The rounds and, as costly for a user as one of them each, so many evaluations."""
+        main = self.phase(rounds, spare_rounds, nodes=nodes)
+        return [main, *evaluation_phases(main, evaluations)]
 
     def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
         """One server step, and the evaluation on the nodes that is due after it."""
@@ -180,87 +158,71 @@ class TrainingStrategy(GeneralisedFedAvg):
         arguments that promise something else than those that `folder` was begun with.
         """
         asked = evaluation_options(evaluate_config, evaluation)
-        how, run = aggregation or SecureAggregation(), RunFolder(folder)
-        check_enough(nodes or users, how.name)
-        waited, extra = nodes or users, evaluation.count(num_rounds) if evaluation else 0
-        terms = self.terms(
-            epsilon,
-            delta,
-            num_rounds,
-            spare_rounds,
+        how, run, waited = aggregation or SecureAggregation(), RunFolder(folder), nodes or users
+        check_enough(waited, how.name)
+        extra = evaluation.count(num_rounds) if evaluation else 0
+        caches = cache_folder(RunConfig()) / DROP_IN
+        phases = self.phases(num_rounds, spare_rounds, nodes=waited, evaluations=extra)
+        terms = Terms(
+            users,
+            min_surviving_weight,
+            colluding_weight,
+            node_keys,
             nodes=waited,
-            keys=Path(noise_keys) if noise_keys else noise_key_folder(),
-            evaluations=extra,
-            ledger_epsilon=ledger_epsilon,
+            round_timeout=timeout,
+            stage_timeout=stage_timeout,
+            node_timeout=node_timeout,
+            ledger=ledger,
+            population_name=population_name,
+            seed=self.seed,
         )
-        shared = {
-            "noise_multiplier": terms.noise_multiplier,
-            "spare_rounds": spare_rounds,
-            "min_surviving_weight": min_surviving_weight,
-            "colluding_weight": colluding_weight,
-        }
-        promised: dict[str, Any] = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "rounds": num_rounds,
-            "evaluations": extra,
-            "aggregation": how.name,
-            "keys": node_keys,
-            "ledger_scope": ledger_scope(population_name),
-            "data": "data",
-        }
-        statement = PrivacyStatement(**{**shared, **promised, **terms.statement})
-        logger.info("privacy: %s", statement.sentence())
+        session = Session(
+            grid,
+            run,
+            promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon),
+            terms,
+            how,
+            said={"data": "data", "adaptive_clipping": self.clipping is not None},
+            kept={"evaluation": evaluation.promise if evaluation else None},
+            keys=Path(noise_keys) if noise_keys else None,
+            greeting="train",
+            progress=progress or log_rounds,
+            node_caches=caches,
+        )
+        logger.info("privacy: %s", session.statement.sentence())
         with run.lock():
-            waits = {"stage_timeout": stage_timeout, "node_timeout": node_timeout}
-            waits |= {"round_timeout": timeout, "nodes": waited}
-            public = {"users": users, "greeting": "train", "seed": self.seed}
-            plan = RoundPlan(run=run_id(run), **{**shared, **waits, **public, **terms.plan})
-            mechanism = terms.mechanism(plan.run)
-            self._doubt(statement, plan, mechanism)
-            whole = self._promised(statement, plan, mechanism, population_name)
-            whole["evaluation"] = evaluation.promise if evaluation else None
-            check_promise(run, whole)
-            book = open_ledger(
-                run,
-                ledger=ledger,
-                population_name=population_name,
-                total_epsilon=ledger_epsilon or epsilon,
-                total_delta=delta,
-                plan=terms.sampled,
-            )
-            self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
-            run.save_value(PROMISED, whole)
-            engine = Rounds(grid, self, plan, run, book, how, progress or log_rounds, mechanism)
-            engine.node_caches = caches = cache_folder(RunConfig()) / DROP_IN
-            own = None
-            if evaluation is not None:
-                asked[ORDER] = self.options[ORDER]
-                own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
-            try:
-                return self._finished(engine, statement, own)
-            finally:
-                show(caches, plan.run, engine.cohort.nodes.values())
+            plan, mechanism = session.plan(), session.mechanism()
+            self._doubt(session.statement, plan, mechanism)
+            session.kept = {**session.kept, **self._kept(plan)}
+            with session.begun():
+                self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
+                engine, own = session.rounds(self, mechanism), None
+                if evaluation is not None:
+                    asked[ORDER] = self.options[ORDER]
+                    own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
+                try:
+                    return self._finished(engine, session, own)
+                finally:
+                    show(caches, plan.run, engine.cohort.nodes.values())
 
     def _finished(
-        self, engine: Rounds, statement: PrivacyStatement, evaluations: AppEvaluations | None
+        self, engine: Rounds, session: Session, evaluations: AppEvaluations | None
     ) -> TrainingResult:
         """All rounds and evaluations of a run that has begun, and what came of them."""
-        run, book, self._evaluations = engine.folder, engine.ledger, evaluations
-        with held(book, run):
-            done, found = engine.run(), node_figures(run)
-            if evaluations is not None and done not in found:  # it ended early
-                figures = evaluations.after(done, self.parameters(), last=True)
-                found |= {done: MetricRecord(dict(figures))} if figures else {}
+        run, statement, self._evaluations = engine.folder, session.statement, evaluations
+        done, found = engine.run(), node_figures(run)
+        if evaluations is not None and done not in found:  # it ended early
+            figures = evaluations.after(done, self.parameters(), last=True)
+            found |= {done: MetricRecord(dict(figures))} if figures else {}
         return TrainingResult(
             arrays=array_record(self.parameters()),
             evaluate_metrics_clientapp=found,
             evaluate_metrics_serverapp=server_figures(run),
-            epsilon=statement.epsilon,
+            epsilon=session.promise.target,
             delta=statement.delta,
             noise_multiplier=statement.noise_multiplier,
             rounds=done,
-            spent=book.spent_epsilon(engine.plan.run, statement.delta),
+            spent=engine.ledger.spent_epsilon(engine.plan.run, statement.delta),
             statement=replace(statement, simulated=simulated(run, engine)),
             metrics=run.metrics(),
             ended_early=engine.ended_early,
@@ -282,18 +244,13 @@ class TrainingStrategy(GeneralisedFedAvg):
         ):
             logger.warning("%s", doubt.text)
 
-    def _promised(
-        self,
-        statement: PrivacyStatement,
-        plan: RoundPlan,
-        mechanism: Mechanism,
-        population_name: str,
-    ) -> dict[str, Any]:
-        """What must not change while a run lasts: the noise is for it, or the sentence says it."""
-        promised = promise_of(statement, plan, mechanism, population_name)
-        promised["turns"] = "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
+    def _kept(self, plan: RoundPlan) -> dict[str, Any]:
+        """What must not change while a run lasts, beside its promise."""
+        kept: dict[str, Any] = {
+            "turns": "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
+        }
         # An adaptive one is a number of the model, which a resume finds again.
-        return promised if self.clipping else {**promised, "clip_norm": self.clip_norm}
+        return kept if self.clipping else {**kept, "clip_norm": self.clip_norm}
 
     def _begin(
         self,
@@ -321,6 +278,17 @@ class TrainingStrategy(GeneralisedFedAvg):
                 run.save_value(FIRST, self.evaluated(0))
 
 
-def noise_key_folder() -> Path:
-    """Where keys of an aggregator's noise lie by default: PRIVATE, outside of any run folder."""
-    return ledger_folder().parent / "noise-keys"
+def evaluation_phases(main: Phase, count: int) -> list[Phase]:
+    """So many evaluations beside these rounds: of all who could be asked, and independent."""
+    if not count:
+        return []
+    return [
+        Phase(
+            EVALUATIONS,
+            count,
+            sampler=main.sampler,
+            source=main.source,
+            evaluates=True,
+            multiplier=main.equivalent,
+        )
+    ]

@@ -25,14 +25,12 @@ from privsyn_flower.privacy.correlated import (
     NoiseKeyMissing,
     Participation,
     Stream,
-    calibrate_correlated,
     factorization,
     replace_private,
 )
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.ledger import LedgerError
-from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
 from privsyn_flower.protocol.question import Noise, Query, encoded_bound, encoded_length
 from privsyn_flower.strategies.engine.aggregation import ModularSum
@@ -319,21 +317,3 @@ class AggregatorNoise:
         """The newest round whose noise is in a release."""
         path = self._opened().place / RELEASED
         return int(json.loads(path.read_text("utf-8"))["round"]) if path.exists() else 0
-
-
-def aggregator_z(
-    epsilon: float,
-    delta: float,
-    matrix: Factorization,
-    participation: Participation,
-    *,
-    evaluations: int = 0,
-) -> float:
-    """The least z of `AggregatorNoise` whose rounds and evaluations keep (epsilon, delta).
-
-    evaluations: releases `beside` the rounds, each as costly as one participation. The whole run
-    is one Gaussian release: (sensitivity / z)^2 (1 + evaluations / k) is its mu^2, exactly. Of
-    delta, what every ledger keeps for the nodes' integers is left out.
-    """
-    more, left = 1 + evaluations / participation.most, gaussian_delta(delta)
-    return calibrate_correlated(epsilon, left, matrix, participation) * math.sqrt(more)

@@ -13,7 +13,7 @@ from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.release import NoisySum
 from privsyn_flower.protocol.question import Noise, Query
 from privsyn_flower.strategies.engine.aggregation import ModularSum
-from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise, aggregator_z
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import NodeNoise, integer_noise
 
@@ -22,7 +22,6 @@ __all__ = [
     "Mechanism",
     "NodeNoise",
     "TrustedMechanism",
-    "aggregator_z",
     "integer_noise",
     "is_trusted",
 ]

@@ -12,18 +12,15 @@ from flwr.serverapp import Grid
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import NODES, show
-from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.accounting.sampling import Full, Sampler
+from privsyn_flower.privacy.promise import ROUNDS, Phase, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import NodeNoise
-from privsyn_flower.strategies.engine.promises import PROMISED, check_promise, promise_of
 from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
-from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
+from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text.prompts import LabelledText
 
 logger = logging.getLogger("flwr")  # the log that Flower shows in every app
@@ -54,6 +51,10 @@ class SynthesisStrategy(Strategy):
 
     def attach(self, folder: RunFolder) -> None:
         """Where the strategy may keep files of its own; called before the first round."""
+
+    def phases(self, *, spare_rounds: int = 1, sampler: Sampler = Full()) -> list[Phase]:
+        """What is asked of the users: the method's rounds, with noise of the nodes."""
+        return [Phase(ROUNDS, self.rounds, spare_rounds, sampler)]
 
     @telling
     def start(
@@ -89,58 +90,37 @@ class SynthesisStrategy(Strategy):
         promise something else than those that `folder` was begun with. Noise that leaves nothing of
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         """
-        run = RunFolder(folder)
-        releases = self.rounds + spare_rounds
-        noise = calibrate(epsilon, releases, gaussian_delta(delta))
+        run, how = RunFolder(folder), aggregation or SecureAggregation()
+        made = promise(
+            epsilon, delta, self.phases(spare_rounds=spare_rounds), ledger_epsilon=ledger_epsilon
+        )
+        noise = made.main.equivalent
         for doubt in doubts(
             epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"
         ):
             logger.warning("%s", doubt.text)
-        how = aggregation or SecureAggregation()
-        statement = PrivacyStatement(
-            epsilon=epsilon,
-            delta=delta,
-            noise_multiplier=noise,
-            rounds=self.rounds,
-            spare_rounds=spare_rounds,
-            min_surviving_weight=min_surviving_weight,
-            colluding_weight=colluding_weight,
-            aggregation=how.name,
-            keys=node_keys,
-            ledger_scope=ledger_scope(population_name),
+        terms = Terms(
+            users,
+            min_surviving_weight,
+            colluding_weight,
+            node_keys,
+            nodes=nodes,
+            round_timeout=round_timeout,
+            stage_timeout=stage_timeout,
+            node_timeout=node_timeout,
+            ledger=ledger,
+            population_name=population_name,
         )
+        caches = cache_folder(RunConfig()) / NODES
         self.attach(run)
+        session = Session(grid, run, made, terms, how, progress=progress, node_caches=caches)
         with run.lock():
-            plan = RoundPlan(
-                run=run_id(run),
-                users=users,
-                noise_multiplier=noise,
-                spare_rounds=spare_rounds,
-                min_surviving_weight=min_surviving_weight,
-                colluding_weight=colluding_weight,
-                nodes=nodes,
-                round_timeout=round_timeout,
-                stage_timeout=stage_timeout,
-                node_timeout=node_timeout,
-                distance=distance_each(epsilon, delta, releases, ledger_epsilon),
-            )
-            whole = promise_of(statement, plan, NodeNoise(), population_name)
-            check_promise(run, whole)
-            book = open_ledger(
-                run,
-                ledger=ledger,
-                population_name=population_name,
-                total_epsilon=ledger_epsilon or epsilon,
-                total_delta=delta,
-            )
-            run.save_value(PROMISED, whole)
-            with held(book, run):
-                engine = Rounds(grid, self, plan, run, book, how, progress)
-                engine.node_caches = cache_folder(RunConfig()) / NODES
+            with session.begun() as book:
+                engine = session.rounds(self)
                 done = engine.run()
-                spent = book.spent_epsilon(run=plan.run)
-            show(engine.node_caches, plan.run, engine.cohort.nodes.values())
-            statement = replace(statement, simulated=simulated(run, engine))
+                spent = book.spent_epsilon(run=engine.plan.run)
+            show(caches, engine.plan.run, engine.cohort.nodes.values())
+            statement = replace(session.statement, simulated=simulated(run, engine))
         result = SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
         return replace(result, ended_early=engine.ended_early)
 
