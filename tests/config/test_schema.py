@@ -237,7 +237,11 @@ def test_flower_app_config_lists_every_key() -> None:
     assert flatten(project["tool"]["flwr"]["app"]["config"]) == flat_defaults()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
+CONFIGS = ROOT / "configs"
+SHIPPED = [*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("papers/*.toml"))]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_shipped_configs_validate(path: Path) -> None:
     config = load_config(path)
     assert config.epsilon > 0
