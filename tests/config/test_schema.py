@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,6 +17,7 @@ from privsyn_flower.config import (
     parse_override,
     to_toml,
 )
+from privsyn_flower.config.schema import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -229,6 +231,12 @@ def test_overrides(tmp_path: Path) -> None:
     file.write_text("epsilon = = 2")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_config(file)
+
+
+def test_every_method_has_its_tables() -> None:
+    assert tuple(METHODS) == get_args(RunConfig.model_fields["method"].annotation)
+    for tables in METHODS.values():
+        assert set(tables) < set(RunConfig.model_fields)
 
 
 def test_flower_app_config_lists_every_key() -> None:
