@@ -13,7 +13,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test check noninterference fuzz lint format results assets app-config benchmarks vllm test-vllm clean
+.PHONY: install run test check noninterference fuzz lint format results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -57,6 +57,9 @@ assets: install  ## the shipped tiny models, trained on public packages only (ab
 app-config: install  ## what is generated from config/schema.py: keys in pyproject.toml and in the docs
 	$(BIN)/python scripts/update_app_config.py
 	$(BIN)/python scripts/update_docs.py
+
+paper-configs: install  ## configs/papers, from the tables of scripts/papers
+	$(BIN)/python -m scripts.paper_configs
 
 benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/vote_round.py

@@ -195,7 +195,17 @@ def tensor_bytes() -> int:
 def speed(folder: Path, kind: Any, users: Users) -> None:
     """Prints users per second on both sides, and their ratio."""
     trained = trained_patterns(folder, kind, factors="up")
-    options = LocalTraining(learning_rate=0.1, batch_size=4, sequence_length=64, trained=trained)
+    options = LocalTraining(
+        "sgd",
+        0.1,
+        0.0,
+        0.0,
+        epochs=1,
+        batch_size=4,
+        max_steps=100,
+        sequence_length=64,
+        trained=trained,
+    )
     query, parameters = asked(folder, kind, options)
     plan = dense_numbers(query.bound, query.length, 0.0, 1, 1)
     node = Node(

@@ -114,7 +114,17 @@ def round_of(
     The first call loads the model, and later ones find it loaded.
     """
     patterns = trained_patterns(model, kind, factors="up")
-    options = LocalTraining(learning_rate=0.1, batch_size=4, sequence_length=64, trained=patterns)
+    options = LocalTraining(
+        "sgd",
+        0.1,
+        0.0,
+        0.0,
+        epochs=1,
+        batch_size=4,
+        max_steps=100,
+        sequence_length=64,
+        trained=patterns,
+    )
     noise = calibrate(EPSILON, RELEASES, gaussian_delta(DELTA))
     strategy, run = DPFedAvg(0.5), RunFolder(folder / "run")
     strategy.begin(

@@ -78,7 +78,7 @@ def test_every_metric_of_a_training_is_explained(tmp_path: Path, loopback: Any) 
 
 
 def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
-    link = r"(?:\[([\d.]+)\]\(configs/([\w.-]+)\.toml\))?"
+    link = r"(?:\[([\d.]+)\]\(configs/papers/([\w.-]+)\.toml\))?"
     counts = r"(\S+) \| (\d+) \| ([\d,]+)(?: of ([\d,]+))?"
     rows = re.findall(
         rf"^\| (\S+), .*? \| .*? \| {counts} \| {link} \| {link} \|$",
@@ -91,7 +91,7 @@ def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
         for noise, name in ((first, one), (second, two)):
             if not name:
                 continue
-            config = shown[name] = load_config(ROOT / "configs" / f"{name}.toml")
+            config = shown[name] = load_config(ROOT / "configs" / "papers" / f"{name}.toml")
             assert (config.epsilon, config.rounds) == (epsilon, rounds), name
             assert config.data.users == (users or taking), name
             share = config.sampling_rate / config.ftrl.min_separation
@@ -102,8 +102,7 @@ def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
             assert float(noise) == pytest.approx(calibrated, rel=1e-3), name
             if config.noise_multiplier:
                 assert float(noise) == config.noise_multiplier, name
-    files = {path.stem for path in (ROOT / "configs").glob("dp-*.toml")}
-    assert set(shown) == {name for name in files if not name.endswith(("-demo", "-test"))}
+    assert set(shown) == {path.stem for path in ROOT.glob("configs/papers/dp-*.toml")}
 
 
 def test_the_papers_noise_costs_what_the_page_says() -> None:
@@ -126,7 +125,7 @@ def test_the_cost_of_the_keyboards_training_is_that_of_the_page() -> None:
     page = " ".join(text_of(ROOT / "docs" / "methods.md").split())
     assert "separations of 400 and 352, at which a tree costs 0.418-zCDP and 0.5-zCDP" in page
     for country, apart, rho in (("in", 400, 0.418), ("us", 352, 0.5)):
-        config = load_config(ROOT / "configs" / f"dp-ftrl-gboard-en-{country}.toml")
+        config = load_config(ROOT / "configs" / "papers" / f"dp-ftrl-gboard-en-{country}.toml")
         assert (config.ftrl.min_separation, config.noise_multiplier) == (apart, 7.0)
         users = Participation(1200, apart)
         found = factorization("tree", 1200).sensitivity(users) ** 2 / (2 * 7.0**2)

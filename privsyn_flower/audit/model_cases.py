@@ -46,6 +46,10 @@ def update_case(config: RunConfig, users: int, folder: Path) -> Case:
     local = LocalTraining(
         optimizer=training.optimizer,
         learning_rate=step,
+        momentum=0.0,
+        weight_decay=0.0,
+        epochs=1,
+        batch_size=8,
         max_steps=1,
         sequence_length=16,
         trained=LAYERS,

@@ -1,33 +1,25 @@
 """The run configuration: typed, bounded and explained keys; TOML files and `--set`.
 
-`schema` has the keys of every method and `sections` the tables below them; `toml` reads and
-writes files.
+`schema` has the top-level keys and a table of methods; each table of keys has a file, with what it
+needs of the others; `toml` reads and writes files.
 """
 
-from privsyn_flower.config.schema import (
+from privsyn_flower.config.data import DataConfig
+from privsyn_flower.config.evaluation import EvaluationConfig
+from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
+from privsyn_flower.config.popri import PopriConfig
+from privsyn_flower.config.pretext import PreTextConfig
+from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
+from privsyn_flower.config.section import (
     ConfigError,
-    RunConfig,
     Scalar,
-    cache_folder,
+    Section,
     explain,
-    flat_defaults,
     flatten,
-    ledger_folder,
     split_list,
 )
-from privsyn_flower.config.sections import (
-    DataConfig,
-    EvaluationConfig,
-    ExpandConfig,
-    FtrlConfig,
-    GenerationConfig,
-    ModelsConfig,
-    PopriConfig,
-    PreTextConfig,
-    Section,
-    TrainingConfig,
-)
 from privsyn_flower.config.toml import load_config, parse_override, relocated, to_toml, toml_value
+from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 
 __all__ = [
     "ConfigError",

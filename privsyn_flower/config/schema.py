@@ -3,7 +3,7 @@
 Flower knows only flat keys with bool, number or string values, and only keys that the app
 declares; so the sections below are flattened with dots (`pretext.population`), lists are
 comma-separated strings, and `[tool.flwr.app.config]` in pyproject.toml is generated from
-this file (`scripts/update_app_config.py`) and compared with it in a test.
+these keys (`scripts/update_app_config.py`) and compared with them in a test.
 """
 
 from __future__ import annotations
@@ -14,28 +14,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from privsyn_flower.config.sections import (
-    DataConfig,
-    EvaluationConfig,
-    ExpandConfig,
-    FtrlConfig,
-    GenerationConfig,
-    ModelsConfig,
-    PopriConfig,
-    PreTextConfig,
-    Section,
-    TrainingConfig,
-)
+from privsyn_flower.config.data import DataConfig
+from privsyn_flower.config.evaluation import EvaluationConfig
+from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
+from privsyn_flower.config.popri import PopriConfig
+from privsyn_flower.config.pretext import PreTextConfig
+from privsyn_flower.config.section import ConfigError, Scalar, Section, explain, flatten
+from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 
-Scalar = bool | int | float | str
-
-
-class ConfigError(ValueError):
-    """A key or value of the run configuration is wrong; the text names it and its bound."""
-
-
+METHODS = {  # method -> its tables; each checks what it needs of the others
+    "pretext": ("pretext",),
+    "popri": ("popri",),
+    "dp-fedavg": ("training",),
+    "dp-ftrl": ("training", "ftrl"),
+}
 REMOVED = {  # keys of older versions: what to do without them, instead of a guess at a near name
     "accountant": "epsilon is computed in one way for all noise; leave the key out, but finish a "
     "run that began with it by the version that it began with (privsyn account --renyi tells what "
@@ -115,61 +109,34 @@ class RunConfig(Section):
                 "aggregation = 'plain' to trust the server with each node's vector"
             )
         self._check_sampler()
-        if self.method == "popri":
-            self._check_popri()
-        self._check_training()
-        self._check_noise()
-        self._check_evaluation()
-        self._check_split()
+        self._check_tables()
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"
             )
         return self
 
-    def _check_split(self) -> None:
-        """Users, samples and public text are chosen by private text for benchmarks only."""
-        keys = self.data.chosen_by_text
-        if keys and not self.benchmark:
-            raise ValueError(
-                f"{keys}: this chooses users, samples or public text by reading private text, "
-                "which epsilon does not cover: for benchmarks only (benchmark = true); else "
-                "leave it at its default (data.near-duplicates = 'own', data.partition = "
-                "'natural', data.min-samples-per-user = 1)"
-            )
+    def _check_tables(self) -> None:
+        """What the method's tables and the common ones need; a training's belong to it alone."""
+        for name in ("ftrl", "training"):
+            table = getattr(self, name)
+            if not self.uses(name) and table != type(table)():
+                owners = " or ".join(repr(method) for method in METHODS if name in METHODS[method])
+                raise ValueError(
+                    f"keys of {name} belong to method = {owners}, and it is {self.method!r}: leave "
+                    "them out"
+                )
+        for name in (*METHODS[self.method], "data", "evaluation"):
+            getattr(self, name).check(self)
 
-    def _check_popri(self) -> None:
-        """What POPri needs of the other tables."""
-        popri = self.popri
-        if popri.checkpoint == "private" and not self.benchmark:
-            raise ValueError(
-                "popri.checkpoint = 'private' chooses by private text without noise, which epsilon "
-                "does not cover: for benchmarks only (benchmark = true); set 'last' or 'public'"
-            )
-        public = "public" in (popri.checkpoint, popri.select)
-        if public and self.data.public_validation < 2:
-            raise ValueError(
-                f"data.public-validation = {self.data.public_validation}: choosing by public text "
-                "(popri.checkpoint, popri.select) needs at least 2 texts"
-            )
-        if popri.labels and not self.data.label_column:
-            raise ValueError("popri.labels needs data.label-column, where a text's class stands")
-        if self.generation.backend == "openai":
-            raise ValueError(
-                "generation.backend = 'openai' has no way to load the adapters that popri trains: "
-                "set 'huggingface', or 'vllm' with base-url for a server that takes LoRA adapters"
-            )
-        if popri.select == "federated" and self.evaluation.task != "next-token":
-            raise ValueError(
-                "popri.select = 'federated' measures next tokens with models.downstream, and "
-                f"evaluation.task = {self.evaluation.task!r} names another kind of model: set "
-                "popri.select to 'last' or 'public'"
-            )
+    def uses(self, table: str) -> bool:
+        """Whether a table is the method's."""
+        return table in METHODS[self.method]
 
     @property
     def trains(self) -> bool:
         """Whether the method trains a model on the nodes, and writes no text."""
-        return self.method in ("dp-fedavg", "dp-ftrl")
+        return self.uses("training")
 
     @property
     def trusts_aggregator(self) -> bool:
@@ -182,83 +149,6 @@ class RunConfig(Section):
         training = self.training
         batches = -(-self.data.samples_per_user // training.batch_size)
         return training.max_steps or batches * training.epochs
-
-    def _check_training(self) -> None:
-        """What DP-FedAvg and DP-FTRL need, and what only they have."""
-        ftrl = self.ftrl
-        if self.method == "dp-ftrl":
-            if self.training.noise != "aggregator":
-                raise ValueError(
-                    "method = 'dp-ftrl' correlates the noise of its rounds, which only one party "
-                    "that adds all of it can do: set training.noise = 'aggregator' if the "
-                    "aggregator is trusted, or method = 'dp-fedavg'"
-                )
-            if ftrl.min_separation > self.rounds:
-                raise ValueError(
-                    f"ftrl.min-separation = {ftrl.min_separation} exceeds rounds = {self.rounds}: "
-                    "lower it, or raise rounds"
-                )
-            if 0 < ftrl.max_participations * ftrl.min_separation < self.rounds:
-                raise ValueError(
-                    f"ftrl.max-participations = {ftrl.max_participations} turns of "
-                    f"ftrl.min-separation = {ftrl.min_separation} rounds end before rounds = "
-                    f"{self.rounds}, and from there every node refuses: raise one of the two "
-                    "(0 participations: as many as fit), or lower rounds"
-                )
-        elif ftrl != FtrlConfig():
-            raise ValueError(
-                f"keys of ftrl belong to method = 'dp-ftrl', and it is {self.method!r}: leave "
-                "them out"
-            )
-        if not self.trains and self.training != TrainingConfig():
-            raise ValueError(
-                "keys of training belong to method = 'dp-fedavg' or 'dp-ftrl', and it is "
-                f"{self.method!r}: leave them out"
-            )
-
-    def _check_noise(self) -> None:
-        """What cannot go with Gaussian noise of a trusted aggregator."""
-        if not self.trusts_aggregator:
-            return
-        if self.sampler != "full":
-            raise ValueError(
-                f"sampler = {self.sampler!r} with training.noise = 'aggregator', whose noise is "
-                "made for users who all take part or take turns (ftrl.min-separation): set 'full'"
-            )
-        if self.simulation_seeded_noise:
-            raise ValueError(
-                "simulation-seeded-noise = true is for the nodes' noise; training.noise = "
-                "'aggregator' draws its key from the operating system: set it to false"
-            )
-
-    def _check_evaluation(self) -> None:
-        """What a comparison needs of the method."""
-        if self.evaluation.rival and self.trains:
-            raise ValueError(
-                f"evaluation.rival = {self.evaluation.rival!r} is simulated for synthetic text, "
-                f"not for method = {self.method!r}: set it to ''"
-            )
-        if self.evaluation.task == "classification":
-            if self.method != "popri" or not self.popri.labels:
-                raise ValueError(
-                    f"evaluation.task = 'classification' with method = {self.method!r} and "
-                    f"popri.labels = {self.popri.labels!r}: it needs method = 'popri' and labels, "
-                    "so that synthetic text has classes"
-                )
-            if len(split_list(self.popri.labels)) < 2:
-                raise ValueError(
-                    f"evaluation.task = 'classification' with popri.labels = "
-                    f"{self.popri.labels!r}: at least 2 classes are needed"
-                )
-            if self.evaluation.rival == "pretext":
-                raise ValueError(
-                    "evaluation.rival = 'pretext' writes text without classes, of no use to "
-                    "evaluation.task = 'classification': set rival = ''"
-                )
-        if self.evaluation.rival and self.method == self.evaluation.rival:
-            raise ValueError(
-                f"evaluation.rival = {self.evaluation.rival!r} is the method itself: set it to ''"
-            )
 
     def _check_sampler(self) -> None:
         """Each sampler has its own key, and the other one at its default."""
@@ -314,38 +204,6 @@ def ledger_folder() -> Path:
     return Path(data).expanduser() / "privsyn-flower" / "ledgers"
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Nested tables -> dotted keys; a list or a date is refused with its key."""
-    flat: dict[str, Scalar] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{key}.")
-        elif isinstance(value, bool | int | float | str):
-            flat[f"{prefix}{key}"] = value
-        else:
-            raise ConfigError(
-                f"{prefix}{key} = {value!r}: only booleans, numbers and strings are allowed "
-                "(write a list as one comma-separated string)"
-            )
-    return flat
-
-
 def flat_defaults() -> dict[str, Scalar]:
     """Every known key with its default."""
     return flatten(RunConfig().model_dump(by_alias=True))
-
-
-def split_list(text: str) -> list[str]:
-    """A comma-separated value -> its non-empty parts."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def explain(error: ValidationError) -> str:
-    """Every wrong key with its value and bound, on one line."""
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part).replace("_", "-") for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        whole = isinstance(item["input"], Mapping | BaseModel)  # a rule across a table's keys
-        lines.append(message if whole or not key else f"{key} = {item['input']!r}: {message}")
-    return "; ".join(lines)

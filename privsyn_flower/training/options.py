@@ -24,6 +24,8 @@ _WHOLE = {  # lowest and highest value
 class LocalTraining:
     """One user's local training; PUBLIC. Raises ValueError for a value out of bounds.
 
+    What the configuration's `[training]` has a default for has none here.
+
     momentum: of SGD; AdamW has its usual (0.9, 0.999) and 1e-8. weight_decay: decoupled under
     adamw, added to the gradient under sgd. epochs: passes over a user's texts, each in an order
     of its own. batch_size: texts of one step. max_steps: no more steps than this; without a limit
@@ -32,14 +34,14 @@ class LocalTraining:
     that are trained; the others that travel are laid over the base and stay as they are.
     """
 
-    optimizer: Optimizer = "sgd"
-    learning_rate: float = 0.1
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    epochs: int = 1
-    batch_size: int = 8
-    max_steps: int = 100
-    sequence_length: int = 64
+    optimizer: Optimizer
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    epochs: int
+    batch_size: int
+    max_steps: int
+    sequence_length: int
     seed: int = 0
     trained: str = "*"
 

@@ -47,7 +47,9 @@ from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 TICKET = Ticket("run", "update", 1, 1)
 CANARY = "xylophone-quetzal-7391"
-OPTIONS = LocalTraining(learning_rate=0.5, batch_size=2, sequence_length=12)
+OPTIONS = LocalTraining(
+    "sgd", 0.5, 0.0, 0.0, epochs=1, batch_size=2, max_steps=100, sequence_length=12
+)
 CLIP, INDICATOR, WEIGHT = 0.16, 0.25, 6  # some of the users below are clipped
 USERS = {
     "short": ["a river of stone"],

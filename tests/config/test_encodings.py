@@ -21,7 +21,8 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import integer_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHIPPED = {path.stem: load_config(path) for path in sorted(CONFIGS.glob("*.toml"))}
+FILES = [*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("papers/*.toml"))]
+SHIPPED = {path.stem: load_config(path) for path in FILES}
 OF_NODES = [name for name, config in SHIPPED.items() if not config.trusts_aggregator]
 # Bits of a coordinate with the Skellam noise of earlier versions, where anybody runs them.
 BEFORE = {"demo": 24, "popri-demo": 24, "dp-fedavg-demo": 24, "test": 24, "popri-test": 24}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -16,6 +17,7 @@ from privsyn_flower.config import (
     parse_override,
     to_toml,
 )
+from privsyn_flower.config.schema import METHODS
 
 ROOT = Path(__file__).parents[2]
 
@@ -233,13 +235,23 @@ def test_overrides(tmp_path: Path) -> None:
         load_config(file)
 
 
+def test_every_method_has_its_tables() -> None:
+    assert tuple(METHODS) == get_args(RunConfig.model_fields["method"].annotation)
+    for tables in METHODS.values():
+        assert set(tables) < set(RunConfig.model_fields)
+
+
 def test_flower_app_config_lists_every_key() -> None:
     """Flower accepts only keys that pyproject.toml declares: it must have all, and no others."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert flatten(project["tool"]["flwr"]["app"]["config"]) == flat_defaults()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda p: p.stem)
+CONFIGS = ROOT / "configs"
+SHIPPED = [*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("papers/*.toml"))]
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda p: p.stem)
 def test_shipped_configs_validate(path: Path) -> None:
     config = load_config(path)
     assert config.epsilon > 0

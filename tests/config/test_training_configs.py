@@ -19,6 +19,7 @@ from scripts import grid
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
+PAPERS = CONFIGS / "papers"
 PRETEXT = [f"{d}-eps{e}" for d in ("jobs", "forums", "microblog", "code") for e in (1.29, 7.58)]
 # name -> POPri's Table 3: sigma_1 (DP-FedAvg), sigma_2 (DP-FTRL); App. C.1: rounds; clients a round
 POPRI = {
@@ -40,11 +41,11 @@ NAMES = [
 
 
 def load(name: str) -> RunConfig:
-    return load_config(CONFIGS / f"{name}.toml")
+    return load_config(PAPERS / f"{name}.toml")
 
 
 def test_every_paper_configuration_is_tested() -> None:
-    shipped = {path.stem for path in CONFIGS.glob("dp-*-*-*.toml")}
+    shipped = {path.stem for path in PAPERS.glob("dp-*.toml")}
     assert shipped == set(NAMES)
 
 
@@ -70,8 +71,8 @@ def test_it_keeps_its_epsilon_and_wastes_little(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_header_says_whom_one_trusts_and_how_to_run_it(name: str) -> None:
-    text = (CONFIGS / f"{name}.toml").read_text("utf-8")
-    assert f"privsyn run configs/{name}.toml" in text
+    text = (PAPERS / f"{name}.toml").read_text("utf-8")
+    assert f"privsyn run configs/papers/{name}.toml" in text
     assert ("TRUSTED" in text) == ("ftrl" in name)
     assert max(map(len, text.splitlines())) <= 130
 
@@ -122,7 +123,7 @@ def test_popris_sigma_2_is_that_of_a_tree_an_epoch(name: str) -> None:
     assert theirs == pytest.approx(config.epsilon, rel=0.015) and theirs <= config.epsilon
     assert promised(config).epsilon == pytest.approx(exact, rel=1e-9)
     comment = f"by Renyi DP (App. D.1), exactly it costs {float(f'{exact:.3f}'):g}\n"
-    assert comment in (CONFIGS / f"dp-ftrl-popri-{name}.toml").read_text("utf-8")
+    assert comment in (PAPERS / f"dp-ftrl-popri-{name}.toml").read_text("utf-8")
     one_tree, _ = kairouz_restart_epsilon(
         epoch, [len(epochs)], stated, config.delta, completion=False
     )
@@ -146,8 +147,8 @@ def test_gboards_privacy(name: str) -> None:
 
 
 GRIDS = [
-    ("pretext", "dp-fedavg-pretext-jobs-eps7.58", 3 * 3 * 4),
-    ("popri", "dp-fedavg-popri-partial-1000", 3 * 3 * 2),
+    ("pretext", "papers/dp-fedavg-pretext-jobs-eps7.58", 3 * 3 * 4),
+    ("popri", "papers/dp-fedavg-popri-partial-1000", 3 * 3 * 2),
     ("demo", "dp-fedavg-demo", 12),
 ]
 

@@ -12,7 +12,8 @@ from privsyn_flower.preflight.numbers import _noise
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs").glob("*.toml"))
+FOLDER = Path(__file__).parents[2] / "configs"
+CONFIGS = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("papers/*.toml"))]
 
 
 def about(**changes: Any) -> list[tuple[bool, str]]:

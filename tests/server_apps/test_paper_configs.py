@@ -24,7 +24,7 @@ from privsyn_flower.server_apps.promised import config_ledger, promised, stateme
 from privsyn_flower.text.prompts import prompt_source
 
 ROOT = Path(__file__).parent.parent.parent
-CONFIGS = ROOT / "configs"
+CONFIGS = ROOT / "configs" / "papers"
 # name -> users, rounds, epsilon, the paper's noise multiplier (None: not stated), sampling rate
 TABLE: dict[str, tuple[int, int, float, float | None, float]] = {
     "popri-biorxiv-eps1": (72_000, 20, 1.0, 19.3, 1.0),

@@ -23,7 +23,7 @@ from tests.conftest import node_context, sentences
 from tests.strategies.test_rounds import Counting
 
 ROOT = Path(__file__).parent.parent.parent
-PAPER = sorted((ROOT / "configs").glob("pretext-*.toml"))
+PAPER = sorted((ROOT / "configs" / "papers").glob("pretext-*.toml"))
 
 
 def write_rows(path: Path, users: int, samples: int, seed: int) -> None:

@@ -296,7 +296,7 @@ def test_openreview_end_to_end(
     loopback: Any, tmp_path: Path, causal_folder: Path, masked_folder: Path
 ) -> None:
     """The paper's class-conditional run with labelled stand-ins: one node, no public text."""
-    paper = load_config(CONFIGS / "popri-openreview-eps4.toml")
+    paper = load_config(CONFIGS / "papers" / "popri-openreview-eps4.toml")
     labels = split_list(paper.popri.labels)
     rows = [
         {"text": text, "label": labels[i % len(labels)]}
@@ -305,7 +305,7 @@ def test_openreview_end_to_end(
     source = tmp_path / "reviews.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = load_config(
-        CONFIGS / "popri-openreview-eps4.toml",
+        CONFIGS / "papers" / "popri-openreview-eps4.toml",
         {
             "cache": str(tmp_path / "cache"),
             "rounds": 1,

@@ -143,7 +143,9 @@ def test_it_is_trained_on_a_node(folder: Path, kind: Any) -> None:
         assert {name: array.shape for name, array in parameters.items()} == shapes
     else:  # the layers from state to state are among the linear ones
         assert "recurrent_gates.weight.up" in parameters
-    options = LocalTraining(learning_rate=0.5, batch_size=2, sequence_length=16)
+    options = LocalTraining(
+        "sgd", 0.5, 0.0, 0.0, epochs=1, batch_size=2, max_steps=100, sequence_length=16
+    )
     with model.load(parameters) as loaded:
         first = loaded.train(SENTENCES, options, np.random.default_rng(0))
         again = loaded.train(SENTENCES, options, np.random.default_rng(0))

@@ -20,7 +20,9 @@ from tests.conftest import sentences
 from tests.text.conftest import causal_folder, make_tokenizer  # noqa: F401 - fixtures
 
 TEXTS = ["a river of stone", *sentences(4, 1), "x" * 300, ""]
-OPTIONS = LocalTraining(learning_rate=0.5, epochs=2, batch_size=3, sequence_length=12)
+OPTIONS = LocalTraining(
+    "sgd", 0.5, 0.0, 0.0, epochs=2, batch_size=3, max_steps=100, sequence_length=12
+)
 PROJECTIONS = 2 * 7  # linear layers of the tiny Llama
 
 

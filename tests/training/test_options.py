@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
 
+from privsyn_flower.config import TrainingConfig
 from privsyn_flower.training import LocalTraining
 
 CHOSEN = LocalTraining("sgd", 0.05, 0.9, 1e-4, 3, 16, 40, 128, 7, "*.up,*.down")
@@ -67,8 +69,13 @@ def test_what_is_out_of_bounds_is_refused_with_its_key(key: str, value: Any) -> 
 
 def test_momentum_has_no_use_under_adamw() -> None:
     with pytest.raises(ValueError, match=r"training\.momentum = 0\.9"):
-        LocalTraining("adamw", momentum=0.9)
-    assert LocalTraining("adamw").optimizer == "adamw"
+        replace(CHOSEN, optimizer="adamw")
+    assert replace(CHOSEN, optimizer="adamw", momentum=0.0).optimizer == "adamw"
+
+
+def test_what_the_configuration_decides_has_no_second_default() -> None:
+    own = {field.name for field in fields(LocalTraining) if field.default is not MISSING}
+    assert own == {"seed", "trained"} and own.isdisjoint(TrainingConfig.model_fields)
 
 
 def test_nothing_is_assumed_and_nothing_passed_over() -> None:

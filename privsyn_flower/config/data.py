@@ -1,0 +1,97 @@
+"""`[data]`: who the users are, what they hold, and what text is public."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from privsyn_flower.config.section import Section
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.schema import RunConfig
+
+
+class DataConfig(Section):
+    """`[data]`: who the users are, what they hold, and what text is public."""
+
+    source: str = Field("docstrings", description="docstrings, files, or hub:NAME")
+    path: str = Field("", description="files: jsonl, csv or parquet with the private users' text")
+    public_path: str = Field("", description="files/hub: the public text (file, or hub:NAME)")
+    private_packages: str = Field(
+        "scipy,scikit-learn,pandas", description="docstrings: packages whose modules are users"
+    )
+    public_packages: str = Field(
+        "stdlib,transformers,torch,ray,sqlalchemy,sympy",
+        description="docstrings: the general public packages",
+    )
+    minority_packages: str = Field(
+        "numpy", description="docstrings: public packages close to the private domain"
+    )
+    minority_share: float = Field(
+        0.05, ge=0, le=1, description="docstrings: share of the public pool taken from them"
+    )
+    users: int = Field(1000, ge=1, description="declared number of private users (public)")
+    samples_per_user: int = Field(8, ge=1, description="cap on one user's samples")
+    min_samples_per_user: int = Field(
+        1, ge=1, description="users with fewer are not enrolled; above 1 only with benchmark = true"
+    )
+    sections_per_module: int = Field(
+        4, ge=1, description="docstrings: users made of one module, of consecutive samples each"
+    )
+    partition: Literal["natural", "uniform", "date"] = Field(
+        "natural", description="natural: by user column; uniform: PrE-Text's random partition; "
+        "date: by user column, the newest users held out (only with benchmark = true)"
+    )  # fmt: skip
+    near_duplicates: Literal["own", "remove", "keep"] = Field(
+        "own", description="texts that share 13 words in a row: own: a user keeps the first of "
+        "theirs, and so does the public text; remove: nobody shares any with anyone (only with "
+        "benchmark = true); keep: all stay"
+    )  # fmt: skip
+    held_out_users: int = Field(150, ge=0, description="test users, read by final runs only")
+    development_users: int = Field(
+        100, ge=0, description="users for tuning, and for popri.checkpoint = private"
+    )
+    public_pool: int = Field(8192, ge=1, description="public texts kept as the pool")
+    public_validation: int = Field(
+        512, ge=0, description="public texts to choose a rate by, or compare with"
+    )
+    sample_words: int = Field(45, ge=4, description="words of a sample, candidate or response")
+    chunk: bool = Field(
+        False, description="files/hub: cut a text into consecutive samples of sample-words words"
+    )
+    user_column: str = Field(
+        "user_id", description="files/hub: column of the user's id; empty: every row is a user"
+    )
+    text_column: str = Field("text", description="files/hub: column of the text")
+    public_text_column: str = Field(
+        "", description="files/hub: column of the public text; empty: text-column"
+    )
+    label_column: str = Field("", description="files/hub: column of a label; empty: none")
+    date_column: str = Field("", description="files/hub: column of a date; empty: none")
+    date_from: str = Field("", description="first date kept, YYYY-MM-DD")
+    date_to: str = Field("", description="last date kept, YYYY-MM-DD")
+    seed: int = Field(0, ge=0, description="seed of the split")
+
+    @property
+    def chosen_by_text(self) -> str:
+        """The keys that make one user's text decide about another's or about the public text."""
+        keys = {
+            "data.near-duplicates = 'remove'": self.near_duplicates == "remove",
+            "data.partition = 'date'": self.partition == "date",
+            f"data.min-samples-per-user = {self.min_samples_per_user}": (
+                self.min_samples_per_user > 1
+            ),
+        }
+        return ", ".join(key for key, used in keys.items() if used)
+
+    def check(self, config: RunConfig) -> None:
+        """Users, samples and public text are chosen by private text for benchmarks only."""
+        keys = self.chosen_by_text
+        if keys and not config.benchmark:
+            raise ValueError(
+                f"{keys}: this chooses users, samples or public text by reading private text, "
+                "which epsilon does not cover: for benchmarks only (benchmark = true); else "
+                "leave it at its default (data.near-duplicates = 'own', data.partition = "
+                "'natural', data.min-samples-per-user = 1)"
+            )

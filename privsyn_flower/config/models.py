@@ -1,0 +1,56 @@
+"""`[models]`, `[generation]`, `[expand]`: which models, where they run, how text is made."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from privsyn_flower.config.section import Section
+
+
+class ModelsConfig(Section):
+    """`[models]`: an embedded tiny model (tiny), a local folder, or a Hugging Face name."""
+
+    embedder: str = Field("minilm", description="minilm, ngram-DIM, a folder, or a hub name")
+    infiller: str = Field("tiny", description="masked LM: tiny, a folder, or a hub name")
+    generator: str = Field("tiny", description="causal LM: tiny, a folder, or a hub name")
+    downstream: str = Field(
+        "tiny",
+        description="model that is fine-tuned or trained: tiny, "
+        "lstm (the keyboard's, over words), a folder, or a hub name",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
+    train_seconds: float = Field(240.0, gt=0, description="time budget to train one tiny model")
+    train_steps: int = Field(0, ge=0, description="steps for a tiny model; 0: the recipe's")
+
+
+class GenerationConfig(Section):
+    """`[generation]`: where the causal LM of `models.generator` runs."""
+
+    backend: Literal["huggingface", "vllm", "openai"] = Field(
+        "huggingface", description="in this process, a vLLM server, or any OpenAI-compatible one"
+    )
+    base_url: str = Field("", description="of a running server; empty: vllm is started by the run")
+    api_key_env: str = Field("OPENAI_API_KEY", description="environment variable of the API key")
+    vllm_python: str = Field(
+        "", description="python of vLLM's own environment; empty: .venv-vllm/bin/python"
+    )
+    vllm_arguments: str = Field("", description="more arguments of the vLLM server")
+    concurrency: int = Field(16, ge=1, description="requests under way at once")
+    timeout: float = Field(300.0, gt=0, description="seconds for one request")
+    retries: int = Field(4, ge=0, description="of a request that failed for a passing reason")
+    start_timeout: float = Field(900.0, gt=0, description="seconds for a vLLM server to start")
+
+
+class ExpandConfig(Section):
+    """`[expand]`: prompts -> synthetic text by a causal LM (PrE-Text, section 3 (6))."""
+
+    samples: int = Field(2000, ge=0, description="synthetic texts to make; 0: seeds only")
+    seeds_per_prompt: int = Field(3, ge=1, description="seeds shown in one prompt")
+    include_seeds: bool = Field(False, description="put the seeds themselves into the output")
+    temperature: float = Field(1.0, gt=0, description="of the causal LM")
+    top_p: float = Field(1.0, gt=0, le=1, description="of the causal LM")
+    max_tokens: int = Field(85, ge=8, description="new tokens per completion")
+    min_words: int = Field(4, ge=1, description="shorter completions are dropped")
+    batch_size: int = Field(64, ge=1, description="completions generated side by side")

@@ -1,0 +1,38 @@
+"""`[pretext]`: the keys of PrE-Text."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from privsyn_flower.config.section import Section
+
+
+class PreTextConfig(Section):
+    """`[pretext]`: PrE-Text, Algorithms 1 and 2 of the paper."""
+
+    population: int = Field(256, ge=2, description="N_syn: candidates in a round")
+    lookahead: int = Field(
+        2, ge=1, description="K: variations averaged per candidate; 1: the candidate itself"
+    )
+    clip: Literal["normalised", "worst-case", "sqrt-count"] = Field(
+        "normalised", description="how one user's votes are bounded"
+    )
+    vote_bound: float = Field(1.0, gt=0, description="L2 bound of one user's votes")
+    neighbors: int = Field(1, ge=1, description="candidates one sample votes for")
+    metric: Literal["l2", "cosine", "ip"] = Field("l2", description="what nearest means")
+    threshold: float = Field(1.0, ge=0, description="H: taken off every candidate's votes")
+    threshold_unit: Literal["noise-std", "votes"] = Field(
+        "noise-std", description="unit of H: std of the released noise, or votes (the paper)"
+    )
+    variation: Literal["mask-fill", "retrieval", "mixed"] = Field(
+        "mask-fill", description="how survivors are varied"
+    )
+    retrieval_share: float = Field(0.5, ge=0, le=1, description="mixed: share retrieved")
+    retrieval_neighbors: int = Field(16, ge=1, description="public neighbours to draw from")
+    mask_fraction: float = Field(0.3, gt=0, lt=1, description="MASK%")
+    mask_steps: int = Field(2, ge=1, description="W_steps")
+    temperature: float = Field(1.0, gt=0, description="of the mask-fill")
+    top_p: float = Field(1.0, gt=0, le=1, description="of the mask-fill")
+    max_tokens: int = Field(64, ge=8, description="length of a candidate in tokens")

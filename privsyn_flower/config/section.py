@@ -1,0 +1,65 @@
+"""What the tables of the configuration share: names outside and inside, flat keys, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.schema import RunConfig
+
+Scalar = bool | int | float | str
+
+
+class ConfigError(ValueError):
+    """A key or value of the run configuration is wrong; the text names it and its bound."""
+
+
+class Section(BaseModel):
+    """One table of the configuration; kebab-case outside, snake_case inside."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        populate_by_name=True,
+        allow_inf_nan=False,
+        alias_generator=lambda name: name.replace("_", "-"),
+    )
+
+    def check(self, config: RunConfig) -> None:
+        """What the table needs of the others. Raises ValueError."""
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    """Nested tables -> dotted keys; a list or a date is refused with its key."""
+    flat: dict[str, Scalar] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif isinstance(value, bool | int | float | str):
+            flat[f"{prefix}{key}"] = value
+        else:
+            raise ConfigError(
+                f"{prefix}{key} = {value!r}: only booleans, numbers and strings are allowed "
+                "(write a list as one comma-separated string)"
+            )
+    return flat
+
+
+def split_list(text: str) -> list[str]:
+    """A comma-separated value -> its non-empty parts."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def explain(error: ValidationError) -> str:
+    """Every wrong key with its value and bound, on one line."""
+    lines = []
+    for item in error.errors():
+        key = ".".join(str(part).replace("_", "-") for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        whole = isinstance(item["input"], Mapping | BaseModel)  # a rule across a table's keys
+        lines.append(message if whole or not key else f"{key} = {item['input']!r}: {message}")
+    return "; ".join(lines)

@@ -1,0 +1,154 @@
+"""`[training]` and `[ftrl]`: the keys of DP-FedAvg and DP-FTRL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import Field, model_validator
+
+from privsyn_flower.config.section import Section
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.schema import RunConfig
+
+
+class TrainingConfig(Section):
+    """`[training]`: DP-FedAvg and DP-FTRL, training of `models.downstream` on the nodes."""
+
+    parameters: Literal["full", "lora", "layers"] = Field(
+        "full", description="what is trained: all, low-rank factors, or the named layers"
+    )
+    layers: str = Field("", description="layers: patterns of parameter names, as in *.mlp.*")
+    lora_rank: int = Field(8, ge=1, description="lora: rank of the factors, on all projections")
+    lora_factors: Literal["both", "up"] = Field(
+        "both", description="lora: both factors, or up alone over fixed public down (FFA-LoRA)"
+    )
+    optimizer: Literal["sgd", "adamw"] = Field("sgd", description="of a user's local steps")
+    learning_rate: float = Field(0.1, gt=0, description="of a user's local steps")
+    momentum: float = Field(0.0, ge=0, lt=1, description="sgd: momentum of the local steps")
+    weight_decay: float = Field(0.0, ge=0, description="of the local steps")
+    epochs: int = Field(1, ge=1, description="passes over a user's texts in one round")
+    batch_size: int = Field(4, ge=1, description="texts of one local step")
+    max_steps: int = Field(
+        0, ge=0, description="most local steps of a user in a round; 0: those that "
+        "data.samples-per-user texts take"
+    )  # fmt: skip
+    clip_norm: float = Field(1.0, gt=0, description="L2 bound of one user's update, all layers")
+    adaptive_clipping: bool = Field(
+        False, description="the bound follows a quantile of the norms (Andrew et al. 2021)"
+    )
+    target_quantile: float = Field(0.5, gt=0, lt=1, description="adaptive: share within the bound")
+    clip_learning_rate: float = Field(
+        0.2, gt=0, description="adaptive: geometric step of the bound"
+    )
+    server_optimizer: Literal["fedavg", "fedavgm", "fedadam", "fedyogi"] = Field(
+        "fedavg", description="what the server does with the noisy mean update"
+    )
+    server_learning_rate: float = Field(1.0, gt=0, description="of the server's step")
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="fedavgm, fedadam, fedyogi")
+    beta_2: float = Field(0.99, ge=0, lt=1, description="fedadam, fedyogi: of the second moment")
+    tau: float = Field(1e-3, gt=0, description="fedadam, fedyogi: added to its root")
+    noise: Literal["nodes", "aggregator"] = Field(
+        "nodes", description="who adds it: nodes (the server learns noisy sums only), or an "
+        "aggregator that is trusted with the sums"
+    )  # fmt: skip
+    public_steps: int = Field(
+        0, ge=0, description="fine-tuning on public text before round 1; 0: none"
+    )
+    evaluate: bool = Field(
+        False, description="one paid evaluation on the nodes: the final model against the start"
+    )
+
+    @model_validator(mode="after")
+    def _across_keys(self) -> Self:
+        if (self.parameters == "layers") != bool(self.layers.strip(", ")):
+            raise ValueError(
+                f"training.layers = {self.layers!r} with training.parameters = "
+                f"{self.parameters!r}: patterns of names belong to 'layers', which needs some"
+            )
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"training.momentum = {self.momentum} belongs to training.optimizer = 'sgd', and "
+                f"it is {self.optimizer!r}: set momentum = 0"
+            )
+        if self.adaptive_clipping and self.noise != "nodes":
+            raise ValueError(
+                "training.adaptive-clipping = true needs training.noise = 'nodes': the noise of a "
+                "trusted aggregator is made for one bound in all rounds"
+            )
+        return self
+
+    def check(self, config: RunConfig) -> None:
+        """What cannot go with Gaussian noise of a trusted aggregator."""
+        if self.noise != "aggregator":
+            return
+        if config.sampler != "full":
+            raise ValueError(
+                f"sampler = {config.sampler!r} with training.noise = 'aggregator', whose noise is "
+                "made for users who all take part or take turns (ftrl.min-separation): set 'full'"
+            )
+        if config.simulation_seeded_noise:
+            raise ValueError(
+                "simulation-seeded-noise = true is for the nodes' noise; training.noise = "
+                "'aggregator' draws its key from the operating system: set it to false"
+            )
+
+
+class FtrlConfig(Section):
+    """`[ftrl]`: DP-FTRL's noise, correlated over the rounds, added by a trusted aggregator."""
+
+    mechanism: Literal[
+        "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"
+    ] = Field("blt", description="how the noise of the rounds is correlated")
+    schedule: Literal["users", "nodes"] = Field(
+        "users", description="who takes turns when min-separation is above 1: the users of every "
+        "node, or whole nodes"
+    )  # fmt: skip
+    min_separation: int = Field(
+        1, ge=1, description="rounds between two answers of a user, kept by the nodes; above 1 "
+        "users take turns: each answers every min-separation rounds"
+    )  # fmt: skip
+    max_participations: int = Field(
+        0, ge=0, description="rounds one user answers at most; 0: as many as fit"
+    )
+    restart_every: int = Field(0, ge=0, description="tree-restart: rounds of one tree")
+    completion: bool = Field(False, description="tree-restart: complete a tree before the next")
+    bands: int = Field(
+        0, ge=0, description="banded, banded-optimised: rounds that share noise; 0: the "
+        "separation, or all rounds where a user answers once"
+    )  # fmt: skip
+    buffers: int = Field(
+        4, ge=1, description="blt: buffers of the noise, each as large as the model"
+    )
+
+    @model_validator(mode="after")
+    def _across_keys(self) -> Self:
+        restarts = self.mechanism == "tree-restart"
+        if restarts != (self.restart_every > 0) or (self.completion and not restarts):
+            raise ValueError(
+                f"ftrl.restart-every = {self.restart_every}, ftrl.completion = "
+                f"{str(self.completion).lower()}: they belong to ftrl.mechanism = 'tree-restart', "
+                f"which needs restart-every, and it is {self.mechanism!r}"
+            )
+        return self
+
+    def check(self, config: RunConfig) -> None:
+        """What correlated noise needs of the other tables."""
+        if config.training.noise != "aggregator":
+            raise ValueError(
+                "method = 'dp-ftrl' correlates the noise of its rounds, which only one party "
+                "that adds all of it can do: set training.noise = 'aggregator' if the "
+                "aggregator is trusted, or method = 'dp-fedavg'"
+            )
+        if self.min_separation > config.rounds:
+            raise ValueError(
+                f"ftrl.min-separation = {self.min_separation} exceeds rounds = {config.rounds}: "
+                "lower it, or raise rounds"
+            )
+        if 0 < self.max_participations * self.min_separation < config.rounds:
+            raise ValueError(
+                f"ftrl.max-participations = {self.max_participations} turns of "
+                f"ftrl.min-separation = {self.min_separation} rounds end before rounds = "
+                f"{config.rounds}, and from there every node refuses: raise one of the two "
+                "(0 participations: as many as fit), or lower rounds"
+            )
