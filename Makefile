@@ -13,7 +13,7 @@ VLLM_PIP := .venv-vllm/bin/python -m pip
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test check noninterference fuzz lint format results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast e2e check noninterference fuzz wheel lint format results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -29,8 +29,13 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 test: install  ## the whole suite, two files at a time
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
-check: lint  ## the fast part of the suite: nothing slow, no Flower runs
+fast: install  ## the fast part of the suite: nothing slow, no Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not e2e and not slow"
+
+e2e: install  ## the rest of the suite: what is slow, and real Flower runs
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
+
+check: lint fast
 
 noninterference: install  ## every method in every way, twice: one user's texts show nowhere (an hour)
 	PRIVSYN_NONINTERFERENCE=full $(BIN)/python -m pytest -q -n 2 --timeout=0 tests/noninterference
@@ -43,6 +48,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+wheel: install  ## dist/: the source distribution and the wheel, tried in an environment of its own
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python scripts/check_wheel.py dist
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -83,7 +83,7 @@ def outgoing(
     return Message(content, node_id, message_type, ttl=ttl, group_id=group_id)
 
 
-def exchange(
+def send_and_wait(
     grid: Grid, messages: list[Message], timeout: float, arrived: Arrived, poll: float
 ) -> dict[int, Message]:
     """Send messages, wait for all replies or `timeout` seconds; destination node -> reply.

@@ -1,19 +1,24 @@
-"""Progress of a run as events on disk, so that any terminal can draw it.
+"""Progress: events on disk, so that any terminal can draw them; or a bar here; or nothing.
 
 The ServerApp runs inside Flower's processes, far from the user's terminal; it appends public
 events to `progress.jsonl` and logs the coarse ones, and `privsyn run` draws bars from the file.
+Library calls draw a bar of their own.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 logger = logging.getLogger("privsyn_flower")
+
+QUIET_BELOW = 300  # items; fewer are done before a bar would be read
 
 
 class Progress(Protocol):
@@ -24,6 +29,34 @@ class Progress(Protocol):
 
 def silent(stage: str, done: float, total: float, note: str = "") -> None:
     """No progress shown; the default of library calls."""
+
+
+@contextmanager
+def bar(progress: bool | Progress, stage: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields `advance(count)`.
+
+    progress: True draws a tqdm bar on stderr (when tqdm is installed and there is enough to do),
+    False shows nothing, and a `Progress` is called as progress(stage, done, total).
+    """
+    done = 0
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        if not isinstance(progress, bool):
+            progress(stage, done, total)
+
+    if progress is not True or total < QUIET_BELOW or not importlib.util.find_spec("tqdm"):
+        yield report
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=total, desc=stage, unit="text") as drawn:
+
+        def draw(count: int) -> None:
+            drawn.update(count)
+
+        yield draw
 
 
 class ProgressLog:

@@ -10,16 +10,11 @@ import pytest
 from flwr.app import MetricRecord
 
 from privsyn_flower.config import load_config
-from privsyn_flower.privacy.correlated import (
-    Participation,
-    epsilon_correlated,
-    factorization,
-    kairouz_restart_epsilon,
-    zcdp,
-)
+from privsyn_flower.privacy.correlated import Participation, epsilon_correlated, factorization
 from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
+from tests.privacy.published import kairouz_restart_epsilon, zcdp
 from tests.strategies.training_rig import record, trainers
 from tests.test_docs import ROOT, blocks, metrics_of_the_page, text_of
 

@@ -32,8 +32,14 @@ from privsyn_flower.local.last_word import LAST_WORD
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
-from privsyn_flower.run_log import log_size, read_warnings
-from privsyn_flower.runs import RunFolder, RunLocked, lock_holder, write_atomic
+from privsyn_flower.runs import (
+    RunFolder,
+    RunLocked,
+    lock_holder,
+    log_size,
+    read_warnings,
+    write_atomic,
+)
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from privsyn_flower.client_apps.node.policy import (
 from privsyn_flower.client_apps.node.records import Peer
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
-from privsyn_flower.client_apps.node.timing import timed
+from privsyn_flower.local.timings import timed
 from privsyn_flower.privacy.accounting.sampling import coins
 from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers, to_modulus
 from privsyn_flower.protocol.question import (
@@ -218,7 +219,7 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
     """
     taken = node.facts.weight
     try:
-        with timed(node, ticket, node.facts.weight):
+        with timed(_timings_folder(node), ticket, node.facts.weight):
             users = _users_or_none(node)
             taking = _taking(users, query, ticket, noise, node)
             taken = int(np.count_nonzero(taking.asked)) if users else taken
@@ -226,6 +227,11 @@ def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: K
             return share + _vectors_or_zero(query, noise, users, taking, node, kind)
     finally:
         node.failures.write(node.cache, ticket, taken)
+
+
+def _timings_folder(node: Node) -> Path | None:
+    """Where a node's timings go; None where it could be anything else than a simulation's."""
+    return None if node.policy is not None or node.facts.deployed else node.cache
 
 
 def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Integers:

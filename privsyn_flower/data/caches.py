@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from privsyn_flower.files import DataError, UnavailableError, write_atomic
 
-from .logs import NODE_LOG
+from .findings import NODE_LOG
 from .vectors import Floats, VectorFile
 
 Ints = npt.NDArray[np.int32]

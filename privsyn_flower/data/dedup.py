@@ -70,13 +70,6 @@ def keep_first(sides: Sequence[Sequence[str]], gram: int = GRAM) -> list[list[in
     return kept
 
 
-def shared_grams(left: Sequence[str], right: Sequence[str], gram: int = GRAM) -> int:
-    """Number of distinct 13-grams (or whole shorter texts) that both sides hold."""
-    grams, start = _gram_hashes([*left, *right], gram)
-    cut = start[len(left)]
-    return len(np.intersect1d(grams[:cut], grams[cut:]))
-
-
 def _gram_hashes(
     texts: Sequence[str], gram: int
 ) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:

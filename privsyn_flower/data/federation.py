@@ -132,10 +132,6 @@ class Federation:
         sizes = self._sizes(partition, partitions)
         return _read_users(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
 
-    def shard_weight(self, partition: int, partitions: int) -> int:
-        """Number of users that node `partition` stands for; public."""
-        return self._sizes(partition, partitions)[partition]
-
     def held_out(self, which: Literal["test", "development"]) -> Users:
         """user_id -> texts of held-out users who have any; labels with them. PRIVATE, for the
         benchmark only."""

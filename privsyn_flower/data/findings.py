@@ -2,11 +2,20 @@
 
 Findings hold no text and no user id; their counts are PRIVATE all the same. They belong to the
 file's owner, a node's local log, or the terminal of a simulation, never to a server.
+
+`NODE_LOG` is the node's local log, for everything that is derived from private text (rule 7).
+Nothing said there reaches stderr or Flower's log, which a server may read: without a handler it
+is dropped. A node attaches the file handler of its own log (`node.log`, mode 0600).
 """
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+
+NODE_LOG = logging.getLogger("privsyn_flower.node")
+NODE_LOG.propagate = False
+NODE_LOG.addHandler(logging.NullHandler())  # else Python's last resort prints to stderr
 
 FIRST = 5  # lines named of a kind
 # What is read all the same, if not as it stands; every other advice is about a row that is not.

@@ -16,8 +16,7 @@ from typing import Any, Self
 
 from privsyn_flower.files import DataError
 
-from .findings import LONG, UNICODE, Finding, Kind, Tally
-from .logs import NODE_LOG
+from .findings import LONG, NODE_LOG, UNICODE, Finding, Kind, Tally
 from .reading import Report, Row, column_names, read_rows
 
 Tell = Callable[[str], None]  # the person at this machine, never a server

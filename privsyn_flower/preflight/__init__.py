@@ -5,7 +5,58 @@ What only the run itself can find is not repeated here. A private file's counts 
 terminal of whoever simulates, and nowhere else.
 """
 
-from .checks import check_ready
-from .findings import Finding
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.local.federation import LocalFederation
+from privsyn_flower.local.simulation import FlowerError
+from privsyn_flower.privacy.ledger import LedgerError
+
+from .data import docstring_packages, private_file, public_file
+from .findings import Finding, Findings
+from .machine import federation_nodes, libraries, models, places
+from .numbers import budget, integers, keys, promise
 
 __all__ = ["Finding", "check_ready"]
+
+
+def check_ready(
+    config: RunConfig,
+    folder: Path,
+    federation: LocalFederation | None = None,
+    *,
+    resumed: bool = False,
+) -> list[Finding]:
+    """Everything that can be told wrong about a run in `folder`; never raises for it.
+
+    In the order in which a reader would mend things. config: with absolute paths. federation:
+    where it runs; None simulates. resumed: the run has begun, so its numbers stand.
+    """
+    checks: list[Callable[[], Findings]] = [
+        lambda: keys(config),
+        lambda: private_file(config),
+        lambda: public_file(config),
+        lambda: docstring_packages(config),
+        lambda: libraries(config),
+        lambda: models(config),
+        lambda: places(config, folder),
+        lambda: budget(config, folder, resumed=resumed),
+    ]
+    if not resumed:
+        checks += [lambda: promise(config), lambda: integers(config)]
+    if federation is not None:
+        checks.append(lambda: federation_nodes(config, federation))
+    return list(dict.fromkeys(finding for check in checks for finding in _run(check)))
+
+
+def _run(check: Callable[[], Findings]) -> Findings:
+    """What a check finds; what it raises is one more finding."""
+    try:
+        yield from check()
+    except OSError as error:
+        yield Finding(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (ValueError, LedgerError, FlowerError) as error:
+        yield Finding(" ".join(str(error).split()))

@@ -23,7 +23,7 @@ from privsyn_flower.privacy.accounting.composition import (
     composed_epsilon,
     gaussian_mu,
 )
-from privsyn_flower.privacy.accounting.sampling import FixedSize, Full, NodePoisson, Sampler
+from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.correlated import Factorization, Participation
 from privsyn_flower.privacy.ledger.filters import Kind, Plan, sampled_plan
 from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
@@ -55,7 +55,7 @@ class Phase:
     name: str = ROUNDS
     rounds: int = 1
     spare: int = 0
-    sampler: Sampler = Full()  # noqa: RUF009 - frozen
+    sampler: Sampler = EVERYBODY
     source: Literal["nodes", "aggregator"] = "nodes"
     correlation: Factorization | None = None
     participation: Participation | None = None
@@ -87,7 +87,7 @@ class Phase:
     @property
     def rate(self) -> float:
         """Probability that a user is in a sum, as far as it may be claimed (`sampling`)."""
-        return self.sampler.rate_against("observer")
+        return self.sampler.rate
 
     @property
     def most(self) -> int:
@@ -191,7 +191,7 @@ class Promise:
             "noise_multiplier": phase.equivalent,
             "spare_rounds": phase.spare,
             "sampling_rate": phase.rate,
-            "cohort_nodes": phase.sampler.size if isinstance(phase.sampler, FixedSize) else 0,
+            "cohort_nodes": phase.sampler.nodes,
             "cycle": phase.cycle,
             "distance": self.distance,
         }
@@ -202,15 +202,13 @@ class Promise:
         main = self.main
         same = [p for p in self.phases if p.evaluates and p.equivalent == main.equivalent]
         others = [p for p in self.phases if p is not main and p not in same]
-        sampled = isinstance(main.sampler, NodePoisson) and main.rate < 1
-        drawn = isinstance(main.sampler, FixedSize)
         claims: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": self.delta,
             "noise_multiplier": main.equivalent,
             "rounds": main.rounds,
             "spare_rounds": main.spare if main.source == "nodes" else 0,
-            "sampler": "poisson" if sampled else "fixed" if drawn else "full",
+            "sampler": main.sampler.name,
             "sampling_rate": main.rate,
             "noise_source": main.source,
             "evaluations": sum(phase.rounds for phase in same),

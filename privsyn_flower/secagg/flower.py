@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.messaging import Absence, Arrived, exchange, outgoing, record_bytes, tally
+from privsyn_flower.messaging import Absence, Arrived, outgoing, record_bytes, send_and_wait, tally
 from privsyn_flower.secagg import node
 from privsyn_flower.secagg.cohort import Cohort, Member
 from privsyn_flower.secagg.server import Residues, SecureSum
@@ -179,7 +179,8 @@ class Transport:
         arrived = self.arrived if name == "mask" else silent
         found: dict[int, bytes] = {}
         absent = dict.fromkeys(payload, Absence.silence(timeout))
-        for node_id, reply in exchange(self.grid, messages, timeout, arrived, self.poll).items():
+        replies = send_and_wait(self.grid, messages, timeout, arrived, self.poll)
+        for node_id, reply in replies.items():
             data = self._data(reply)
             if isinstance(data, Absence):
                 absent[node_id] = data

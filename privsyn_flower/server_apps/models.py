@@ -14,7 +14,7 @@ from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
-from privsyn_flower.text.known import KnownRows
+from privsyn_flower.text.embedders import KnownRows
 
 Method = PrEText | POPri
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import Ledger, PrivacyStatement
-from privsyn_flower.privacy.accounting.sampling import FixedSize, Full, NodePoisson, Sampler
+from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, PromiseError, promise
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.parts import is_deployment
@@ -72,7 +72,8 @@ def phases(config: RunConfig) -> list[Phase]:
         except ValueError as error:
             raise ConfigError(f"ftrl.mechanism = {config.ftrl.mechanism!r}: {error}") from None
     else:
-        main = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler(config))
+        sampler = Sampler(config.sampler, config.sampling_rate, config.cohort_nodes)
+        main = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler)
     if config.noise_multiplier:
         main = main.given(config.noise_multiplier)
     return [main, *evaluation_phases(main, _evaluations(config))]
@@ -83,13 +84,6 @@ def _evaluations(config: RunConfig) -> int:
     if config.trains:
         return int(config.training.evaluate)
     return int(config.method == "popri" and config.popri.select == "federated")
-
-
-def sampler(config: RunConfig) -> Sampler:
-    """Who draws a round's users."""
-    if config.sampler == "poisson":
-        return NodePoisson(config.sampling_rate)
-    return FixedSize(config.cohort_nodes) if config.sampler == "fixed" else Full()
 
 
 @functools.lru_cache(maxsize=16)  # with sampling, or coefficients to optimise, it takes seconds

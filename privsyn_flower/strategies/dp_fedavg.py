@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from privsyn_flower.privacy.accounting.sampling import FixedSize, Full, NodePoisson, Sampler
+from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
@@ -95,11 +95,11 @@ class DPFedAvg(TrainingStrategy):
                 f"cohort_nodes = {self.cohort_nodes} are drawn from nodes = {self.nodes}: raise "
                 "nodes"
             )
-        sampler: Sampler = Full()
+        sampler = EVERYBODY
         if self.cohort_nodes:
-            sampler = FixedSize(self.cohort_nodes)
+            sampler = Sampler("fixed", nodes=self.cohort_nodes)
         elif self.sampling_rate < 1:
-            sampler = NodePoisson(self.sampling_rate)
+            sampler = Sampler("poisson", self.sampling_rate)
         if self.noise == "nodes":
             return Phase(ROUNDS, rounds, spare_rounds, sampler)
         independent, always = factorization("independent", rounds), Participation(rounds)

@@ -30,8 +30,8 @@ from privsyn_flower.privacy.accounting.composition import (
     check_positive,
     compose_gaussians,
     gaussian_epsilon,
+    sampled_event,
 )
-from privsyn_flower.privacy.accounting.sampling import NodePoisson
 
 _STATE_VERSION = 1
 _BACKEND = "pld"
@@ -162,8 +162,8 @@ class PldAccountant:
         sampled = PLDAccountant(value_discretization_interval=FINAL_INTERVAL)
         for event, count in composed:
             # The server draws the sample, so this holds against those who see only the model.
-            sampler = NodePoisson(event.sample_size / event.population_size)
-            sampled.compose(sampler.privacy_event(event.noise_multiplier, "observer"), count)
+            rate = event.sample_size / event.population_size
+            sampled.compose(sampled_event(event.noise_multiplier, rate), count)
         return lambda delta: min(
             float(sampled.get_epsilon(delta)), gaussian_epsilon(unsampled, delta)
         )

@@ -17,13 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.progress import Progress
-from privsyn_flower.text.bars import bar
+from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
-from privsyn_flower.text.models.devices import empty_cache, resolve_device
+from privsyn_flower.text.models.devices import empty_cache, map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
-from privsyn_flower.text.models.workers import map_batches
 from privsyn_flower.text.prompts import HEADING
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.progress import Progress
-from privsyn_flower.text.bars import bar
+from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens

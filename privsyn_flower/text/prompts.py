@@ -13,8 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from privsyn_flower.progress import Progress
-from privsyn_flower.text.bars import bar
+from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
 
 HEADING = "Original Text Sample"

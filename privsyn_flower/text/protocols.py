@@ -1,7 +1,7 @@
 """What the methods need of text models: small protocols, no base classes.
 
 An implementation is any object with these members; `embedders.py`, `infillers.py`,
-`retrieval.py`, `generators.py` and `preference.py` hold the ones that ship.
+`retrieval.py`, `generators.py` and `preference` hold the ones that ship.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ from privsyn_flower.cli.main import app
 from privsyn_flower.cli.run import RunFailed, _claimed, _fresh_name, _watch, run_command
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.local.simulation import FlowerError, LocalFlower
-from privsyn_flower.run_log import log_size
-from privsyn_flower.runs import RunFolder, write_json
+from privsyn_flower.runs import RunFolder, log_size, write_json
 from tests.cli.test_display import SUMMARY
 from tests.local.test_node_failures import note
 
@@ -181,10 +180,10 @@ def test_a_full_disk_is_the_reason_and_has_a_way_out(
 COMMAND = """
 import os, signal, subprocess, sys
 from pathlib import Path
-from privsyn_flower import cli_run
+from privsyn_flower.cli import run as cli_run
 from privsyn_flower.config import RunConfig
-from privsyn_flower.launch import LocalFlower
-from privsyn_flower.processes import end_group
+from privsyn_flower.local.simulation import LocalFlower
+from privsyn_flower.local.processes import end_group
 
 folder = Path(sys.argv[1])
 

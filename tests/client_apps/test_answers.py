@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower.client_apps.answers import guarded
+from privsyn_flower.client_apps.answers import contribution, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.local.timings import read_timings
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
@@ -126,6 +127,15 @@ def test_too_few_are_never_unmasked(tmp_path: Path, loopback: Any, stage: str) -
     with pytest.raises(TooFewSurvivors, match=r"W_min|at least 3"):
         collect(grid, question())
     assert "unmask" not in devices[100].stages + devices[103].stages
+
+
+@pytest.mark.parametrize("deployed", [False, True])
+def test_a_device_writes_no_timings(tmp_path: Path, deployed: bool) -> None:
+    node = Device(tmp_path, 0).node
+    node = replace(node, facts=replace(node.facts, deployed=deployed))
+    node.cache.mkdir()
+    contribution(question(), TICKET, NOISE, node, VOTES)
+    assert len(read_timings(tmp_path, "run")) == (0 if deployed else 1)
 
 
 def test_a_ticket_is_answered_once(tmp_path: Path, loopback: Any) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import ConfigError, RunConfig, load_config
-from privsyn_flower.privacy.correlated import kairouz_restart_epsilon, zcdp
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.promised import promised, statement
 from scripts import grid
+from tests.privacy.published import kairouz_restart_epsilon, zcdp
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"

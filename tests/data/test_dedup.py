@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.data.dedup import NearDuplicates, keep_first, normalised_words, shared_grams
+from privsyn_flower.data.dedup import NearDuplicates, keep_first, normalised_words
 
 
 def words(start: int, count: int) -> str:
@@ -70,7 +70,6 @@ def test_release_gives_the_text_back() -> None:
 
 def test_no_text_at_all() -> None:
     assert keep_first([[], []]) == [[], []]
-    assert shared_grams([], ["a b"]) == 0
 
 
 @settings(max_examples=200, deadline=None)
@@ -81,10 +80,6 @@ def test_no_text_at_all() -> None:
 def test_agrees_with_the_plain_rule(texts: list[str], gram: int) -> None:
     (kept,) = keep_first([texts], gram)
     assert kept == plain(texts, gram)
-
-
-def test_shared_grams_counts_between_sides_only() -> None:
-    assert shared_grams([words(0, 20), words(0, 20)], [words(5, 14), words(50, 20)]) == 2
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from privsyn_flower import progress
 from privsyn_flower.client_apps import answers, evaluation, main, scores, updates, votes
 from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
 from privsyn_flower.client_apps.dropin import training as dropin
-from privsyn_flower.run_log import RUN_LOG
+from privsyn_flower.runs import RUN_LOG
 from privsyn_flower.secagg import keys
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training.models import LoadedLM

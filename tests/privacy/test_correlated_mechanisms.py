@@ -15,9 +15,6 @@ from privsyn_flower.privacy.correlated import (
     calibrate_correlated,
     epsilon_correlated,
     factorization,
-    kairouz_restart_epsilon,
-    zcdp,
-    zcdp_conversion,
 )
 from privsyn_flower.privacy.correlated import tree_sensitivity as search
 from privsyn_flower.privacy.correlated.optimise import log_error, optimise_banded, optimise_buffers
@@ -25,6 +22,7 @@ from privsyn_flower.privacy.correlated.records import MemoryRecords, NoRecords
 from privsyn_flower.privacy.correlated.stream import Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered, square_root
 from privsyn_flower.privacy.correlated.trees import Tree
+from tests.privacy.published import kairouz_restart_epsilon, zcdp, zcdp_conversion
 
 LARGE = Participation(2000, 100, 20)
 

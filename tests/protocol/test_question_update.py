@@ -18,7 +18,6 @@ from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers, enco
 from privsyn_flower.privacy.encoding.quantize import (
     IntegerPlan,
     WrapAround,
-    encode_histogram,
     plan_histogram,
     to_modulus,
 )
@@ -247,7 +246,7 @@ def test_histograms_are_as_before() -> None:
     plan = integer_plan(query, noise)
     assert isinstance(plan, IntegerPlan) and plan.scale == 2048.0
     assert encoded_bound(query, noise) == 2.0
-    residues = to_modulus(encode_histogram([0, 1, -1, 0, 1], plan), 24)
+    residues = to_modulus(plan.encode_users(np.array([0, 1, -1, 0, 1.0]), np.zeros(5, np.intp)), 24)
     assert decode_sum(residues, query, noise).tolist() == [0, 1, -1, 0, 1]
     finer = replace(noise, scale=1024.0)
     assert integer_plan(query, finer).scale == 1024.0 and encoded_bound(query, finer) == 4.0

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from privsyn_flower.messaging import outgoing
 from privsyn_flower.privacy.noise.integer_noise import TooCoarse
 from privsyn_flower.secagg import SecaggError, secure_sum, secure_vector
 from privsyn_flower.secagg.flower import RECORD
@@ -282,9 +283,7 @@ def test_sums_near_the_modulus(tmp_path: Path, loopback: Any, largest: int) -> N
 
 def test_other_messages_are_refused(tmp_path: Path, loopback: Any) -> None:
     grid = loopback(nodes_of(tmp_path, [[1, 1]]))
-    from privsyn_flower import exchange
-
-    grid.push_messages([exchange.outgoing(RecordDict(), 10, "query.x", ttl=1.0)])
+    grid.push_messages([outgoing(RecordDict(), 10, "query.x", ttl=1.0)])
     (reply,) = grid.pull_messages(["m1"])
     assert reply.content[RECORD]["code"] == "secagg-malformed"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text import embedders
-from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
+from privsyn_flower.text.embedders import KnownRows, embedder_fingerprint, load_embedder
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.protocols import Embedder
@@ -198,8 +198,7 @@ def test_the_package_loads_no_heavy_library() -> None:
     """Neither the import nor an n-gram embedder nor a fingerprint needs torch."""
     code = (
         "import sys, privsyn_flower.text as text, privsyn_flower.text.generators,"
-        "privsyn_flower.text.infillers, privsyn_flower.text.models.sampling,"
-        "privsyn_flower.text.bars\n"
+        "privsyn_flower.text.infillers, privsyn_flower.text.models.sampling\n"
         "text.load_embedder('ngram-64').embed(['a text'])\n"
         "text.resolve_device('cpu')\n"
         "try: text.embedder_fingerprint('minilm')\n"
@@ -211,3 +210,34 @@ def test_the_package_loads_no_heavy_library() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout.strip() == "[]"
+
+
+class Counting:
+    """The n-gram embedder, counting what it is asked."""
+
+    def __init__(self) -> None:
+        self.inner = load_embedder("ngram-16")
+        self.fingerprint, self.dimension = self.inner.fingerprint, self.inner.dimension
+        self.asked: list[str] = []
+
+    def embed(self, texts):
+        self.asked += list(texts)
+        return self.inner.embed(texts)
+
+
+def test_rows_are_the_embedders_and_computed_once() -> None:
+    counting = Counting()
+    pool = ["one text", "another text"]
+    known = KnownRows(counting, pool, counting.inner.embed(pool))
+    texts = ["new", "one text", "new", "another text", "newer"]
+    assert np.array_equal(known.embed(texts), counting.inner.embed(texts))
+    assert counting.asked == ["new", "newer"]
+    known.embed(["newer", "one text"])
+    assert counting.asked == ["new", "newer"]
+    assert known.embed([]).shape == (0, 16)
+    assert known.fingerprint == counting.fingerprint
+
+
+def test_rows_and_texts_must_match() -> None:
+    with pytest.raises(ValueError, match="2 texts and 1 rows"):
+        KnownRows(Counting(), ["a", "b"], np.zeros((1, 16), np.float32))

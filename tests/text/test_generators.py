@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.generators import STOP_EVERY, HuggingFaceGenerator
+from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.sampling import choose_tokens
-from privsyn_flower.text.models.workers import map_batches
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
 
 from .conftest import SENTENCES, make_tokenizer

@@ -5,7 +5,7 @@ meets the server: the wrapper answers the greeting, every stage of the secure su
 question, and calls the function only where a user's vector is made. What the function returns
 becomes the change of the parameters, clipped (McMahan et al. 2018, Algorithm 1) and encoded;
 its metrics and its number of examples are dropped, and so is whatever it raises.
-`dropin_evaluation.py` does the same for an evaluate function.
+`evaluation.py` does the same for an evaluate function.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from privsyn_flower.client_apps.dropin.question import (
 from privsyn_flower.client_apps.node.device import Node, UserTexts, in_simulation
 from privsyn_flower.client_apps.node.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
-from privsyn_flower.data.logs import NODE_LOG
+from privsyn_flower.data.findings import NODE_LOG
 from privsyn_flower.data.users import to_name
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello

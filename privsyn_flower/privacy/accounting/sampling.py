@@ -1,9 +1,16 @@
 """Who takes part in a round, and what may be claimed for it against whom.
 
-Sampling amplifies privacy only against those who do not see who was sampled. So a sampler
-says which rate may enter the accounting, for a named adversary: `server` runs the rounds and
-sees all messages, `observer` sees only what is released, `own-node` is the device of the user
-(or a colluder on it). Unit: a rate is the probability that one user takes part in one round.
+`full`: every user, in every round. `poisson`: each user's node tosses a coin of this rate,
+secretly. All nodes answer, with their noise; users whose coin fails contribute zeros, and cost
+their node the same work as the others: else the time of an answer would tell the server how the
+coin fell. `fixed`: the server draws that many nodes, without replacement.
+
+Sampling amplifies privacy only against those who do not see who was sampled: the coins against
+those who see only sums, never against a user's own node. A draw of the server claims nothing. The
+server knows whom it drew. For an observer the size is fixed, so a user's absence puts another one
+in: neighbours differ by a replacement, at twice the sensitivity, and what sampling gains that way
+was measured to be far from the Poisson rate's. Unit: a rate is the probability that one user takes
+part in one round.
 """
 
 from __future__ import annotations
@@ -11,126 +18,39 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.privacy.accounting.composition import check_rate, sampled_event
+from privsyn_flower.privacy.accounting.composition import check_rate
 
 SamplerName = Literal["full", "poisson", "fixed"]
-Adversary = Literal["server", "observer", "own-node"]
 AggregationName = Literal["plain", "secure"]
 
 
 @dataclass(frozen=True)
-class Full:
-    """Every user takes part in every round."""
+class Sampler:
+    """Draws who takes part in a round; what is accounted is what it draws by.
 
-    def rate_against(self, adversary: Adversary, aggregation: AggregationName = "plain") -> float:
-        """1.0: nobody is left out, so nothing is amplified."""
-        _check(adversary, aggregation)
-        return 1.0
-
-    def privacy_event(
-        self,
-        noise_multiplier: float,
-        adversary: Adversary = "server",
-        aggregation: AggregationName = "plain",
-    ) -> Any:
-        """dp_accounting's event of one Gaussian sum, as claimed against the adversary."""
-        return sampled_event(noise_multiplier, self.rate_against(adversary, aggregation))
-
-    def sentence(self, aggregation: AggregationName = "plain") -> str:
-        """The clause that goes with epsilon."""
-        return sampling_sentence("full", 1.0, aggregation)
-
-
-@dataclass(frozen=True)
-class NodePoisson:
-    """Each user's node tosses a coin of this rate, secretly; all nodes answer, with their noise.
-
-    Users whose coin fails contribute zeros, and cost their node the same work as the others: else
-    the time of an answer would tell the server how the coin fell. The sum's denominator is
-    rate * declared users, both public. Raises ValueError unless 0 < rate <= 1.
+    rate: of poisson's coins, and so the rate that may be claimed; 1 for the others. nodes: that the
+    server draws for fixed; 0 for the others. Raises ValueError on anything else.
     """
 
-    rate: float
+    name: SamplerName = "full"
+    rate: float = 1.0
+    nodes: int = 0
 
     def __post_init__(self) -> None:
-        check_rate("rate", self.rate)
-
-    def rate_against(self, adversary: Adversary, aggregation: AggregationName = "plain") -> float:
-        """The rate, except against the own node, and the server unless it sees only sums."""
-        _check(adversary, aggregation)
-        hidden = adversary == "observer" or (adversary == "server" and aggregation == "secure")
-        return self.rate if hidden else 1.0
-
-    def privacy_event(
-        self,
-        noise_multiplier: float,
-        adversary: Adversary = "server",
-        aggregation: AggregationName = "plain",
-    ) -> Any:
-        """dp_accounting's event of one Gaussian sum, as claimed against the adversary."""
-        return sampled_event(noise_multiplier, self.rate_against(adversary, aggregation))
-
-    def sentence(self, aggregation: AggregationName = "plain") -> str:
-        """The clause that goes with epsilon."""
-        return sampling_sentence("poisson", self.rate, aggregation)
+        check_sampler(self.name, self.rate)
+        if (self.name == "fixed") != (self.nodes > 0) or self.nodes < 0:
+            raise ValueError(
+                f"nodes = {self.nodes} with sampler = {self.name!r}: 'fixed' draws at least 1, the "
+                "others none"
+            )
 
 
-@dataclass(frozen=True)
-class FixedSize:
-    """The server draws this many users for a round, without replacement.
-
-    Raises ValueError unless size >= 1.
-    """
-
-    size: int
-
-    def __post_init__(self) -> None:
-        if self.size != int(self.size) or self.size < 1:
-            raise ValueError(f"size = {self.size} must be a whole number, at least 1")
-
-    def rate_against(self, adversary: Adversary, aggregation: AggregationName = "plain") -> float:
-        """1.0 against everyone: no amplification is claimed.
-
-        The server knows whom it drew. For an observer the size is fixed, so a user's absence
-        puts another one in: neighbours differ by a replacement, at twice the sensitivity, and
-        what sampling gains that way was measured to be far from the Poisson rate's.
-        """
-        _check(adversary, aggregation)
-        return 1.0
-
-    def privacy_event(
-        self,
-        noise_multiplier: float,
-        adversary: Adversary = "server",
-        aggregation: AggregationName = "plain",
-    ) -> Any:
-        """dp_accounting's event of one Gaussian sum, as claimed against the adversary."""
-        return sampled_event(noise_multiplier, self.rate_against(adversary, aggregation))
-
-    def sentence(self, aggregation: AggregationName = "plain") -> str:
-        """The clause that goes with epsilon."""
-        return sampling_sentence("fixed", 1.0, aggregation)
-
-
-Sampler = Full | NodePoisson | FixedSize
-
-
-def parse_sampler(name: str, rate: float = 1.0, size: int = 0) -> Sampler:
-    """The sampler of a configuration. rate: for poisson, else 1; size: for fixed, else 0.
-
-    Raises ValueError naming the argument that the sampler does not have, or lacks.
-    """
-    check_sampler(name, rate)
-    if name != "fixed" and size != 0:
-        raise ValueError(f"size = {size} belongs to sampler = 'fixed', this one is {name!r}")
-    if name == "fixed":
-        return FixedSize(size)
-    return NodePoisson(rate) if name == "poisson" else Full()
+EVERYBODY = Sampler()
 
 
 def check_sampler(name: str, rate: float) -> None:
@@ -180,12 +100,3 @@ def sampling_sentence(
         "node, and the amplification by this is claimed against those who see only the released "
         f"sums{server if aggregation == 'secure' else ''}, never against a user's own node"
     )
-
-
-def _check(adversary: str, aggregation: str) -> None:
-    if adversary not in get_args(Adversary):
-        raise ValueError(f"adversary = {adversary!r} must be one of {get_args(Adversary)}")
-    if aggregation not in get_args(AggregationName):
-        raise ValueError(
-            f"aggregation = {aggregation!r} must be one of {get_args(AggregationName)}"
-        )

@@ -3,9 +3,6 @@
 from privsyn_flower.privacy.correlated.accounting import (
     calibrate_correlated,
     epsilon_correlated,
-    kairouz_restart_epsilon,
-    zcdp,
-    zcdp_conversion,
 )
 from privsyn_flower.privacy.correlated.factorization import NAMES, Factorization, factorization
 from privsyn_flower.privacy.correlated.keys import (
@@ -31,8 +28,5 @@ __all__ = [
     "calibrate_correlated",
     "epsilon_correlated",
     "factorization",
-    "kairouz_restart_epsilon",
     "replace_private",
-    "zcdp",
-    "zcdp_conversion",
 ]

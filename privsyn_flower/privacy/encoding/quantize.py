@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from privsyn_flower.privacy.noise.discrete_gaussian import (
     seeded_discrete_gaussian,
@@ -122,18 +122,6 @@ def check_plan(
             f"min_weight = {min_weight}) reach {needed}: raise bits, or lower sensitivity, "
             "noise_multiplier or weight"
         )
-
-
-def encode_histogram(vector: ArrayLike, plan: IntegerPlan) -> NDArray[np.int64]:
-    """One user's clipped vector as integers of L2 norm at most `plan.sensitivity`: (d,), PRIVATE.
-
-    Entries are truncated towards zero, so a vote for nobody stays 0. Raises ValueError on a
-    shape other than (plan.length,).
-    """
-    values = np.asarray(vector, dtype=np.float64)
-    if values.shape != (plan.length,):
-        raise ValueError(f"vector has shape {values.shape}, expected length = ({plan.length},)")
-    return plan.encode_users(values, np.zeros(plan.length, dtype=np.intp))
 
 
 def decode(residues: NDArray[np.uint64], plan: IntegerPlan) -> NDArray[np.float64]:

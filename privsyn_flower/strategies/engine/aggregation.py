@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
-from privsyn_flower.messaging import Absence, Arrived, exchange, record_bytes, tally
+from privsyn_flower.messaging import Absence, Arrived, record_bytes, send_and_wait, tally
 from privsyn_flower.privacy.accounting.sampling import AggregationName
 from privsyn_flower.privacy.encoding.rotation import rotate
 from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors, check_weight
@@ -238,7 +238,9 @@ class PlainSum:
             for node, facts in sending.cohort.items()
         ]
         sending.revealing()
-        replies = exchange(sending.grid, messages, sending.timeout, sending.arrived, sending.poll)
+        replies = send_and_wait(
+            sending.grid, messages, sending.timeout, sending.arrived, sending.poll
+        )
         length, answers = encoded_length(query), dict[int, Answer]()
         absent = dict.fromkeys(sending.cohort, Absence.silence(sending.timeout))
         for node, reply in replies.items():

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from flwr.serverapp import Grid
 
-from privsyn_flower.messaging import Absence, exchange, tally
+from privsyn_flower.messaging import Absence, send_and_wait, tally
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.greeting import HELLO, Hello, hello, read_hello
 from privsyn_flower.protocol.wire import TRAIN, Absent, WireError
@@ -317,7 +317,7 @@ class Cohort:
     def _greet(self, nodes: list[int], timeout: float) -> None:
         """Ask new nodes for their public facts; their weight is fixed for the run from here."""
         messages = [hello(node, timeout, self.plan.greeting) for node in nodes]
-        replies = exchange(
+        replies = send_and_wait(
             self.grid,
             messages,
             timeout,

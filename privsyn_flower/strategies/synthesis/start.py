@@ -13,7 +13,6 @@ from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import NODES, show
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.accounting.sampling import Full, Sampler
 from privsyn_flower.privacy.promise import ROUNDS, Phase, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
@@ -52,9 +51,9 @@ class SynthesisStrategy(Strategy):
     def attach(self, folder: RunFolder) -> None:
         """Where the strategy may keep files of its own; called before the first round."""
 
-    def phases(self, *, spare_rounds: int = 1, sampler: Sampler = Full()) -> list[Phase]:
+    def phases(self, spare_rounds: int = 1) -> list[Phase]:
         """What is asked of the users: the method's rounds, with noise of the nodes."""
-        return [Phase(ROUNDS, self.rounds, spare_rounds, sampler)]
+        return [Phase(ROUNDS, self.rounds, spare_rounds)]
 
     @telling
     def start(
@@ -91,9 +90,7 @@ class SynthesisStrategy(Strategy):
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         """
         run, how = RunFolder(folder), aggregation or SecureAggregation()
-        made = promise(
-            epsilon, delta, self.phases(spare_rounds=spare_rounds), ledger_epsilon=ledger_epsilon
-        )
+        made = promise(epsilon, delta, self.phases(spare_rounds), ledger_epsilon=ledger_epsilon)
         noise = made.main.equivalent
         for doubt in doubts(
             epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +17,8 @@ from peft import LoraConfig
 from transformers import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
+from privsyn_flower.progress import bar
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.bars import bar
 from privsyn_flower.text.models.adapters import (
     AdapterError,
     Base,
@@ -30,21 +30,19 @@ from privsyn_flower.text.models.devices import empty_cache
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.data import Row, encode_pairs
 from privsyn_flower.text.preference.steps import (
-    Keeper,
+    SaveCallback,
     epoch_metrics,
     latest_checkpoint,
     quiet,
     responses_only,
     untouched_randomness,
 )
-from privsyn_flower.text.preference.trainer import CHECKPOINTS, KEY, Tuning
-
-if TYPE_CHECKING:
-    from privsyn_flower.text.preference.trainer import PreferenceTrainer
+from privsyn_flower.text.preference.tuning import CHECKPOINTS, KEY, Setting, Tuning
 
 
 def fit(
-    owner: PreferenceTrainer,
+    setting: Setting,
+    tuning: Tuning,
     pairs: Sequence[Mapping[str, str]],
     *,
     start: Path | None,
@@ -56,25 +54,27 @@ def fit(
     Leaves an adapter per epoch in `work`. The base is in memory once: with the adapter's layers
     switched off it is the reference.
     """
-    tuning, checkpoints = owner.tuning, work / CHECKPOINTS
-    with quiet(), untouched_randomness(), responses_only(owner.device):
-        tokenizer = load_tokenizer(owner.model, KEY)
-        model = load_model("AutoModelForCausalLM", owner.model, KEY, owner.device, owner.dtype)
-        base = base_of(owner.model, model, KEY)
-        arguments = _arguments(owner, checkpoints, model.dtype, seed)
+    checkpoints = work / CHECKPOINTS
+    with quiet(), untouched_randomness(), responses_only(setting.device):
+        tokenizer = load_tokenizer(setting.model, KEY)
+        model = load_model(
+            "AutoModelForCausalLM", setting.model, KEY, setting.device, setting.dtype
+        )
+        base = base_of(setting.model, model, KEY)
+        arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed)
         build = _dpo if tuning.method == "dpo" else _sft
         trainer = build(model, tokenizer, pairs, tuning, arguments)
         if start is not None:
             _load(trainer.model, start, base, tuning)
         trainer.remove_callback(PrinterCallback)
         latest = latest_checkpoint(checkpoints)
-        with bar(owner.progress, "preference training", _steps(trainer, tuning)) as advance:
-            trainer.add_callback(Keeper(work, base, owner.save_seconds, advance))
+        with bar(setting.progress, "preference training", _steps(trainer, tuning)) as advance:
+            trainer.add_callback(SaveCallback(work, base, setting.save_seconds, advance))
             trainer.train(resume_from_checkpoint=str(latest) if latest else None)
         metrics = epoch_metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
         trainer.accelerator.free_memory()
         del trainer, model
-        empty_cache(owner.device)
+        empty_cache(setting.device)
     return metrics
 
 
@@ -186,10 +186,9 @@ def _with_reference(trainer: Any, dataset: Dataset, rows: Sequence[Row]) -> Data
 
 
 def _arguments(
-    owner: PreferenceTrainer, folder: Path, dtype: torch.dtype, seed: int
+    setting: Setting, tuning: Tuning, folder: Path, dtype: torch.dtype, seed: int
 ) -> dict[str, Any]:
     """What both of TRL's configurations take; one seed for the fresh adapter and the order."""
-    tuning, cuda = owner.tuning, owner.device.startswith("cuda")
     number = int(seeded(seed, "preference training").integers(1 << 31))
     return {
         "output_dir": str(folder),
@@ -200,18 +199,18 @@ def _arguments(
         "lr_scheduler_type": "cosine",
         "optim": "adamw_torch",
         "max_length": None,
-        "gradient_checkpointing": owner.gradient_checkpointing,
+        "gradient_checkpointing": setting.gradient_checkpointing,
         "bf16": dtype == torch.bfloat16,
-        "use_cpu": owner.device == "cpu",
+        "use_cpu": setting.device == "cpu",
         "seed": number,
         "data_seed": number,
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
-        "save_strategy": "no",  # `Keeper` says when
+        "save_strategy": "no",  # `SaveCallback` says when
         "report_to": "none",
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "dataloader_pin_memory": cuda,
+        "dataloader_pin_memory": setting.device.startswith("cuda"),
         "push_to_hub": False,
     }
 

@@ -19,13 +19,13 @@ import trl.trainer.utils
 from transformers import TrainerCallback
 
 from privsyn_flower.text.models.adapters import Base, save_adapter
-from privsyn_flower.text.preference.trainer import CHECKPOINTS, Tuning, epoch_folder
+from privsyn_flower.text.preference.tuning import CHECKPOINTS, Tuning, epoch_folder
 
 COMPLETE = "complete"  # a file in a checkpoint, written when all else in it is
 LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
 
 
-class Keeper(TrainerCallback):  # type: ignore[misc]
+class SaveCallback(TrainerCallback):  # type: ignore[misc]
     """Saves the adapter of every epoch, and checkpoints of which the last complete one stays."""
 
     def __init__(

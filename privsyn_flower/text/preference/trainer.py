@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -22,47 +22,17 @@ from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import local_folder
 from privsyn_flower.text.preference.data import EXPAND_ENDING, check_pairs
+from privsyn_flower.text.preference.tuning import (
+    CHECKPOINTS,
+    KEY,
+    Setting,
+    Tuning,
+    epoch_folder,
+)
 from privsyn_flower.text.protocols import Trained
 from privsyn_flower.text.tiny.assets import file_sha256
 
-KEY = "models.generator"
-TASK, FINISHED, CHECKPOINTS = "task.json", "finished.json", "checkpoints"
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """The public numbers of a training; the names are those of `[popri]`."""
-
-    method: Literal["dpo", "sft"]
-    beta: float
-    label_smoothing: float
-    learning_rate: float
-    epochs: int
-    batch_size: int
-    micro_batch_size: int
-    lora_rank: int
-    lora_alpha: float
-    ending: str | None
-
-    def __post_init__(self) -> None:
-        if self.method not in {"dpo", "sft"}:
-            raise ValueError(f"popri.training = {self.method!r}: must be 'dpo' or 'sft'")
-        for name in ("beta", "learning_rate", "lora_alpha"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be above 0")
-        for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be at least 1")
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ValueError(
-                f"{_key('label_smoothing')} = {self.label_smoothing}: must lie in [0, 0.5)"
-            )
-
-    @property
-    def pairs_at_once(self) -> int:
-        """The largest divisor of batch_size that is at most micro_batch_size."""
-        most = min(self.micro_batch_size, self.batch_size)
-        return max(size for size in range(1, most + 1) if self.batch_size % size == 0)
+TASK, FINISHED = "task.json", "finished.json"
 
 
 class PreferenceTrainer:
@@ -105,25 +75,21 @@ class PreferenceTrainer:
         save_seconds: float = 60.0,
         progress: bool | Progress = True,
     ) -> None:
-        self.model, self.dtype, self.progress = model, dtype, progress
         self.tuning = Tuning(
             method=method, beta=beta, label_smoothing=label_smoothing,
             learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
             micro_batch_size=micro_batch_size, lora_rank=lora_rank, lora_alpha=lora_alpha,
             ending=ending,
         )  # fmt: skip
-        self.device = resolve_device(device)
-        if self.device.partition(":")[2] not in {"", "0"}:
+        found = resolve_device(device)
+        if found.partition(":")[2] not in {"", "0"}:
             raise ValueError(
                 f"models.device = {device!r}: training runs on the first visible GPU; set "
                 "CUDA_VISIBLE_DEVICES and models.device = 'cuda'"
             )
-        self.gradient_checkpointing = (
-            self.device.startswith("cuda")
-            if gradient_checkpointing is None
-            else gradient_checkpointing
-        )
-        self.save_seconds = save_seconds
+        if gradient_checkpointing is None:
+            gradient_checkpointing = found.startswith("cuda")
+        self.setting = Setting(model, found, dtype, gradient_checkpointing, save_seconds, progress)
 
     def train(
         self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
@@ -146,7 +112,7 @@ class PreferenceTrainer:
         if not (work / FINISHED).is_file():
             from privsyn_flower.text.preference.fit import fit
 
-            metrics = fit(self, pairs, start=start, work=work, seed=seed)
+            metrics = fit(self.setting, self.tuning, pairs, start=start, work=work, seed=seed)
             report = json.dumps(metrics, indent=1) + "\n"
             write_atomic(work / FINISHED, lambda path: _write(path, report))
         shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
@@ -158,11 +124,11 @@ class PreferenceTrainer:
 
     def _task(self, pairs: Sequence[Mapping[str, str]], start: Path | None, seed: int) -> str:
         """A hash of all that the result depends on."""
-        folder = local_folder(self.model, KEY)
+        folder = local_folder(self.setting.model, KEY)
         about = {
-            "model": folder_fingerprint(folder) if folder else os.fspath(self.model),
+            "model": folder_fingerprint(folder) if folder else os.fspath(self.setting.model),
             "tuning": asdict(self.tuning),
-            "dtype": self.dtype,
+            "dtype": self.setting.dtype,
             "start": file_sha256(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
             "seed": seed,
             "pairs": [dict(pair) for pair in pairs],
@@ -180,14 +146,5 @@ class PreferenceTrainer:
         write_atomic(path, lambda scratch: _write(scratch, json.dumps({"task": task})))
 
 
-def epoch_folder(number: int) -> str:
-    """The name of the adapter folder of epoch `number`, from 1."""
-    return f"epoch-{number}"
-
-
 def _write(path: Path, text: str) -> None:
     path.write_text(text, "utf-8")
-
-
-def _key(name: str) -> str:
-    return "popri." + name.replace("_", "-")

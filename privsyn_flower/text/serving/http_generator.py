@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.progress import Progress
-from privsyn_flower.text.bars import bar
+from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.sampling import check_sampling
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name

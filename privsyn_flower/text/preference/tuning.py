@@ -1,0 +1,72 @@
+"""What a preference training is told, and the names in its folder: shared by all files here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from privsyn_flower.progress import Progress
+
+KEY = "models.generator"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The public numbers of a training; the names are those of `[popri]`."""
+
+    method: Literal["dpo", "sft"]
+    beta: float
+    label_smoothing: float
+    learning_rate: float
+    epochs: int
+    batch_size: int
+    micro_batch_size: int
+    lora_rank: int
+    lora_alpha: float
+    ending: str | None
+
+    def __post_init__(self) -> None:
+        if self.method not in {"dpo", "sft"}:
+            raise ValueError(f"popri.training = {self.method!r}: must be 'dpo' or 'sft'")
+        for name in ("beta", "learning_rate", "lora_alpha"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be above 0")
+        for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be at least 1")
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ValueError(
+                f"{_key('label_smoothing')} = {self.label_smoothing}: must lie in [0, 0.5)"
+            )
+
+    @property
+    def pairs_at_once(self) -> int:
+        """The largest divisor of batch_size that is at most micro_batch_size."""
+        most = min(self.micro_batch_size, self.batch_size)
+        return max(size for size in range(1, most + 1) if self.batch_size % size == 0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The base model, the machine it is trained on, and what is saved and shown meanwhile.
+
+    As `PreferenceTrainer` takes them, but for the device and gradient checkpointing: resolved.
+    """
+
+    model: str | os.PathLike[str]
+    device: str
+    dtype: str
+    gradient_checkpointing: bool
+    save_seconds: float
+    progress: bool | Progress
+
+
+def epoch_folder(number: int) -> str:
+    """The name of the adapter folder of epoch `number`, from 1."""
+    return f"epoch-{number}"
+
+
+def _key(name: str) -> str:
+    return "popri." + name.replace("_", "-")

@@ -1,0 +1,63 @@
+"""No file of the package imports itself by way of others, imports inside functions included."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import privsyn_flower
+
+Graph = dict[str, set[str]]
+
+
+def module_name(path: Path, root: Path) -> str:
+    parts = path.relative_to(root.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, module: str) -> set[str]:
+    """What a file's import statements name, wherever they stand, as absolute dotted names."""
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1]
+            parts = [*(above if node.level else []), *([node.module] if node.module else [])]
+            found |= {".".join([*parts, name.name]) for name in node.names}
+    return found
+
+
+def graph_of(root: Path) -> Graph:
+    """module -> the modules of the package that it imports; a name counts for its module."""
+    paths = {module_name(path, root): path for path in root.rglob("*.py")}
+    graph: Graph = {module: set() for module in paths}
+    for module, path in paths.items():
+        for name in imported(path, module):
+            while name and name not in paths:
+                name = name.rpartition(".")[0]
+            graph[module] |= {name} - {"", module}
+    return graph
+
+
+def test_no_file_imports_itself_by_way_of_others() -> None:
+    graph = graph_of(Path(privsyn_flower.__file__).parent)
+    assert sum(map(len, graph.values())) > len(graph) > 100
+    TopologicalSorter(graph).prepare()
+
+
+@pytest.mark.parametrize("late", ["import house.first", "from .first import thing"])
+def test_the_check_above_can_fail(tmp_path: Path, late: str) -> None:
+    root = tmp_path / "house"
+    (root / "room").mkdir(parents=True)
+    (root / "__init__.py").touch()
+    (root / "room" / "__init__.py").write_text("from ..second import other\n")
+    (root / "first.py").write_text("from house import room\nfrom . import room as again\n")
+    (root / "second.py").write_text(f"def other():\n    {late}\n")
+    with pytest.raises(CycleError) as found:
+        TopologicalSorter(graph_of(root)).prepare()
+    assert set(found.value.args[1]) == {"house.first", "house.second", "house.room"}
