@@ -174,7 +174,7 @@ class PrivacyStatement:
         return " ".join(parts)
 
     def short(self) -> str:
-        """At most 60 words for a terminal or a front page: what the number means and against whom."""
+        """What the number means, and against whom, in at most 60 words; FILE has the rest."""
         parts = [
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user with all "
             f"its {self.data} on one node, zero-out adjacency.",
