@@ -1,4 +1,4 @@
-"""The site that `make docs` builds of these pages (Sphinx, MyST). On GitHub they read as they are."""
+"""The site that `make docs` builds of these pages with Sphinx; on GitHub they read as they are."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from privsyn_flower.client_apps.node.device import NODE_KEYS, Node
 from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
 from privsyn_flower.client_apps.node.policy import Kind as PolicyKind
 from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.config import (
     EvaluationConfig,
     FtrlConfig,
@@ -46,7 +47,8 @@ from tests.strategies import test_popri as popri
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def text_of(page: Path) -> str:
@@ -124,8 +126,76 @@ def test_every_pitfall_has_its_test() -> None:
 def test_python_blocks_compile_and_import_what_exists(name: str, code: str) -> None:
     compile(code, name, "exec")
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("privsyn_flower"):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([node], []), name, "exec"), {})
+
+
+def test_the_front_page_is_one_that_a_newcomer_finishes() -> None:
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 220
+
+    def lengths(kind: str) -> list[int]:
+        shown = [code for name, code in blocks(kind) if name.startswith("README")]
+        return [len([line for line in code.splitlines() if line]) for code in shown]
+
+    pretext, dropin = lengths("python")
+    assert pretext <= 12 and dropin <= 8 and lengths("toml") == [10]
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    found = "".join(code for kind, code in FENCE.findall(text_of(DOCS / "index.md")))
+    listed = re.findall(r"^([\w/-]+)$", found, re.MULTILINE)
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
+    assert sorted(listed) == sorted(pages | {f"_root/{page.stem}" for page in ROOT.glob("*.md")})
+
+
+def test_the_site_has_every_package_that_pages_import_from() -> None:
+    listed = re.findall(r"^\.\. automodule:: (\S+)$", text_of(DOCS / "api.md"), re.MULTILINE)
+    code = "\n".join(code for _, code in blocks("python"))
+    imported = set(re.findall(r"^from (privsyn_flower\.\w+) import", code, re.MULTILINE))
+    packages = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()}
+    assert len(packages) > 5 and packages <= set(listed)
+
+
+def test_the_pretext_of_the_front_page_runs(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As it stands, but with fewer users and smaller models."""
+    from privsyn_flower import text
+
+    class Same:
+        def __init__(self, model: str) -> None:
+            assert "/" in model
+
+        def vary(self, texts: Any, rng: Any) -> list[str]:
+            return list(texts)
+
+    monkeypatch.setattr(text, "MaskFill", Same)
+    monkeypatch.setattr(text, "load_embedder", lambda name: load_embedder("ngram-64", "cpu"))
+    monkeypatch.chdir(tmp_path)
+    Path("public.txt").write_text("\n".join(sentences(400, 1)), encoding="utf-8")
+    code = next(code for name, code in blocks("python") if "PrEText(" in code)
+    fewer = code.replace("users=1000, nodes=8, epsilon=7.58", "users=15, nodes=3, epsilon=1000")
+    assert fewer != code
+    page: dict[str, Any] = {}
+    exec(compile(fewer, "README.md", "exec"), page)
+
+    def node(number: int) -> Any:
+        context = node_context({}, node_id=number)
+        texts = {f"{number}-{user}": sentences(2, 10 * number + user) for user in range(5)}
+        facts = Hello(len(texts), number, deployed=False)
+        own = Node(facts, tmp_path / f"{number}", "ngram-64", "cpu", None, None, lambda: texts)
+
+        def handle(message: Any) -> Any:
+            if message.metadata.message_type == HELLO:
+                return answer_hello(message, facts)
+            return guarded(message, lambda: reply(message, context, own, VOTES))
+
+        return handle
+
+    page["main"](loopback({number: node(number) for number in (1, 2, 3)}), None)
+    *seeds, said = capsys.readouterr().out.splitlines()
+    assert seeds and set(seeds) <= set(sentences(400, 1))
+    assert said.startswith("Epsilon = 1000 at delta = 3e-06") and "one machine" in said
 
 
 def test_the_query_of_your_own_runs_under_secure_aggregation(tmp_path: Path, loopback: Any) -> None:
@@ -173,7 +243,29 @@ def test_the_sentence_is_that_of_the_defaults() -> None:
     page = text_of(ROOT / "docs" / "privacy.md")
     quoted = page.partition("<!-- sentence:start -->\n> ")[2].partition("\n<!--")[0]
     config = RunConfig()
-    assert quoted == statement(config, noise_multiplier(config)).sentence()
+    said = statement(config, noise_multiplier(config))
+    assert quoted == said.sentence()
+    assert f"<!-- short:start -->\n> {said.short()}\n<!-- short:end -->" in page
+    demo = load_config(ROOT / "configs" / "demo.toml")
+    shown = statement(demo, noise_multiplier(demo)).short()
+    marked = f"<!-- demo-sentence:start -->\n> {shown}\n<!-- demo-sentence:end -->"
+    assert marked in text_of(ROOT / "README.md")
+
+
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.toml") if "grids" not in path.parts)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_has_a_sentence_and_its_short_form(path: Path) -> None:
+    config = load_config(path)
+    said = statement(config, 2.0)
+    short, long = said.short(), said.sentence()
+    assert len(short.split()) <= 60
+    server = config.aggregation == "secure" and said.noise_source != "aggregator"
+    claimed = "NO PRIVACY IS CLAIMED" not in short
+    assert claimed is not (said.private_selection or said.simulation_seeded)
+    assert ("honest-but-curious server" in short) is (server and claimed)
+    assert ("claim holds against the server" in long) is server
 
 
 def test_printed_accounting_is_what_the_command_prints() -> None:
@@ -216,25 +308,37 @@ def test_files_and_targets_that_commands_name_exist() -> None:
     assert set(re.findall(r"^make ([\w-]+)", prose, re.MULTILINE)) <= targets
 
 
-def test_the_readme_leads_to_every_page_and_every_configuration() -> None:
+def test_the_readme_leads_to_every_page_and_a_page_to_every_configuration() -> None:
     readme = text_of(ROOT / "README.md")
-    linked = set(re.findall(r"\]\(([\w./-]+)", readme))
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES} - {"README.md"}
     listed = set(re.findall(r"\]\(([\w./-]+)", readme.partition("\n## More")[2]))
     assert pages - listed == set()
-    assert {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.toml")} - linked == set()
+    linked = {
+        (DOCS / target).resolve()
+        for page in ("papers.md", "runs.md")
+        for target in re.findall(r"\]\(([\w./-]+)", text_of(DOCS / page))
+    }
+    assert set(CONFIGS) - linked == set()
 
 
-def test_the_readme_has_every_handler_of_the_client_app() -> None:
+def test_every_paper_configuration_has_its_command() -> None:
+    rows = [line for line in text_of(DOCS / "papers.md").splitlines() if line.startswith("| [")]
+    assert len(rows) > 50
+    for row in rows:
+        target = re.findall(r"\]\(\.\./(configs/\S+\.toml)\)", row)
+        assert re.findall(r"\| `privsyn run (\S+)` \|$", row) == target, row
+
+
+def test_the_page_has_every_handler_of_the_client_app() -> None:
     route = r'^@app\.(query\("[\w-]+"|train\()\)\ndef (\w+)'
     ours = text_of(ROOT / "privsyn_flower" / "client_apps" / "main.py")
-    pages = [code for name, code in blocks("python") if name.startswith("README")]
-    readme = next(code for code in pages if "privsyn.hello" in code)
+    pages = [code for name, code in blocks("python") if name.startswith("extending.md")]
+    page = next(code for code in pages if "privsyn.hello" in code)
     expected = re.findall(route, ours, re.MULTILINE)
-    assert re.findall(route, readme, re.MULTILINE) == expected
+    assert re.findall(route, page, re.MULTILINE) == expected
     assert ("train(", "update") in expected
     for _, name in expected:
-        assert f"privsyn.{name}(message, context)" in readme
+        assert f"privsyn.{name}(message, context)" in page
 
 
 def test_every_kind_of_question_has_its_claim() -> None:
@@ -287,14 +391,15 @@ def test_the_changelog_names_the_protocol_version() -> None:
 
 def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
     rows = re.findall(
-        r"^\| \[(\S+)\]\((\S+)\) \| .*? \| .*? \| (\S+) \| (\S+) x (\S+) \| (\d+) \| (\S+) \|$",
-        text_of(ROOT / "README.md"),
+        r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| [^|]* \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
+        r"([\d.]+) \| `.*` \|$",
+        text_of(DOCS / "papers.md"),
         re.MULTILINE,
     )
-    assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs").glob("pretext-*.toml")}
+    assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs").rglob("pretext-*.toml")}
     for name, path, *figures in rows:
-        assert path == f"configs/{name}.toml"
-        config = load_config(ROOT / path)
+        assert Path(path).name == f"{name}.toml"
+        config = load_config(DOCS / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -308,16 +413,16 @@ def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
 
 def test_the_table_of_popri_is_that_of_the_configurations() -> None:
     rows = re.findall(
-        r"^\| \[(\S+)\]\((\S+)\) \| (POPri.*?) \| .*? \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
-        r"(\d+) x (\d+) \|$",
-        text_of(ROOT / "README.md"),
+        r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| (POPri[^|]*) \| [^|]* \| (\S+) \| (\S+) x (\S+) \| "
+        r"(\d+) \| (\d+) x (\d+) \| `.*` \|$",
+        text_of(DOCS / "papers.md"),
         re.MULTILINE,
     )
-    files = {path.stem for path in (ROOT / "configs").glob("popri-*.toml")}
+    files = {path.stem for path in (ROOT / "configs").rglob("popri-*.toml")}
     assert {row[0] for row in rows} == files - {"popri-demo", "popri-coins-demo", "popri-test"}
     for name, path, variant, *figures in rows:
-        assert path == f"configs/{name}.toml"
-        config = load_config(ROOT / path)
+        assert Path(path).name == f"{name}.toml"
+        config = load_config(DOCS / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -333,12 +438,10 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
         ), name
 
 
-def test_keys_of_nodes_and_variables_of_reporting_are_all_named() -> None:
-    readme, runs = text_of(ROOT / "README.md"), text_of(ROOT / "docs" / "runs.md")
-    devices = readme.partition("## Real devices")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([\w-]+)` \|", devices, re.MULTILINE)) == NODE_KEYS
+def test_variables_of_reporting_are_all_named() -> None:
+    runs = text_of(DOCS / "runs.md")
     for name in set(QUIET) - {"TOKENIZERS_PARALLELISM"}:
-        assert f"{name}={QUIET[name]}" in readme
+        assert f"{name}={QUIET[name]}" in runs
         assert f"| `{name}` | {QUIET[name]} |" in runs
 
 
@@ -365,22 +468,27 @@ def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
     assert sum(answers) == int(words[1])
 
 
-def test_the_layers_on_the_page_are_those_that_are_checked() -> None:
+def test_contributing_points_to_the_one_place_of_the_contracts() -> None:
     project = tomllib.loads(text_of(ROOT / "pyproject.toml"))
-    contracts = project["tool"]["importlinter"]["contracts"]
-    layers = next(c["layers"] for c in contracts if c["id"] == "layers")
-    page = text_of(ROOT / "CONTRIBUTING.md").partition("- Layers, top to bottom:")[2]
-    listed = re.findall(r"`(\w+)`", page.partition("A file imports")[0])
-    assert listed == [module for layer in layers for module in layer.split(" | ")]
+    assert project["tool"]["importlinter"]["contracts"]
+    page = text_of(ROOT / "CONTRIBUTING.md").partition("## Who may import whom\n")[2]
+    assert "`[tool.importlinter]`" in page.partition("\n## ")[0]
+
+
+def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:
+    layout = text_of(ROOT / "README.md").partition("\n## Layout\n")[2].partition("\n```\n")[0]
+    listed = set(re.findall(r"^  (\w+)/ ", layout, re.MULTILINE))
+    assert listed == {path.parent.name for path in (ROOT / "privsyn_flower").glob("*/__init__.py")}
 
 
 def test_parts_that_others_fill_keep_their_markers() -> None:
     performance = ROOT / "docs" / "performance.md"
-    readme = ROOT / "README.md"
-    filled = [(readme, "results"), (readme, "popri-results"), (performance, "figures")]
+    results = DOCS / "results.md"
+    filled = [(results, "results"), (results, "popri-results"), (performance, "figures")]
+    filled.append((ROOT / "README.md", "result"))
     for page, name in [*filled, (performance, "popri-figures")]:
         assert re.search(rf"<!-- {name}:start -->\n.+<!-- {name}:end -->", text_of(page), re.DOTALL)
-    later = [(readme, name) for name in ("dp-fedavg-results", "dp-ftrl-results", "compare")]
+    later = [(results, name) for name in ("dp-fedavg-results", "dp-ftrl-results", "compare")]
     for page, name in [*later, (performance, "training-figures")]:
         assert text_of(page).count(f"<!-- {name}:start -->\n") == 1
         assert re.search(rf"<!-- {name}:start -->\n.*<!-- {name}:end -->", text_of(page), re.DOTALL)
