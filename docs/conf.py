@@ -26,15 +26,19 @@ html_copy_source = False
 myst_heading_anchors = 4  # GitHub's anchors, so that links work here and there
 linkcheck_ignore = [r"https?://"]  # nothing is fetched
 
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_type_aliases = {"ArrayLike": "ArrayLike"}  # else it is spelled out
+python_use_unqualified_type_names = True
 
 
 def setup(app: Any) -> None:
     """Sphinx calls this."""
     copy_root()
     app.connect("source-read", lambda _, name, source: relink_page(name, source))
+    app.connect("autodoc-process-signature", lambda *event: short_aliases(*event[-2:]))
     app.connect("autodoc-process-docstring", lambda *event: as_rest(event[-1]))
 
 
@@ -71,6 +75,11 @@ def relinked(text: str, here: Path, there: Path) -> str:
         return f"{picture}[{words}]({os.path.relpath(path, there)}{anchor})"
 
     return LINK.sub(link, text)
+
+
+def short_aliases(signature: str | None, returns: str | None) -> tuple[str | None, str | None]:
+    """A signature with `autodoc_type_aliases` by their names, in unions too."""
+    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature or "") or None, returns
 
 
 def as_rest(lines: list[str]) -> None:
