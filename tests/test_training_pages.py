@@ -127,7 +127,7 @@ def test_the_cost_of_the_keyboards_training_is_that_of_the_page() -> None:
     page = " ".join(text_of(ROOT / "docs" / "methods.md").split())
     assert "separations of 400 and 352, at which a tree costs 0.418-zCDP and 0.5-zCDP" in page
     for country, apart, rho in (("in", 400, 0.418), ("us", 352, 0.5)):
-        config = load_config(ROOT / "configs" / f"dp-ftrl-gboard-en-{country}.toml")
+        config = load_config(next((ROOT / "configs").rglob(f"dp-ftrl-gboard-en-{country}.toml")))
         assert (config.ftrl.min_separation, config.noise_multiplier) == (apart, 7.0)
         users = Participation(1200, apart)
         found = factorization("tree", 1200).sensitivity(users) ** 2 / (2 * 7.0**2)
