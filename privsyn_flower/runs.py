@@ -1,6 +1,6 @@
 """The run folder: atomic files, checkpoints, and what is needed to resume after any kill.
 
-    summary.json  metrics.jsonl  ledger.jsonl  synthetic.jsonl  config.toml
+    summary.json  metrics.jsonl  ledger.jsonl  synthetic.jsonl  config.toml  privacy.md
     checkpoints/  round-0003.json (public strategy state after round 3)
     queries/      round-0003.npz  (the question asked in round 3, public)
     releases/     round-0003.npz  (the noisy sum of round 3, public once released)

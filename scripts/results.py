@@ -1,13 +1,14 @@
-"""The README's table: the demo repeated over seeds at both epsilons (`make results`).
+"""The tables of docs/results.md: the demos repeated over seeds and epsilons (`make results`).
 
     python scripts/results.py [--seeds 3] [--epsilons 7.58,1.29] [--demo popri-demo] [--table-only]
 
 Each run is a `privsyn run` of one of the demos in configs/ with another seed (choices and noise
 differ; the split, the public text and the models are the same). Finished runs in results/raw are
 kept, so the script goes on where it was stopped. Their summaries go into docs/results, the tables
-and the pictures of the first run into README.md and docs/images, and so does the first run of every
-demo beside the others (`privsyn report`); every figure comes from those summaries. A run whose
-summary is there is not repeated: remove the summary to measure anew.
+and the pictures of the first run into docs/results.md and docs/images, PrE-Text's main table into
+README.md, and the first run of every demo beside the others (`privsyn report`) into
+docs/results.md; every figure comes from those summaries. A run whose summary is there is not
+repeated: remove the summary to measure anew.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from privsyn_flower.cli.report import report
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "results" / "raw"
 KEPT = ROOT / "docs" / "results"  # summaries, in version control
+PAGE = ROOT / "docs" / "results.md"
+FRONT = ROOT / "README.md"
 
 
 Runs = dict[float, list[dict[str, Any]]]
@@ -34,7 +37,7 @@ Runs = dict[float, list[dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Demo:
-    """One demo: its configuration, the rows of its tables, its pictures, its place in README.md.
+    """One demo: its configuration, the rows of its tables, its pictures, its place on the page.
 
     rows: benchmark name -> text. differences: what (b) is compared with -> text. prefix: of its
     folders in results/raw and of its pictures. result: (b)'s name in the benchmark. epsilons:
@@ -104,6 +107,11 @@ FEDAVG, FTRL = (
 )  # fmt: skip
 DEMOS = (PRETEXT, POPRI, FEDAVG, FTRL)
 COMPARED = "compare"  # marker of the runs side by side
+SHOWN = "result"  # marker of README.md's one table
+OLDER = (
+    "Where the accountant is `rdp`, the run is older than [the Gaussian price of the nodes' "
+    "noise](integer-noise.md), and had 6 % more of it."
+)
 
 
 def folder_of(demo: Demo, epsilon: float, seed: int) -> Path:
@@ -218,28 +226,36 @@ def distance_table(demo: Demo, by_epsilon: Runs) -> list[str]:
     return lines
 
 
-def block(demo: Demo, by_epsilon: Runs) -> str:
-    """The README's text between the markers."""
+def introduction(by_epsilon: Runs) -> str:
+    """What was measured, how often, on whom."""
     first = next(iter(by_epsilon.values()))[0]
     benchmark = first["benchmark"]
     seeds = ", ".join(
         f"{len(runs)} seed{'s' if len(runs) > 1 else ''} at epsilon {epsilon:g}"
         for epsilon, runs in by_epsilon.items()
     )
-    intro = (
+    return (
         f"Measured by `make results` ({seeds}; delta = {first['delta']:g}; "
         f"mean and [smallest, largest] over seeds): {first['users']:,} users, "
         f"{first['rounds']} rounds, {benchmark['held_out_users']} held-out test users with "
         f"{benchmark['held_out_tokens']:,} tokens. These figures are measured with private and "
         "held-out text and are not covered by epsilon."
     )
-    parts = [[intro], accuracy_table(demo, by_epsilon)]
+
+
+def older(runs: list[dict[str, Any]]) -> list[str]:
+    """A remark where there are runs of an earlier version."""
+    return [OLDER] if any(run_["accountant"] == "rdp" for run_ in runs) else []
+
+
+def block(demo: Demo, by_epsilon: Runs) -> str:
+    """The text between a demo's markers."""
+    runs = [run_ for some in by_epsilon.values() for run_ in some]
+    parts = [[introduction(by_epsilon)], older(runs), accuracy_table(demo, by_epsilon)]
     measures = ["accuracy"] if demo is PRETEXT else ["accuracy", "loss"]
     parts += [difference_table(demo, by_epsilon, measure) for measure in measures]
     parts.append(distance_table(demo, by_epsilon))
-    parts += [
-        [f"![{text}](docs/images/{image(demo, name)})"] for name, text in demo.pictures.items()
-    ]
+    parts += [[f"![{text}](images/{image(demo, name)})"] for name, text in demo.pictures.items()]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
@@ -249,30 +265,35 @@ def image(demo: Demo, name: str) -> str:
 
 
 def publish(demo: Demo, by_epsilon: Runs) -> None:
-    """The block and the pictures of the first run into README.md and docs/images."""
+    """The block into docs/results.md, the pictures of the first run into docs/images."""
     images = ROOT / "docs" / "images"
     images.mkdir(parents=True, exist_ok=True)
     first = folder_of(demo, next(iter(by_epsilon)), 0)
     for name in demo.pictures:
         if (first / name).exists():  # else those of the same run are there already
             shutil.copyfile(first / name, images / image(demo, name))
-    fill(demo.marker, block(demo, by_epsilon))
+    fill(PAGE, demo.marker, block(demo, by_epsilon))
+    shown = {epsilon: runs for epsilon, runs in by_epsilon.items() if epsilon == demo.epsilons[0]}
+    if demo is PRETEXT and shown:  # the epsilon that README.md speaks of
+        lines = [introduction(shown), "", *accuracy_table(demo, shown)]
+        fill(FRONT, SHOWN, "\n".join(lines))
 
 
-def fill(marker: str, text: str) -> None:
-    """Put a text between its markers in README.md."""
+def fill(page: Path, marker: str, text: str) -> None:
+    """Put a text between its markers. Raises ValueError for a page without them."""
     start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
-    readme = ROOT / "README.md"
-    before, _, rest = readme.read_text(encoding="utf-8").partition(start)
-    _, _, after = rest.partition(end)
-    readme.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+    before, found, rest = page.read_text(encoding="utf-8").partition(start)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{page} must hold {start} and {end}")
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
 
 
 def compare(epsilon: float) -> None:
     """The first run of every demo at this epsilon, side by side."""
     found = [summary for demo in DEMOS if (summary := kept(demo, epsilon, 0)) is not None]
     if len(found) > 1:
-        fill(COMPARED, report(found))
+        fill(PAGE, COMPARED, "\n\n".join([report(found), *older(found)]))
 
 
 def main() -> None:

@@ -53,7 +53,8 @@ from tests.strategies import test_popri as popri
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+DOCS = ROOT / "docs"
+FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def text_of(page: Path) -> str:
@@ -149,7 +150,7 @@ def test_every_pitfall_has_its_test() -> None:
 def test_python_blocks_compile_and_import_what_exists(name: str, code: str) -> None:
     compile(code, name, "exec")
     for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("privsyn_flower"):
+        if isinstance(node, ast.Import | ast.ImportFrom):
             exec(compile(ast.Module([node], []), name, "exec"), {})
 
 
@@ -198,7 +199,29 @@ def test_the_sentence_is_that_of_the_defaults() -> None:
     page = text_of(ROOT / "docs" / "privacy.md")
     quoted = page.partition("<!-- sentence:start -->\n> ")[2].partition("\n<!--")[0]
     config = RunConfig()
-    assert quoted == statement(config).sentence()
+    said = statement(config)
+    assert quoted == said.sentence()
+    assert f"<!-- short:start -->\n> {said.short()}\n<!-- short:end -->" in page
+    demo = load_config(ROOT / "configs" / "demo.toml")
+    shown = statement(demo).short()
+    marked = f"<!-- demo-sentence:start -->\n> {shown}\n<!-- demo-sentence:end -->"
+    assert marked in text_of(ROOT / "README.md")
+
+
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.toml") if "grids" not in path.parts)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_has_a_sentence_and_its_short_form(path: Path) -> None:
+    config = load_config(path)
+    said = statement(config.model_copy(update={"noise_multiplier": 2.0}), checked=False)
+    short, long = said.short(), said.sentence()
+    assert len(short.split()) <= 60
+    server = config.aggregation == "secure" and said.noise_source != "aggregator"
+    claimed = "NO PRIVACY IS CLAIMED" not in short
+    assert claimed is not (said.private_selection or said.simulation_seeded)
+    assert ("honest-but-curious server" in short) is (server and claimed)
+    assert ("claim holds against the server" in long) is server
 
 
 def test_printed_accounting_is_what_the_command_prints() -> None:
@@ -241,26 +264,37 @@ def test_files_and_targets_that_commands_name_exist() -> None:
     assert set(re.findall(r"^make ([\w-]+)", prose, re.MULTILINE)) <= targets
 
 
-def test_the_readme_leads_to_every_page_and_every_configuration() -> None:
+def test_the_readme_leads_to_every_page_and_a_page_to_every_configuration() -> None:
     readme = text_of(ROOT / "README.md")
-    linked = set(re.findall(r"\]\(([\w./-]+)", readme))
     pages = {page.relative_to(ROOT).as_posix() for page in PAGES} - {"README.md"}
     listed = set(re.findall(r"\]\(([\w./-]+)", readme.partition("\n## More")[2]))
     assert pages - listed == set()
-    shipped = [*ROOT.glob("configs/*.toml"), *ROOT.glob("configs/papers/*.toml")]
-    assert {path.relative_to(ROOT).as_posix() for path in shipped} - linked == set()
+    linked = {
+        (DOCS / target).resolve()
+        for page in ("papers.md", "runs.md")
+        for target in re.findall(r"\]\(([\w./-]+)", text_of(DOCS / page))
+    }
+    assert set(CONFIGS) - linked == set()
 
 
-def test_the_readme_has_every_handler_of_the_client_app() -> None:
+def test_every_paper_configuration_has_its_command() -> None:
+    rows = [line for line in text_of(DOCS / "papers.md").splitlines() if line.startswith("| [")]
+    assert len(rows) > 50
+    for row in rows:
+        target = re.findall(r"\]\(\.\./(configs/\S+\.toml)\)", row)
+        assert re.findall(r"\| `privsyn run (\S+)` \|$", row) == target, row
+
+
+def test_the_page_has_every_handler_of_the_client_app() -> None:
     route = r'^@app\.(query\("[\w-]+"|train\()\)\ndef (\w+)'
     ours = text_of(ROOT / "privsyn_flower" / "client_apps" / "main.py")
-    pages = [code for name, code in blocks("python") if name.startswith("README")]
-    readme = next(code for code in pages if "privsyn.hello" in code)
+    pages = [code for name, code in blocks("python") if name.startswith("extending.md")]
+    page = next(code for code in pages if "privsyn.hello" in code)
     expected = re.findall(route, ours, re.MULTILINE)
-    assert re.findall(route, readme, re.MULTILINE) == expected
+    assert re.findall(route, page, re.MULTILINE) == expected
     assert ("train(", "update") in expected
     for _, name in expected:
-        assert f"privsyn.{name}(message, context)" in readme
+        assert f"privsyn.{name}(message, context)" in page
 
 
 def test_every_kind_of_question_has_its_claim() -> None:
@@ -313,14 +347,15 @@ def test_the_changelog_names_the_protocol_version() -> None:
 
 def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
     rows = re.findall(
-        r"^\| \[(\S+)\]\((\S+)\) \| .*? \| .*? \| (\S+) \| (\S+) x (\S+) \| (\d+) \| (\S+) \|$",
-        text_of(ROOT / "README.md"),
+        r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| [^|]* \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
+        r"([\d.]+) \| `.*` \|$",
+        text_of(DOCS / "papers.md"),
         re.MULTILINE,
     )
-    assert {row[0] for row in rows} == {p.stem for p in ROOT.glob("configs/papers/pretext-*.toml")}
+    assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs").rglob("pretext-*.toml")}
     for name, path, *figures in rows:
-        assert path == f"configs/papers/{name}.toml"
-        config = load_config(ROOT / path)
+        assert Path(path).name == f"{name}.toml"
+        config = load_config(DOCS / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -334,16 +369,16 @@ def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
 
 def test_the_table_of_popri_is_that_of_the_configurations() -> None:
     rows = re.findall(
-        r"^\| \[(\S+)\]\((\S+)\) \| (POPri.*?) \| .*? \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
-        r"(\d+) x (\d+) \|$",
-        text_of(ROOT / "README.md"),
+        r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| (POPri[^|]*) \| [^|]* \| (\S+) \| (\S+) x (\S+) \| "
+        r"(\d+) \| (\d+) x (\d+) \| `.*` \|$",
+        text_of(DOCS / "papers.md"),
         re.MULTILINE,
     )
-    files = {path.stem for path in ROOT.glob("configs/papers/popri-*.toml")}
-    assert {row[0] for row in rows} == files
+    files = {path.stem for path in (ROOT / "configs").rglob("popri-*.toml")}
+    assert {row[0] for row in rows} == files - {"popri-demo", "popri-coins-demo", "popri-test"}
     for name, path, variant, *figures in rows:
-        assert path == f"configs/papers/{name}.toml"
-        config = load_config(ROOT / path)
+        assert Path(path).name == f"{name}.toml"
+        config = load_config(DOCS / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -359,12 +394,10 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
         ), name
 
 
-def test_keys_of_nodes_and_variables_of_reporting_are_all_named() -> None:
-    readme, runs = text_of(ROOT / "README.md"), text_of(ROOT / "docs" / "runs.md")
-    devices = readme.partition("## Real devices")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([\w-]+)` \|", devices, re.MULTILINE)) == NODE_KEYS
+def test_variables_of_reporting_are_all_named() -> None:
+    runs = text_of(DOCS / "runs.md")
     for name in set(QUIET) - {"TOKENIZERS_PARALLELISM"}:
-        assert f"{name}={QUIET[name]}" in readme
+        assert f"{name}={QUIET[name]}" in runs
         assert f"| `{name}` | {QUIET[name]} |" in runs
 
 
@@ -391,13 +424,23 @@ def test_the_default_lifetime_is_as_many_answers_as_the_page_says() -> None:
     assert sum(answers) == int(words[1])
 
 
+def test_contributing_points_to_the_one_place_of_the_contracts() -> None:
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))
+    assert project["tool"]["importlinter"]["contracts"]
+    page = text_of(ROOT / "CONTRIBUTING.md").partition("## Who may import whom\n")[2]
+    assert "`[tool.importlinter]`" in page.partition("\n## ")[0]
+
+
 def test_parts_that_others_fill_keep_their_markers() -> None:
-    performance = ROOT / "docs" / "performance.md"
-    readme = ROOT / "README.md"
-    filled = [(readme, "results"), (readme, "popri-results"), (performance, "figures")]
+    performance, page_of_results = DOCS / "performance.md", DOCS / "results.md"
+    filled = [(page_of_results, "results"), (page_of_results, "popri-results")]
+    filled.append((performance, "figures"))
+    filled.append((ROOT / "README.md", "result"))
     for page, name in [*filled, (performance, "popri-figures")]:
         assert re.search(rf"<!-- {name}:start -->\n.+<!-- {name}:end -->", text_of(page), re.DOTALL)
-    later = [(readme, name) for name in ("dp-fedavg-results", "dp-ftrl-results", "compare")]
+    later = [
+        (page_of_results, name) for name in ("dp-fedavg-results", "dp-ftrl-results", "compare")
+    ]
     for page, name in [*later, (performance, "training-figures")]:
         assert text_of(page).count(f"<!-- {name}:start -->\n") == 1
         assert re.search(rf"<!-- {name}:start -->\n.*<!-- {name}:end -->", text_of(page), re.DOTALL)

@@ -73,31 +73,33 @@ def test_every_metric_of_a_training_is_explained(tmp_path: Path, loopback: Any) 
 
 
 def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
-    link = r"(?:\[([\d.]+)\]\(configs/papers/([\w.-]+)\.toml\))?"
+    page = text_of(ROOT / "docs" / "papers.md")
     counts = r"(\S+) \| (\d+) \| ([\d,]+)(?: of ([\d,]+))?"
-    rows = re.findall(
-        rf"^\| (\S+), .*? \| .*? \| {counts} \| {link} \| {link} \|$",
-        text_of(ROOT / "README.md"),
-        re.MULTILINE,
-    )
     shown = {}
-    for paper, *numbers, first, one, second, two in rows:
-        epsilon, rounds, taking, users = (float(n.replace(",", "") or 0) for n in numbers)
-        for noise, name in ((first, one), (second, two)):
-            if not name:
-                continue
-            config = shown[name] = load_config(ROOT / "configs" / "papers" / f"{name}.toml")
+    for method in ("DP-FedAvg", "DP-FTRL"):
+        table = page.partition(f"\n## {method}, in other papers\n")[2].partition("\n## ")[0]
+        rows = re.findall(
+            rf"^\| \[(\S+)\]\((\S+)\) \| (\S+), [^|]* \| [^|]* \| [^|]* \| {counts} \| "
+            r"([\d.]+) \| `.*` \|$",
+            table,
+            re.MULTILINE,
+        )
+        for name, path, paper, *numbers, noise in rows:
+            epsilon, rounds, taking, users = (float(n.replace(",", "") or 0) for n in numbers)
+            assert Path(path).name == f"{name}.toml"
+            config = shown[name] = load_config(ROOT / "docs" / path)
             assert (config.epsilon, config.rounds) == (epsilon, rounds), name
             assert config.data.users == (users or taking), name
             share = config.sampling_rate / config.ftrl.min_separation
             assert config.data.users * share == taking, name
-            assert config.method == ("dp-fedavg" if name == one else "dp-ftrl"), name
+            assert config.method == method.lower(), name
             assert paper.lower().replace("-", "") in name, name
             calibrated = config.noise_multiplier or promised(config).main.multiplier
             assert float(noise) == pytest.approx(calibrated, rel=1e-3), name
             if config.noise_multiplier:
                 assert float(noise) == config.noise_multiplier, name
-    assert set(shown) == {path.stem for path in ROOT.glob("configs/papers/dp-*.toml")}
+    files = {path.stem for path in (ROOT / "configs").rglob("dp-*.toml")}
+    assert set(shown) == {name for name in files if not name.endswith(("-demo", "-test"))}
 
 
 def test_the_papers_noise_costs_what_the_page_says() -> None:
@@ -120,7 +122,7 @@ def test_the_cost_of_the_keyboards_training_is_that_of_the_page() -> None:
     page = " ".join(text_of(ROOT / "docs" / "methods.md").split())
     assert "separations of 400 and 352, at which a tree costs 0.418-zCDP and 0.5-zCDP" in page
     for country, apart, rho in (("in", 400, 0.418), ("us", 352, 0.5)):
-        config = load_config(ROOT / "configs" / "papers" / f"dp-ftrl-gboard-en-{country}.toml")
+        config = load_config(next((ROOT / "configs").rglob(f"dp-ftrl-gboard-en-{country}.toml")))
         assert (config.ftrl.min_separation, config.noise_multiplier) == (apart, 7.0)
         users = Participation(1200, apart)
         found = factorization("tree", 1200).sensitivity(users) ** 2 / (2 * 7.0**2)

@@ -103,7 +103,8 @@ def result_table(summary: Mapping[str, Any]) -> str:
     if early:
         planned = summary["rounds_planned"]
         console.print(f"ended early after {summary['rounds']} of {planned} rounds: {early}")
-    console.print(f"privacy: {summary['privacy']}")
+    # Runs of earlier versions have the long form only.
+    console.print(f"privacy: {summary.get('privacy_short', summary['privacy'])}")
     return console.export_text().rstrip()
 
 

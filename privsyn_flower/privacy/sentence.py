@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA
-from privsyn_flower.privacy.wording import KEYS, assumed, at_least, at_most, percent
 
+KEYS = {
+    "roster": "Nodes check each other's keys against a roster",
+    "first-use": (
+        "Nodes trust each other's keys on first use, so a server that put its own keys in their "
+        "place at first contact would go unnoticed and is not covered"
+    ),
+}
+FILE = "privacy.md"  # of a run folder: the whole statement
 _NOISE = {"nodes": "integer (discrete Gaussian)", "aggregator": "Gaussian"}
 
 
@@ -165,6 +174,45 @@ class PrivacyStatement:
                 "says what real noise of the same size would give.",
             )
         return " ".join(parts)
+
+    def short(self) -> str:
+        """What the number means, and against whom, in at most 60 words; FILE has the rest."""
+        parts = [
+            f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user with all "
+            f"its {self.data} on one node, zero-out adjacency.",
+            self._short_against(),
+        ]
+        if self.simulated:
+            parts.append("Simulated: one machine saw everything.")
+        chosen = [("the split", self.split == "private"), ("checkpoints", self.private_selection)]
+        what = " and ".join(name for name, is_so in chosen if is_so)
+        parts.append(
+            f"Not covered: {what}, chosen by private text; more in {FILE}."
+            if what
+            else f"Not covered: see {FILE}."
+        )
+        return " ".join(parts)
+
+    def _short_against(self) -> str:
+        if self.simulation_seeded:
+            return "NO PRIVACY IS CLAIMED: the noise came from the run's seed."
+        if self.private_selection:
+            return "NO PRIVACY IS CLAIMED: private text chose checkpoints."
+        own = ", never a user's own node" if self.sampling_rate < 1.0 else ""
+        if self.noise_source == "aggregator" or self.aggregation == "plain":
+            seen = "sums without noise" if self.aggregation == "secure" else "each node's answer"
+            return (
+                f"The server is TRUSTED, it sees {seen}: holds against readers of the released "
+                f"sums, not the server{own}."
+            )
+        return (
+            "Holds against readers of the released sums and an honest-but-curious server, "
+            f"with at most {percent(self.colluding_weight)} of the weight colluding{own}."
+        )
+
+    def page(self) -> str:
+        """The content of FILE in a run folder: the short form and the whole statement."""
+        return f"# Privacy of this run\n\n{self.short()}\n\n{self.sentence()}\n"
 
     def _claim(self) -> str:
         aggregator = self.noise_source == "aggregator"
@@ -333,3 +381,37 @@ class PrivacyStatement:
                 "of this run is for comparison with them and must not be released."
             )
         return text
+
+
+def assumed(colluding_weight: float, keys: str) -> str:
+    """What secure aggregation rests on: continues a sentence, and ends it with two more."""
+    return (
+        "as long as the server follows the protocol, apart from what "
+        f"the nodes check themselves, and at most {percent(colluding_weight)} of the "
+        "declared users' weight is on nodes that share what they know with it. Nodes that are "
+        "shown different lists of survivors cannot be played off against each other: they "
+        "unmask only the one list that nodes of more than half of the weight signed, and the "
+        "Shamir threshold exceeds half of neighbours plus colluders. "
+        f"{KEYS[keys]}."
+    )
+
+
+def at_most(value: float) -> str:
+    """Four decimals, rounded up: a printed epsilon never understates."""
+    return _rounded(value, ROUND_CEILING)
+
+
+def at_least(value: float) -> str:
+    """Four decimals, rounded down: printed noise never overstates."""
+    return _rounded(value, ROUND_FLOOR)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _rounded(value: float, rounding: str) -> str:
+    if math.isinf(value):
+        return "infinity"
+    exact = Decimal(repr(float(value))).quantize(Decimal("0.0001"), rounding=rounding)
+    return f"{exact.normalize():f}"

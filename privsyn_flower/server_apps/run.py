@@ -13,8 +13,9 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import ProgressLog
-from privsyn_flower.runs import RunFolder, StageClock
+from privsyn_flower.runs import RunFolder, StageClock, write_atomic
 from privsyn_flower.server_apps.parts import AGGREGATIONS, PublicText
 from privsyn_flower.server_apps.promised import promised, said, terms
 from privsyn_flower.strategies.engine.session import Session
@@ -46,6 +47,7 @@ class Run:
             node_caches=cache_folder(config) / NODES,
         )
         self.statement = self.session.statement
+        write_atomic(folder.path / FILE, self.statement.page().encode())
         logger.info("privacy: %s", self.statement.sentence())
         if config.simulation_seeded_noise:
             logger.warning("simulation-seeded-noise = true: the noise is not private")
@@ -94,6 +96,7 @@ class Run:
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "privacy": self.statement.sentence(),
+            "privacy_short": self.statement.short(),
             "synthetic_samples": samples,
             "bytes_up_per_user_round": up,
             "bytes_down_per_user_round": down,

@@ -37,6 +37,9 @@ def test_table_without_benchmark() -> None:
     assert "149,570" in text
     assert "7.58" in text
     assert text.endswith("Epsilon = 7.58 for each user.")
+    short = result_table({**SUMMARY, "privacy_short": "Epsilon = 7.58; see privacy.md."})
+    assert short.endswith("privacy: Epsilon = 7.58; see privacy.md.")
+    assert "for each user" not in short
 
 
 def test_table_of_a_run_that_ended_early() -> None:

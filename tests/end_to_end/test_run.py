@@ -84,6 +84,9 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     assert summary["epsilon"] <= 50.0
     assert 0 < summary["epsilon_ledger"] <= summary["epsilon"]
     assert "NO PRIVACY IS CLAIMED" in summary["privacy"]
+    page = (folder / "privacy.md").read_text(encoding="utf-8")
+    assert summary["privacy"] in page and summary["privacy_short"] in page
+    assert len(summary["privacy_short"].split()) <= 60
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in metrics] == list(range(1, 41))
     synthetic = [json.loads(line) for line in (folder / "synthetic.jsonl").read_text().splitlines()]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -282,3 +285,62 @@ def test_adaptive_clipping_is_said():
 def test_no_words_for_such_noise(change, words):
     with pytest.raises(ValueError, match=words):
         replace(AGGREGATOR, **change)
+
+
+def every_statement() -> list[PrivacyStatement]:
+    """Every trust model and sampler, simulated or not, with what epsilon leaves out."""
+    trust: list[dict[str, Any]] = [
+        {"aggregation": "secure", "colluding_weight": 0.123},
+        {"aggregation": "plain"},
+        {"aggregation": "secure", "noise_source": "aggregator"},
+        {"aggregation": "plain", "noise_source": "aggregator", "correlated": "blt"},
+    ]
+    samplers = [{}, {"sampler": "fixed"}, {"sampler": "poisson", "sampling_rate": 0.125}]
+    said: list[dict[str, Any]] = [
+        {},
+        {"benchmark": True, "rival": True, "evaluations": 2, "data": "data"},
+        {"split": "private"},
+        {"private_selection": True},
+        {"split": "private", "private_selection": True, "ledger_scope": "population"},
+        {"simulation_seeded": True, "split": "private", "private_selection": True},
+    ]
+    base = replace(PLAIN, epsilon=1234.56789, delta=1.23456e-10)
+    found = []
+    for changes in itertools.product(trust, samplers, said, [{}, {"simulated": True}]):
+        try:
+            found.append(replace(base, **{k: v for part in changes for k, v in part.items()}))
+        except ValueError:  # a trusted aggregator claims no coins and has no seed
+            assert changes[0].get("noise_source") == "aggregator"
+    return found
+
+
+def test_the_short_form_claims_nothing_that_the_long_one_does_not():
+    statements = every_statement()
+    assert len(statements) > 100
+    for one in statements:
+        short, long = one.short(), one.sentence()
+        assert len(short.split()) <= 60, short
+        assert "Epsilon = 1234.5679 at delta = 1.23456e-10 for each user" in short
+        assert "Epsilon = 1234.5679 at delta = 1.23456e-10 for each user" in long
+        assert f"with all its {one.data}" in short and f"with all its {one.data}" in long
+        assert "zero-out" in short and short.endswith("privacy.md.")
+        void = one.simulation_seeded or one.private_selection
+        assert ("NO PRIVACY IS CLAIMED" in short) is void
+        assert ("Holds against" in short or "holds against" in short) is not void
+        # Each of these in the short form exactly where the long one says the same.
+        server = "The claim holds against the server and everyone" in long
+        assert ("an honest-but-curious server" in short) is (server and not void)
+        assert ("sums, not the server" in short) is (not server and not void)
+        assert ("TRUSTED" in short) is ("claims nothing against the server" in long and not void)
+        assert ("it sees sums without noise" in short) <= ("sum without noise" in long)
+        assert ("it sees each node's answer" in short) <= ("each node's own answer" in long)
+        assert ("one machine saw everything" in short) is ("one machine played" in long)
+        assert ("the split" in short) is ("EPSILON DOES NOT COVER THE SPLIT" in long)
+        chosen = "EPSILON DOES NOT COVER THE SELECTION" in long
+        assert ("checkpoints" in short.partition("Not covered")[2]) is chosen
+        own = "never against a user's own node" in long
+        assert ("never a user's own node" in short) is (own and not void)
+        for share in re.findall(r"at most (\S+) % of the weight", short):
+            assert f"at most {share} % of the declared users' weight" in long
+        assert "amplif" not in short and "  " not in short and ".." not in short
+        assert short in one.page() and long in one.page()

@@ -1,0 +1,115 @@
+"""The front page, the site and the tables of results: short, complete, and what was measured."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower import text
+from privsyn_flower.client_apps.answers import guarded, reply
+from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from scripts import results
+from tests.conftest import node_context, sentences
+from tests.test_docs import DOCS, FENCE, ROOT, blocks, text_of
+
+
+def test_the_front_page_is_one_that_a_newcomer_finishes() -> None:
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 220
+
+    def lengths(kind: str) -> list[int]:
+        shown = [code for name, code in blocks(kind) if name.startswith("README")]
+        return [len([line for line in code.splitlines() if line]) for code in shown]
+
+    pretext, dropin = lengths("python")
+    assert pretext <= 12 and dropin <= 8 and lengths("toml") == [10]
+
+
+def test_every_page_has_its_place_on_the_site() -> None:
+    found = "".join(code for kind, code in FENCE.findall(text_of(DOCS / "index.md")))
+    listed = re.findall(r"^([\w/-]+)$", found, re.MULTILINE)
+    pages = {page.stem for page in DOCS.glob("*.md")} - {"index"}
+    assert sorted(listed) == sorted(pages | {f"_root/{page.stem}" for page in ROOT.glob("*.md")})
+
+
+def test_the_site_has_every_package_that_pages_import_from() -> None:
+    listed = re.findall(r"^\.\. automodule:: (\S+)$", text_of(DOCS / "api.md"), re.MULTILINE)
+    code = "\n".join(code for _, code in blocks("python"))
+    imported = set(re.findall(r"^from (privsyn_flower\.\w+) import", code, re.MULTILINE))
+    packages = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()}
+    assert len(packages) > 5 and packages <= set(listed)
+
+
+def test_the_pretext_of_the_front_page_runs(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """As it stands, but with fewer users and smaller models."""
+
+    class Same:
+        def __init__(self, model: str) -> None:
+            assert "/" in model
+
+        def vary(self, texts: Any, rng: Any) -> list[str]:
+            return list(texts)
+
+    small = text.load_embedder("ngram-64", "cpu")
+    monkeypatch.setattr(text, "MaskFill", Same)
+    monkeypatch.setattr(text, "load_embedder", lambda name: small)
+    monkeypatch.chdir(tmp_path)
+    Path("public.txt").write_text("\n".join(sentences(400, 1)), encoding="utf-8")
+    code = next(code for name, code in blocks("python") if "PrEText(" in code)
+    fewer = code.replace("users=1000, nodes=8, epsilon=7.58", "users=15, nodes=3, epsilon=1000")
+    assert fewer != code
+    page: dict[str, Any] = {}
+    exec(compile(fewer, "README.md", "exec"), page)
+
+    def node(number: int) -> Any:
+        context = node_context({}, node_id=number)
+        texts = {f"{number}-{user}": sentences(2, 10 * number + user) for user in range(5)}
+        facts = Hello(len(texts), number, deployed=False)
+        own = Node(facts, tmp_path / f"{number}", "ngram-64", "cpu", None, None, lambda: texts)
+
+        def handle(message: Any) -> Any:
+            if message.metadata.message_type == HELLO:
+                return answer_hello(message, facts)
+            return guarded(message, lambda: reply(message, context, own, VOTES))
+
+        return handle
+
+    page["main"](loopback({number: node(number) for number in (1, 2, 3)}), None)
+    *seeds, said = capsys.readouterr().out.splitlines()
+    assert seeds and set(seeds) <= set(sentences(400, 1))
+    assert said.startswith("Epsilon = 1000 at delta = 3e-06") and "one machine" in said
+
+
+def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:
+    layout = text_of(ROOT / "README.md").partition("\n## Layout\n")[2].partition("\n```\n")[0]
+    listed = set(re.findall(r"^  (\w+)/ ", layout, re.MULTILINE))
+    assert listed == {path.parent.name for path in (ROOT / "privsyn_flower").glob("*/__init__.py")}
+
+
+def test_the_tables_of_pretext_are_those_of_the_summaries() -> None:
+    demo = results.PRETEXT
+    found: results.Runs = {}
+    for path in sorted(results.KEPT.glob("eps*-seed*.json")):
+        summary = json.loads(text_of(path))
+        found.setdefault(round(summary["epsilon"], 2), []).append(summary)
+    by_epsilon = {epsilon: found[epsilon] for epsilon in demo.epsilons if epsilon in found}
+    assert results.block(demo, by_epsilon) in text_of(results.PAGE)
+    shown = results.accuracy_table(demo, {7.58: by_epsilon[7.58]})
+    assert "\n".join(shown) in text_of(results.FRONT)
+
+
+def test_a_table_needs_its_markers(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("a\n<!-- t:start -->\nold\n<!-- t:end -->\nb\n", encoding="utf-8")
+    results.fill(page, "t", "new")
+    assert text_of(page) == "a\n<!-- t:start -->\nnew\n<!-- t:end -->\nb\n"
+    with pytest.raises(ValueError, match="u:start"):
+        results.fill(page, "u", "new")
+    assert "new" in text_of(page)
