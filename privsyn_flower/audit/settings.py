@@ -14,14 +14,13 @@ from privsyn_flower.audit.statistics import Floats, whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.budget import aggregator_budget, training_strategy
+from privsyn_flower.server_apps.budget import aggregator_budget
 from privsyn_flower.server_apps.parts import (
     AGGREGATIONS,
     ledger_terms,
     noise_multiplier,
     release_distance,
 )
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
 
@@ -96,10 +95,9 @@ def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
     Everybody survives and nobody colludes, because nothing here depends on either: no node adds
     noise, and the adversary knows what they all send.
     """
-    strategy = training_strategy(config)
-    rounds, turns, by_node = noise.factorization.rounds, 1, False
-    if isinstance(strategy, DPFTRL) and strategy.cycle and rounds > 1:
-        turns, by_node = strategy.cycle, not strategy.by_user
+    rounds, ftrl = noise.factorization.rounds, config.ftrl
+    turns = ftrl.min_separation if rounds > 1 else 1
+    by_node = turns > 1 and ftrl.schedule == "nodes"
     turn = worst_turn(noise, turns)
     if by_node:
         seats = [
