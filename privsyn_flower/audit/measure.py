@@ -33,6 +33,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.question import encoded_bound, encoded_length
+from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
 
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
@@ -216,12 +217,9 @@ def _coin_rows(coins: Coins, rate: float) -> dict[str, str]:
 
 def query_kind(config: RunConfig) -> str:
     """The kind of query that the configured method asks in its rounds."""
-    if config.method == "popri" and config.popri.score == "nearest":
-        return "votes"
-    return METHODS[config.method]
+    return recipe_of(config).question(config)[0]
 
 
-METHODS = {"pretext": "votes", "popri": "scores", "dp-fedavg": "update", "dp-ftrl": "update"}
 KINDS: dict[str, Callable[[RunConfig, Path], Case]] = {
     "votes": lambda config, _: votes_case(config),
     "scores": lambda config, _: scores_case(config),

@@ -19,7 +19,8 @@ from privsyn_flower.audit.path import Case
 from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.promised import promised, training_strategy
+from privsyn_flower.server_apps.methods.training import training_strategy
+from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.evaluation import evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint

@@ -13,10 +13,9 @@ from privsyn_flower.audit.statistics import Floats, whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.promise import EVALUATIONS
 from privsyn_flower.server_apps.parts import AGGREGATIONS
-from privsyn_flower.server_apps.promised import ledger_terms, promised, training_strategy
-from privsyn_flower.strategies.averaging.start import EVALUATIONS
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
+from privsyn_flower.server_apps.promised import ledger_terms, promised
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
@@ -92,10 +91,9 @@ def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
     Everybody survives and nobody colludes, because nothing here depends on either: no node adds
     noise, and the adversary knows what they all send.
     """
-    strategy = training_strategy(config)
-    rounds, turns, by_node = noise.factorization.rounds, 1, False
-    if isinstance(strategy, DPFTRL) and strategy.cycle and rounds > 1:
-        turns, by_node = strategy.cycle, not strategy.by_user
+    rounds, ftrl = noise.factorization.rounds, config.ftrl
+    turns = ftrl.min_separation if rounds > 1 else 1
+    by_node = turns > 1 and ftrl.schedule == "nodes"
     turn = worst_turn(noise, turns)
     if by_node:
         seats = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.data import LabelledText
 from privsyn_flower.protocol.question import Query
+from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.text import load_embedder
 
 
@@ -22,15 +22,7 @@ def votes_case(config: RunConfig) -> Case:
     Its node's other user has one sample, so that a clip of the node's sum would let the canary
     push that user's vote aside.
     """
-    options: dict[str, Any] = {"bound": config.popri.score_bound}
-    if config.method == "pretext":
-        own = config.pretext
-        options = {
-            "bound": own.vote_bound,
-            "clip": own.clip,
-            "neighbors": own.neighbors,
-            "metric": own.metric,
-        }
+    _, options = recipe_of(config).question(config)
     cap, names = config.data.samples_per_user, range(3 * options.get("neighbors", 1) + 2)
     texts = [f"candidate {at} {'abcdefghijklmnopqrstuvwxyz'[at % 26] * 8} {at}" for at in names]
     embedder = load_embedder(EMBEDDER)

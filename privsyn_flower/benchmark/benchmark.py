@@ -7,7 +7,7 @@ of the private result: they go under `benchmark` in summary.json and are not cov
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.benchmark.feedback import RunRecord, response_rounds, seed_votes, vote_shares
+from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
@@ -33,6 +33,7 @@ Sets = Mapping[str, Sequence[str]]
 Folders = Mapping[str, Path]
 
 FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
+RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
 NOTE = "measured with private and held-out text; not covered by epsilon"
 METHODS = {
     "pretrained": "the downstream model as it is",
@@ -76,31 +77,29 @@ def run_benchmark(
     private: Private,
     *,
     downstream: str | Path,
-    record: RunRecord,
+    feedback: Callable[[Floats], Feedback],
     synthetic: Sets,
     seeds: Sets,
     progress: Progress = silent,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
-    downstream: folder or name of the model to fine-tune. synthetic: texts by the names in
-    METHODS, "synthetic" the run's own and the others its controls; with their labels
-    (`data.LabelledText`) for `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the
-    run's own; empty for methods without.
+    downstream: folder or name of the model to fine-tune. feedback: held-out embeddings (n, d) ->
+    what the users' answers were worth. synthetic: texts by the names in METHODS, "synthetic" the
+    run's own and the others its controls; with their labels (`data.LabelledText`) for
+    `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
+    methods without.
     """
-    federation, pool = private.federation, private.federation.public()
+    federation = private.federation
+    pool = federation.public() if config.evaluation.compares(RANDOM_PUBLIC) else ()
     held_out = private.held_out()
     summary: dict[str, Any] = {
         "note": NOTE,
         "held_out": config.evaluation.on,
     }
     progress("benchmark: distances", 0, 2)
-    if config.method == "pretext":
-        rounds, candidates = vote_shares(record, private, config)
-        summary["true_votes"] = {**rounds, **seed_votes(seeds["seeds"], pool, private, config)}
-    else:
-        rank = config.popri.rejected_rank
-        summary["responses"], candidates = response_rounds(record, private, held_out, rank)
+    found, candidates = feedback(held_out)
+    summary |= found
     groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
     summary["frechet"] = distances(groups, pool, private, held_out, config)
     progress("benchmark: distances", 1, 2)
@@ -210,7 +209,8 @@ def next_token(
     rate, tried = rehearse(config, federation, model, progress)
     tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
-    given = training_sets(federation, synthetic, federation.public())
+    public = federation.public() if options.compares(RANDOM_PUBLIC) else ()
+    given = training_sets(federation, synthetic, public)
     sets = {name: source for name, source in given.items() if name not in folders}
     model.reset()  # the rehearsal left the weights of its last trial
     sums = {"pretrained": model.user_sums(held_out)}
@@ -265,7 +265,8 @@ def classification(
     tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
     held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
     sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
-    sets = {"random_public": public} | sets
+    if options.compares(RANDOM_PUBLIC):
+        sets = {"random_public": public} | sets
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
     for name, examples in sets.items():

@@ -18,6 +18,7 @@ from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.randomness import seeded
 
 Floats = npt.NDArray[np.float32]
+Feedback = tuple[dict[str, Any], list[Floats]]  # figures, and what was asked about: (m, d) each
 
 MOST_TEXTS = 500  # seeds embedded again, and rows compared, per set
 
@@ -30,6 +31,21 @@ class RunRecord(Protocol):
     def load_release(self, rnd: int) -> npt.NDArray[np.float64] | None: ...
 
     def metrics(self) -> list[dict[str, Any]]: ...
+
+
+def vote_feedback(record: RunRecord, private: Private, seeds: Sequence[str]) -> Feedback:
+    """What PrE-Text's users voted for: round by round, and among its seeds."""
+    shares, candidates = vote_shares(record, private, private.config)
+    seen = seed_votes(seeds, private.federation.public(), private, private.config)
+    return {"true_votes": shares | seen}, candidates
+
+
+def response_feedback(
+    record: RunRecord, private: Private, held_out: Floats, rejected_rank: int
+) -> Feedback:
+    """What POPri's users preferred, round by round."""
+    rounds, responses = response_rounds(record, private, held_out, rejected_rank)
+    return {"responses": rounds}, responses
 
 
 def vote_shares(

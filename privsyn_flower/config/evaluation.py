@@ -27,6 +27,21 @@ class EvaluationConfig(Section):
     rival: Literal["", "pretext"] = Field(
         "", description="another method at the same epsilon, simulated for comparison"
     )
+    controls: str = Field(
+        "all", description="what the result is compared with: all, or a list of noise, "
+        "unaligned (popri) and random-public; empty: nothing"
+    )  # fmt: skip
+
+    @property
+    def controls_named(self) -> list[str]:
+        """The names in `controls`, but for "all"."""
+        named = [name.strip() for name in self.controls.split(",")]
+        return [name for name in named if name not in ("", "all")]
+
+    def compares(self, control: str) -> bool:
+        """Whether the benchmark runs the control of this name."""
+        named = [name.strip() for name in self.controls.split(",")]
+        return control in named or "all" in named
 
     def check(self, config: RunConfig) -> None:
         """What a comparison needs of the method."""

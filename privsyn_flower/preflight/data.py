@@ -10,6 +10,7 @@ from privsyn_flower.data.preview import Preview, preview
 from privsyn_flower.data.sources import columns_of, package_lists
 from privsyn_flower.data.users import Columns
 from privsyn_flower.files import DataError
+from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.parts import is_deployment
 
 from .findings import Finding, Findings
@@ -70,7 +71,7 @@ def public_file(config: RunConfig) -> Findings:
     if data.source == "docstrings":
         return
     if not data.public_path:
-        if config.method == "pretext" or (config.method == "popri" and config.popri.examples):
+        if recipe_of(config).first_texts(config)[1]:
             yield Finding(
                 f"data.public-path is empty, and method = {config.method!r} begins with public "
                 "text: name a file of it, or hub:NAME"
@@ -103,11 +104,10 @@ def _too_little_public(config: RunConfig, texts: int) -> Findings:
                 f"{facts}, and data.public-pool = {data.public_pool} and data.public-validation = "
                 f"{data.public_validation} need more: lower them, or give more public text"
             )
-    elif config.method == "pretext" and texts < config.pretext.population:  # the pool is all of it
-        yield Finding(
-            f"{facts}, fewer than pretext.population = {config.pretext.population}: lower it, or "
-            "give more public text"
-        )
+        return
+    key, least = recipe_of(config).first_texts(config)
+    if texts < least:  # the pool is all of it
+        yield Finding(f"{facts}, fewer than {key} = {least}: lower it, or give more public text")
 
 
 def docstring_packages(config: RunConfig) -> Findings:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
 from privsyn_flower.local.federation import LocalFederation
+from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.parts import is_deployment
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
 from privsyn_flower.strategies.engine.session import noise_key_folder
@@ -20,6 +21,7 @@ from privsyn_flower.text.serving.vllm_server import default_python
 from .findings import Finding, Findings
 
 LITTLE, TOO_LITTLE = 2**30, 2**26  # bytes of disk: a warning, and what not even a miniature has
+KINDS = ("embedder", "infiller", "generator", "downstream")
 DESCRIBES = {"embedder": ("modules.json", "config.json")}  # one of them is in a model's folder
 
 
@@ -58,23 +60,13 @@ def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
         served = kind == "generator" and config.generation.backend != "huggingface"
         here = ("httpx",) if served else ("torch", "transformers")
         needed.append((f"models.{kind}", here))
-    if config.method == "popri":
-        needed.append(("popri", ("torch", "transformers", "peft", "trl", "datasets")))
-    return needed
+    return [*needed, (config.method, recipe_of(config).libraries)]
 
 
 def used_models(config: RunConfig) -> dict[str, str]:
     """kind -> name of the models that the run will load."""
-    models, pretext = config.models, "pretext" in (config.method, config.evaluation.rival)
-    writes = config.method == "popri" or (config.method == "pretext" and config.expand.samples)
-    measured = config.trains or config.benchmark
-    used = {
-        "embedder": not config.trains,
-        "infiller": pretext and config.pretext.variation != "retrieval",
-        "generator": bool(writes),
-        "downstream": measured or (config.method == "popri" and config.popri.select == "federated"),
-    }
-    return {kind: getattr(models, kind) for kind, needed in used.items() if needed}
+    used = recipe_of(config).loads(config) | ({"downstream"} if config.benchmark else set())
+    return {kind: getattr(config.models, kind) for kind in KINDS if kind in used}
 
 
 def models(config: RunConfig) -> Findings:

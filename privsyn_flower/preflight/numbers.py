@@ -15,8 +15,10 @@ from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.encoding.quantize import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.protocol.question import OptionValue, Query
+from privsyn_flower.server_apps.methods import check_controls, recipe_of
+from privsyn_flower.server_apps.methods.training import training_strategy
 from privsyn_flower.server_apps.parts import check_deployment
-from privsyn_flower.server_apps.promised import ledger_terms, promised, training_strategy
+from privsyn_flower.server_apps.promised import ledger_terms, promised
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import encoding_of
 from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
@@ -29,12 +31,8 @@ from .machine import missing
 def keys(config: RunConfig) -> Findings:
     """Values that only fail together, and that no single key's bounds exclude."""
     check_deployment(config)
-    retrieves = config.method == "pretext" or config.evaluation.rival == "pretext"
-    if retrieves and config.pretext.population > config.data.public_pool:
-        yield Finding(
-            f"pretext.population = {config.pretext.population} exceeds data.public-pool = "
-            f"{config.data.public_pool}, from which it is drawn: lower the one or raise the other"
-        )
+    yield from map(Finding, recipe_of(config).faults(config))
+    check_controls(config)
 
 
 def promise(config: RunConfig) -> Findings:
@@ -83,11 +81,7 @@ def integers(config: RunConfig) -> Findings:
     """
     if config.trusts_aggregator:
         return
-    length = 1
-    if config.method == "pretext":
-        length = config.pretext.population
-    elif config.method == "popri":
-        length = config.popri.prompts * config.popri.responses
+    length = recipe_of(config).length(config)
     users = config.data.users
     if config.cohort_nodes:
         users = max(1, users * config.cohort_nodes // config.nodes)

@@ -29,7 +29,8 @@ from privsyn_flower.privacy.ledger.filters import Kind, Plan, sampled_plan
 from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.privacy.sentence import PrivacyStatement
 
-ROUNDS = "rounds"  # the phase that a method is about
+# Names of phases: what a method is about, and models measured on the users' data beside it.
+ROUNDS, EVALUATIONS = "rounds", "evaluation"
 
 
 class PromiseError(ValueError):
@@ -220,6 +221,15 @@ class Promise:
             claims["min_separation"] = main.participation.min_separation
             claims["max_participations"] = main.participation.max_participations
         return PrivacyStatement(**claims | facts)
+
+
+def evaluation_phases(rounds: Phase, count: int) -> list[Phase]:
+    """So many evaluations beside these rounds, of all who could be asked; each costs a user as much
+    as one round."""
+    if not count:
+        return []
+    beside = Phase(EVALUATIONS, count, 0, rounds.sampler, rounds.source, evaluates=True)
+    return [beside.given(rounds.equivalent)]
 
 
 def promise(

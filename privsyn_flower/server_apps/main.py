@@ -15,7 +15,6 @@ from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, t
 from privsyn_flower.local.last_word import last_word
 from privsyn_flower.runs import RunFolder, failure, write_atomic
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.server_apps.training import TrainingPipeline
 
 app = ServerApp()
 logger = logging.getLogger("privsyn_flower")
@@ -32,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     with folder.lock():
         try:
             _same_config(folder, config)
-            (TrainingPipeline if config.trains else Pipeline)(config, grid, folder).run()
+            Pipeline(config, grid, folder).run()
         except Exception as error:
             _tell(folder, error)
             raise

@@ -1,4 +1,4 @@
-"""The run's models, each loaded when first used, and the method that is made of them."""
+"""The run's models, each loaded when first used."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.parts import PublicText
-from privsyn_flower.strategies.popri import POPri
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
 from privsyn_flower.text.embedders import KnownRows
-
-Method = PrEText | POPri
 
 
 class Models:
@@ -56,9 +52,7 @@ class Models:
             config, models = self.config, self.config.models
             embedder = load_embedder(models.embedder, models.device, self.progress)
             # Only retrieval compares with the whole pool; anything else would embed it in vain.
-            retrieves = config.pretext.variation != "mask-fill"
-            needed = retrieves and "pretext" in (config.method, config.evaluation.rival)
-            pool = self.public.pool if needed else []
+            pool = self.public.pool if recipe_of(config).retrieves(config) else []
             rows = cached_embeddings(
                 self.cache / "public", embedder.fingerprint, pool, embedder.embed
             )
@@ -152,62 +146,6 @@ class Models:
             start_timeout=where.start_timeout,
         )
         return VllmGenerator(server, **sampling, **asking)
-
-    def strategy(self, private_distance: Distance | None = None) -> Method:
-        """The configured method; private_distance: for popri.checkpoint = "private" only."""
-        if self.config.method == "pretext":
-            return self.pretext()
-        from privsyn_flower.text.preference import PreferenceTrainer
-        from privsyn_flower.text.preference.data import EXPAND_ENDING
-        from privsyn_flower.text.prompts import HEADING
-
-        config, popri = self.config, self.config.popri
-        # A list goes on with the next heading; the answer to any other instruction just ends.
-        listed = popri.examples > 0 or HEADING in popri.instruction
-        trainer = PreferenceTrainer(
-            self.folder("generator"),
-            method=popri.training,
-            beta=popri.beta,
-            label_smoothing=popri.label_smoothing,
-            learning_rate=popri.learning_rate,
-            epochs=popri.epochs,
-            batch_size=popri.batch_size,
-            micro_batch_size=popri.micro_batch_size,
-            lora_rank=popri.lora_rank,
-            lora_alpha=popri.lora_alpha,
-            ending=EXPAND_ENDING if listed else None,
-            device=config.models.device,
-            progress=self.progress,
-        )
-        return POPri(
-            self.public.pool,
-            embedder=self.embedder(),
-            generator=self.generator(),
-            trainer=trainer,
-            rounds=config.rounds,
-            config=popri,
-            samples_cap=config.data.samples_per_user,
-            min_words=config.expand.min_words,
-            max_words=config.data.sample_words,
-            validation=self.public.validation,
-            private_distance=private_distance,
-            seed=config.seed,
-            progress=self.progress,
-        )
-
-    def pretext(self) -> PrEText:
-        """PrE-Text: the method, or another method's rival."""
-        config = self.config
-        return PrEText(
-            self.public.pool,
-            embedder=self.embedder(),
-            infiller=self.infiller(),
-            rounds=config.rounds,
-            config=config.pretext,
-            samples_cap=config.data.samples_per_user,
-            seed=config.seed,
-            progress=self.progress,
-        )
 
     def close(self) -> None:
         """End what was started; safe to call twice."""

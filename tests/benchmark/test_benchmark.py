@@ -14,7 +14,12 @@ from privsyn_flower.benchmark.benchmark import (
     run_benchmark,
     training_benchmark,
 )
-from privsyn_flower.benchmark.feedback import recovery_rate, response_rounds, vote_shares
+from privsyn_flower.benchmark.feedback import (
+    recovery_rate,
+    response_rounds,
+    vote_feedback,
+    vote_shares,
+)
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
@@ -130,12 +135,13 @@ def test_private_text_stays_shut_without_benchmark(setting):
 
 
 def test_whole_benchmark_finds_what_was_built_in(setting):
+    texts, private, record = texts_of(setting), private_of(setting), Record(setting)
     found = run_benchmark(
         setting.config,
-        private_of(setting),
+        private,
         downstream=setting.downstream,
-        record=Record(setting),
-        **texts_of(setting),
+        feedback=lambda _: vote_feedback(record, private, texts["seeds"]["seeds"]),
+        **texts,
     )
     summary = json.loads(json.dumps(found.summary))
     assert summary["held_out_users"] == 10 and summary["held_out"] == "test"

@@ -18,7 +18,6 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.data import Federation, load_users, prepare
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.server_apps.training import TrainingPipeline
 from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from tests.conftest import node_context
@@ -198,10 +197,9 @@ def world(
 
         def run(seen: Seen) -> None:
             nodes = {context.node_id: answering(context) for context in contexts}
-            pipeline = TrainingPipeline if config.trains else Pipeline
             folder = RunFolder(place / "run")
             with folder.lock():
-                pipeline(config, WireGrid(nodes, seen, stream), folder).run()
+                Pipeline(config, WireGrid(nodes, seen, stream), folder).run()
 
         return run
 

@@ -182,6 +182,31 @@ def test_benchmark_compares_with_every_control(
     assert grid.sent == [] and again["benchmark"] == found
 
 
+@pytest.mark.parametrize("method", ["pretext", "popri"])
+def test_controls_that_were_left_out_are_nowhere(
+    configured: Any, loopback: Any, tmp_path: Path, method: str
+) -> None:
+    chosen = "unaligned" if method == "popri" else ""
+    config = configured(**{"method": method, "benchmark": True, "evaluation.controls": chosen})
+    summary, _ = run(config, loopback, tmp_path / "run")
+    found, made = summary["benchmark"], [chosen] * bool(chosen)
+    assert list(found["methods"]) == ["pretrained", *made, "synthetic", "private"]
+    assert list(found["accuracy"]) == list(found["methods"])
+    assert set(found["accuracy_difference"]) == {
+        "private-synthetic", *(f"synthetic-{name}" for name in made),
+    }  # fmt: skip
+    for distances in found["frechet"].values():
+        assert not {"random_public", "noise_votes", "noise_scores"} & set(distances)
+    there = {path.name for path in (tmp_path / "run").iterdir()}
+    assert there & {"control.jsonl", "unaligned.jsonl", "rival.jsonl"} == (
+        {"unaligned.jsonl"} if chosen else set()
+    )
+    assert "control" not in summary["stage_seconds"] and "control" not in there
+    assert {"accuracy.png", "candidates.png"} <= there
+    table = result_table(summary)
+    assert "replaced by noise" not in table and "fine-tuned on random" not in table
+
+
 def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_path: Path) -> None:
     config = configured(
         **{

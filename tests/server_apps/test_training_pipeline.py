@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from privsyn_flower.benchmark import benchmark
 from privsyn_flower.cli.display import result_table
 from privsyn_flower.cli.report import report
 from privsyn_flower.client_apps import main as client
@@ -23,10 +22,12 @@ from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps import training as stages
-from privsyn_flower.server_apps.parts import public_text
+from privsyn_flower.server_apps import pipeline as stages
+from privsyn_flower.server_apps.methods import training
+from privsyn_flower.server_apps.models import Models
+from privsyn_flower.server_apps.parts import PublicText, public_text
+from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import promised, statement
-from privsyn_flower.server_apps.training import TrainingPipeline
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.session import noise_key_folder
 from tests.conftest import node_context, sentences
@@ -149,7 +150,7 @@ def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], A
     """One process' run, or its resumption -> summary and grid."""
     grid, folder = grid_for(loopback, config), RunFolder(path)
     with folder.lock():
-        TrainingPipeline(config, grid, folder).run()
+        Pipeline(config, grid, folder).run()
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
     return summary, grid
 
@@ -242,6 +243,32 @@ def test_dp_fedavg_from_data_to_figures(
     assert (again["evaluation"], again["epsilon_ledger"]) == (
         evaluation, summary["epsilon_ledger"],
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("chosen", ["", "random-public"])
+def test_controls_that_were_left_out_are_nowhere(
+    configured: Any, loopback: Any, tmp_path: Path, chosen: str
+) -> None:
+    small = {"rounds": 1, "aggregation": "plain", "benchmark": True}
+    config = configured(**small, **{"evaluation.controls": chosen})
+    summary, _ = run(config, loopback, tmp_path / "run")
+    public = ["random_public"] * bool(chosen)
+    found = summary["benchmark"]
+    assert list(found["methods"]) == ["pretrained", *public, "trained", "private"]
+    assert found["training_texts"].keys() == {"private"}
+    assert not (tmp_path / "run" / "control").exists()
+    assert (tmp_path / "run" / "accuracy.png").exists()
+    table = result_table(summary)
+    assert "trained privately" in table and ("random public" in table) == bool(chosen)
+
+
+def test_a_control_of_another_method_is_an_error(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    config = configured(**{"benchmark": True, "evaluation.controls": "unaligned"})
+    with pytest.raises(ConfigError, match=r"'unaligned' is none of dp-fedavg's.*noise"):
+        run(config, loopback, tmp_path / "run")
+    assert not (tmp_path / "run" / "queries").exists()
 
 
 def test_dp_ftrl_with_turns_and_a_trusted_aggregator(
@@ -343,10 +370,10 @@ STAGES: list[tuple[str, Any, str, Any]] = [
     ("public", public, "save_model", None),
     ("asking", client.updates_app, "update", lambda m, c: m.metadata.dst_node_id == 2),
     ("learning", TrainingStrategy, "learn", lambda self, rnd, *a: rnd == 2),
-    ("evaluation", stages, "_facts", None),
-    ("export", stages, "export_model", None),
-    ("control", stages, "noise_updates", None),
-    ("benchmark", benchmark, "training_benchmark", None),
+    ("evaluation", training, "_facts", None),
+    ("export", training, "export_model", None),
+    ("control", training, "noise_updates", None),
+    ("benchmark", training, "training_benchmark", None),
     ("summary", stages, "write_json", None),
 ]
 
@@ -376,9 +403,11 @@ def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
     assert summary["epsilon_ledger"] <= summary["epsilon"]
 
     # The model is what one process makes of the stored releases, bit for bit.
-    pipeline = TrainingPipeline(config, grid, RunFolder(tmp_path / "replay"))
-    pipeline.options, pipeline.start = pipeline._options(), public_folder(config)
-    strategy = pipeline._strategy(pipeline.folder)
+    replayed = RunFolder(tmp_path / "replay")
+    models = Models(config, PublicText([], None), replayed, silent)
+    method = training.Training(Pipeline(config, grid, replayed), models)
+    method.start = public_folder(config)
+    strategy = method.strategy(replayed)
     folder = RunFolder(path)
     for row in folder.metrics():
         released = folder.load_release(row["round"])
@@ -430,7 +459,7 @@ def test_wrong_keys_are_told_before_a_node_is_asked(
 def test_a_deployed_base_is_tuned_before(configured: Any, loopback: Any, tmp_path: Path) -> None:
     config = configured(**{"data.path": "", "training.public-steps": 3})
     with pytest.raises(ConfigError, match=r"training\.public-steps = 3.*models\.downstream"):
-        TrainingPipeline(config, loopback({}), RunFolder(tmp_path / "run")).run()
+        Pipeline(config, loopback({}), RunFolder(tmp_path / "run")).run()
 
 
 def test_a_deployed_training_needs_no_public_text(
@@ -449,7 +478,7 @@ def test_a_deployed_training_needs_no_public_text(
         nodes[number + 1] = lambda message, mine=context: HANDLERS[kind(message)](message, mine)
     folder = RunFolder(tmp_path / "run")
     with folder.lock():
-        TrainingPipeline(configured(**there), loopback(nodes), folder).run()
+        Pipeline(configured(**there), loopback(nodes), folder).run()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["rounds"] == 2 and "benchmark" not in summary
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()

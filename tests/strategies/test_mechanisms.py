@@ -36,7 +36,7 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from privsyn_flower.privacy.ledger.filters import SLACK, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import Phase, promise
+from privsyn_flower.privacy.promise import Phase, evaluation_phases, promise
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import (
@@ -47,7 +47,6 @@ from privsyn_flower.protocol.question import (
     total_variation,
 )
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.averaging.start import evaluation_phases
 from privsyn_flower.strategies.engine import aggregator_noise
 from privsyn_flower.strategies.engine.aggregation import Aggregation, ModularSum, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes

@@ -17,7 +17,7 @@ from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import DROP_IN, show
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.promise import Phase, promise
+from privsyn_flower.privacy.promise import Phase, evaluation_phases, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -50,7 +50,6 @@ from privsyn_flower.training import Layout
 # The log that Flower shows in every app.
 logger = logging.getLogger("flwr")
 
-EVALUATIONS = "evaluation"  # name of their phase
 ORDER = "arrays"  # option: names of the arrays in the app's own order, which files do not keep
 
 
@@ -276,19 +275,3 @@ class TrainingStrategy(GeneralisedFedAvg):
             self.evaluate = logged(evaluate_fn)
             if run.load_value(FIRST) is None:
                 run.save_value(FIRST, self.evaluated(0))
-
-
-def evaluation_phases(main: Phase, count: int) -> list[Phase]:
-    """So many evaluations beside these rounds: of all who could be asked, and independent."""
-    if not count:
-        return []
-    return [
-        Phase(
-            EVALUATIONS,
-            count,
-            sampler=main.sampler,
-            source=main.source,
-            evaluates=True,
-            multiplier=main.equivalent,
-        )
-    ]

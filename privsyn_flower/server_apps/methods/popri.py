@@ -1,0 +1,190 @@
+"""POPri in a run: a generator aligned with the users' scores, and the text that it writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
+from privsyn_flower.benchmark.feedback import Feedback, response_feedback
+from privsyn_flower.benchmark.private import Floats, Private, distance_to_development
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
+from privsyn_flower.server_apps.methods.recipe import NOISE
+from privsyn_flower.server_apps.methods.synthesis import Synthesis
+from privsyn_flower.server_apps.selection import check_selection, select_round
+from privsyn_flower.strategies.engine.rounds import Vector
+from privsyn_flower.strategies.popri import POPri
+from privsyn_flower.strategies.synthesis.checkpoints import Distance
+from privsyn_flower.text.prompts import HEADING, LabelledText
+
+UNALIGNED = "unaligned"
+
+logger = logging.getLogger("privsyn_flower")
+
+
+class POPriRecipe(Synthesis[POPri]):
+    """The method, with a paid choice of a round, and PrE-Text as its rival."""
+
+    controls = (NOISE, UNALIGNED, RANDOM_PUBLIC)
+    libraries = ("torch", "transformers", "peft", "trl", "datasets")
+    noise = "noise_scores"
+    selection: dict[str, Any] | None = None
+
+    @classmethod
+    def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
+        kind = "votes" if config.popri.score == "nearest" else "scores"
+        return kind, {"bound": config.popri.score_bound}
+
+    @classmethod
+    def phases(cls, config: RunConfig) -> list[Phase]:
+        """And the choice of a round on the nodes, which costs a user as much as a round."""
+        [rounds] = super().phases(config)
+        return [rounds, *evaluation_phases(rounds, int(config.popri.select == "federated"))]
+
+    @classmethod
+    def said(cls, config: RunConfig) -> dict[str, Any]:
+        return {"private_selection": config.popri.checkpoint == "private"}
+
+    @classmethod
+    def length(cls, config: RunConfig) -> int:
+        return config.popri.prompts * config.popri.responses
+
+    @classmethod
+    def loads(cls, config: RunConfig) -> set[str]:
+        selects = {"downstream"} if config.popri.select == "federated" else set()
+        rival = PrETextRecipe.loads(config) if config.evaluation.rival else set()
+        return {"embedder", "generator"} | selects | rival
+
+    @classmethod
+    def retrieves(cls, config: RunConfig) -> bool:
+        """For the rival alone."""
+        return bool(config.evaluation.rival) and PrETextRecipe.retrieves(config)
+
+    @classmethod
+    def first_texts(cls, config: RunConfig) -> tuple[str, int]:
+        return "popri.examples", config.popri.examples
+
+    @classmethod
+    def faults(cls, config: RunConfig) -> Iterator[str]:
+        if config.evaluation.rival:
+            yield from PrETextRecipe.faults(config)
+
+    def begin(self) -> POPri:
+        with self.run.clock("models"):
+            strategy = self.strategy(self.folder)
+            if self.config.popri.select == "federated":
+                check_selection(self.models, self.config)
+        return strategy
+
+    def strategy(self, folder: RunFolder) -> POPri:
+        from privsyn_flower.text.preference import PreferenceTrainer
+        from privsyn_flower.text.preference.data import EXPAND_ENDING
+
+        config, popri, public = self.config, self.config.popri, self.models.public
+        private_distance = self._private_distance()
+        # A list goes on with the next heading; the answer to any other instruction just ends.
+        listed = popri.examples > 0 or HEADING in popri.instruction
+        trainer = PreferenceTrainer(
+            self.models.folder("generator"),
+            method=popri.training,
+            beta=popri.beta,
+            label_smoothing=popri.label_smoothing,
+            learning_rate=popri.learning_rate,
+            epochs=popri.epochs,
+            batch_size=popri.batch_size,
+            micro_batch_size=popri.micro_batch_size,
+            lora_rank=popri.lora_rank,
+            lora_alpha=popri.lora_alpha,
+            ending=EXPAND_ENDING if listed else None,
+            device=config.models.device,
+            progress=self.run.progress,
+        )
+        strategy = POPri(
+            public.pool,
+            embedder=self.models.embedder(),
+            generator=self.models.generator(),
+            trainer=trainer,
+            rounds=config.rounds,
+            config=popri,
+            samples_cap=config.data.samples_per_user,
+            min_words=config.expand.min_words,
+            max_words=config.data.sample_words,
+            validation=public.validation,
+            private_distance=private_distance,
+            seed=config.seed,
+            progress=self.run.progress,
+        )
+        strategy.attach(folder)
+        return strategy
+
+    def _private_distance(self) -> Distance | None:
+        """The paper's choice of checkpoints, by text that epsilon does not cover."""
+        if self.config.popri.checkpoint != "private":
+            return None
+        logger.warning("popri.checkpoint = 'private': epsilon does not cover the selection")
+        return distance_to_development(self.config, self.run.federation(), self.models.embedder())
+
+    def evaluate(self, strategy: POPri, ledger: Ledger) -> None:
+        """The choice of a round on the nodes, with `popri.select = "federated"`."""
+        if self.config.popri.select != "federated":
+            return
+        with self.run.clock("rounds"):
+            self.selection = select_round(
+                strategy,
+                self.models,
+                self.config,
+                self.folder,
+                grid=self.run.grid,
+                plan=self.run.session.plan(),
+                ledger=ledger,
+                aggregation=self.run.session.aggregation,
+            )
+
+    def write(self, strategy: POPri, purpose: str) -> list[LabelledText]:
+        return strategy.synthesise(self.config.expand.samples)
+
+    def figures(self, strategy: POPri) -> dict[str, Any]:
+        chosen = {} if self.selection is None else {"selection": self.selection}
+        return {"selected_round": strategy.selected_round(), **chosen}
+
+    # The benchmark -----------------------------------------------------------------------
+
+    def noise_answers(
+        self, strategy: POPri, row: Mapping[str, Any], rng: np.random.Generator
+    ) -> Vector:
+        """Around zero: only the scores' order counts."""
+        return rng.normal(0.0, row["noise_std"], strategy.ask(row["round"]).length)
+
+    def control(self) -> POPri:
+        """No evaluation is paid for it: it ends with the round that was selected for the run."""
+        strategy = super().control()
+        if self.selection is not None:
+            strategy.choose(min(int(self.selection["round"]), len(strategy.candidates())))
+        return strategy
+
+    def comparisons(self, private: Private) -> dict[str, list[LabelledText]]:
+        """And the generator before alignment, and the rival at the run's noise and rounds."""
+        sets = super().comparisons(private)
+        if self.config.evaluation.compares(UNALIGNED):
+            with self.run.clock("unaligned"):
+                base = self.strategy(RunFolder(self.folder.path / "unaligned"))
+                base.choose(0)
+                sets[UNALIGNED] = self.written("unaligned", base)
+        if self.config.evaluation.rival:
+            with self.run.clock("rival"):
+                rival = PrETextRecipe(self.run, self.models)
+                sets[self.config.evaluation.rival] = rival.written("rival", rival.as_rival(private))
+        return sets
+
+    def feedback(self, strategy: POPri, private: Private, held_out: Floats) -> Feedback:
+        return response_feedback(self.folder, private, held_out, self.config.popri.rejected_rank)
+
+
+RECIPE = POPriRecipe

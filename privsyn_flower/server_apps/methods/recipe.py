@@ -1,0 +1,108 @@
+"""What a run needs to know of its method, and leaves to it: the questions to every recipe."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Generic, TypeVar
+
+from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.accounting.sampling import Sampler
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.promise import ROUNDS, Phase
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.models import Models
+from privsyn_flower.server_apps.run import Run
+from privsyn_flower.strategies.engine.rounds import Strategy
+
+S = TypeVar("S", bound=Strategy)
+
+NOISE = "noise"  # the control that every method has, besides random public text
+
+
+class Recipe(ABC, Generic[S]):
+    """One method around its rounds: first what a configuration says, then the stages of a run.
+
+    controls: names for `evaluation.controls`. libraries: modules that the method needs besides
+    those of its models.
+    """
+
+    controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
+    libraries: ClassVar[tuple[str, ...]] = ()
+
+    # Of a configuration, before anything is loaded ---------------------------------------
+
+    @classmethod
+    @abstractmethod
+    def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
+        """The kind of the rounds' question, and the keys that it is asked with."""
+
+    @classmethod
+    def phases(cls, config: RunConfig) -> list[Phase]:
+        """What the users are asked, and paid for: here the rounds, with noise of the nodes."""
+        sampler = Sampler(config.sampler, config.sampling_rate, config.cohort_nodes)
+        rounds = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler)
+        return [rounds.given(config.noise_multiplier)]
+
+    @classmethod
+    def said(cls, config: RunConfig) -> dict[str, Any]:
+        """What the privacy statement says of the method's own settings."""
+        return {}
+
+    @classmethod
+    def length(cls, config: RunConfig) -> int:
+        """Coordinates of an answer; 1 where only the model will tell."""
+        return 1
+
+    @classmethod
+    @abstractmethod
+    def loads(cls, config: RunConfig) -> set[str]:
+        """The models that a run loads, by their keys in `[models]`; the benchmark's left out."""
+
+    @classmethod
+    def retrieves(cls, config: RunConfig) -> bool:
+        """Whether texts are compared with the whole public pool, which is embedded for it."""
+        return False
+
+    @classmethod
+    def first_texts(cls, config: RunConfig) -> tuple[str, int]:
+        """How many public texts it cannot begin without, and the key that says so."""
+        return "", 0
+
+    @classmethod
+    def faults(cls, config: RunConfig) -> Iterator[str]:
+        """What is wrong with keys that only fail together."""
+        yield from ()
+
+    # Of a run, in their order ------------------------------------------------------------
+
+    def __init__(self, run: Run, models: Models) -> None:
+        self.run, self.models = run, models
+        self.config, self.folder = run.config, run.folder
+
+    @abstractmethod
+    def strategy(self, folder: RunFolder) -> S:
+        """The algorithm before its first round, with its files in `folder`."""
+
+    @abstractmethod
+    def begin(self) -> S:
+        """Stages `models` and `public`: the run's strategy, and all that it needs.
+
+        Raises ConfigError for what the rounds would only stumble over.
+        """
+
+    def evaluate(self, strategy: S, ledger: Ledger) -> None:
+        """After the last round: what is asked once more, and paid for."""
+
+    @abstractmethod
+    def result(self, strategy: S) -> int:
+        """Write the result; the number of synthetic texts."""
+
+    def figures(self, strategy: S) -> Mapping[str, Any]:
+        """The method's own part of the summary."""
+        return {}
+
+    @abstractmethod
+    def benchmark(self, strategy: S) -> dict[str, Any]:
+        """Controls, figures and pictures of the result; simulation only, not covered by epsilon."""

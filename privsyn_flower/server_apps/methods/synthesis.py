@@ -1,0 +1,109 @@
+"""What the recipes of methods that write text share: the text, its control, its benchmark."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+
+from privsyn_flower.benchmark.benchmark import run_benchmark
+from privsyn_flower.benchmark.feedback import Feedback
+from privsyn_flower.benchmark.pictures import draw_benchmark
+from privsyn_flower.benchmark.private import Floats, Private
+from privsyn_flower.data import LabelledText as UserText
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
+from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
+from privsyn_flower.strategies.engine.rounds import Vector
+from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
+from privsyn_flower.text.prompts import LabelledText
+
+S = TypeVar("S", bound=SynthesisStrategy)
+
+
+class Synthesis(Recipe[S]):
+    """A method whose result is `synthetic.jsonl`. noise: what its control is called in figures."""
+
+    noise: ClassVar[str]
+    synthetic: list[LabelledText]
+
+    @abstractmethod
+    def write(self, strategy: S, purpose: str) -> list[LabelledText]:
+        """The strategy's synthetic texts. purpose: of the randomness."""
+
+    @abstractmethod
+    def noise_answers(
+        self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator
+    ) -> Vector:
+        """Noise like that of a round, in the answers' place. row: of the round's metrics."""
+
+    @abstractmethod
+    def feedback(self, strategy: S, private: Private, held_out: Floats) -> Feedback:
+        """What the users' answers were worth, for the benchmark."""
+
+    def seeds(self, strategy: S) -> dict[str, Sequence[str]]:
+        """Seeds to measure as the texts are, by names in figures; none for most methods."""
+        return {}
+
+    def begin(self) -> S:
+        with self.run.clock("models"):
+            return self.strategy(self.folder)
+
+    def result(self, strategy: S) -> int:
+        with self.run.clock("expansion"):
+            self.synthetic = self.written("synthetic", strategy)
+        return len(self.synthetic)
+
+    def written(self, name: str, strategy: S) -> list[LabelledText]:
+        """The texts in NAME.jsonl, made unless they are there: post-processing, costs nothing."""
+        path = self.folder.path / f"{name}.jsonl"
+        if path.exists():
+            return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
+        texts = self.write(strategy, name)
+        write_jsonl(path, (asdict(one) if one.label else {"text": one.text} for one in texts))
+        return texts
+
+    def control(self) -> S:
+        """The identical pipeline on pure noise of the same variance: what answers are worth."""
+        record, folder = self.folder, RunFolder(self.folder.path / "control")
+        strategy = self.strategy(folder)
+        rows = {row["round"]: row for row in record.metrics()}
+
+        def answers(rnd: int) -> tuple[Vector, float]:
+            rng = seeded(self.config.seed, rnd, "control")
+            return self.noise_answers(strategy, rows[rnd], rng), rows[rnd]["noise_std"]
+
+        replay(strategy, rows, answers, folder, self.run.progress, "control")
+        return strategy
+
+    def comparisons(self, private: Private) -> dict[str, list[LabelledText]]:
+        """Synthetic texts of the chosen controls, by their names in figures."""
+        if not self.config.evaluation.compares(NOISE):
+            return {}
+        with self.run.clock("control"):
+            return {self.noise: self.written("control", self.control())}
+
+    def benchmark(self, strategy: S) -> dict[str, Any]:
+        private = Private(self.config, self.run.federation(), self.models.embedder())
+        texts = {"synthetic": self.synthetic, **self.comparisons(private)}
+        with self.run.clock("benchmark"):
+            found = run_benchmark(
+                self.config,
+                private,
+                downstream=self.models.folder("downstream"),
+                feedback=lambda held_out: self.feedback(strategy, private, held_out),
+                synthetic={name: _with_labels(own) for name, own in texts.items()},
+                seeds=self.seeds(strategy),
+                progress=self.run.progress,
+            )
+            draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
+        return found.summary
+
+
+def _with_labels(texts: list[LabelledText]) -> list[str]:
+    """The texts as the benchmark reads private ones: a label comes with its text."""
+    return [UserText(one.text, one.label) if one.label else one.text for one in texts]

@@ -1,0 +1,276 @@
+"""What the trainings share in a run: a model trained on the nodes, from a public start.
+
+There is no synthetic text: the result is a model, `model/` in the run folder.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC, training_benchmark
+from privsyn_flower.benchmark.pictures import draw_benchmark
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.evaluation.public import export_model, public_start
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.promise import EVALUATIONS, Phase, evaluation_phases
+from privsyn_flower.protocol.question import OptionValue
+from privsyn_flower.queries.metrics import TooNoisyError
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.controls import noise_updates
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
+from privsyn_flower.server_apps.models import Models
+from privsyn_flower.server_apps.run import Run
+from privsyn_flower.server_apps.selection import evaluation_caps, unused_spares
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
+from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.lm_metrics import base_folder
+from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
+from privsyn_flower.training import LocalTraining
+
+logger = logging.getLogger("privsyn_flower")
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+START, FINAL, EVALUATION = "start", "final", "evaluation"
+NO_ROWS: npt.NDArray[Any] = np.zeros((0, 0))  # there is no text to draw
+
+
+class Training(Recipe[TrainingStrategy]):
+    """Both trainings: they differ in their noise, and in whose turn it is.
+
+    downstream, start: the base, and the base tuned on public text, where the training begins.
+    model: the trained one.
+    """
+
+    downstream: Path
+    start: Path
+    model: Path
+    evaluation: dict[str, Any] | None = None
+
+    @classmethod
+    @abstractmethod
+    def algorithm(cls, config: RunConfig) -> TrainingStrategy:
+        """The strategy as the configuration has it; nothing is trained yet."""
+
+    @classmethod
+    def phases(cls, config: RunConfig) -> list[Phase]:
+        """The rounds, and an evaluation that costs a user as much as one of them.
+
+        Raises ConfigError for numbers that make no such noise.
+        """
+        try:
+            rounds = cls.algorithm(config).phase(
+                config.rounds, config.spare_rounds, nodes=config.nodes
+            )
+        except ValueError as error:
+            raise ConfigError(f"ftrl.mechanism = {config.ftrl.mechanism!r}: {error}") from None
+        rounds = rounds.given(config.noise_multiplier)
+        return [rounds, *evaluation_phases(rounds, int(config.training.evaluate))]
+
+    @classmethod
+    def said(cls, config: RunConfig) -> dict[str, Any]:
+        return {"adaptive_clipping": config.training.adaptive_clipping}
+
+    @classmethod
+    def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
+        return "update", {}
+
+    @classmethod
+    def loads(cls, config: RunConfig) -> set[str]:
+        return {"downstream"}
+
+    def __init__(self, run: Run, models: Models) -> None:
+        super().__init__(run, models)
+        self.options = _options(self.config)
+
+    # Before the rounds -------------------------------------------------------------------
+
+    def begin(self) -> TrainingStrategy:
+        with self.run.clock("models"):
+            self.downstream = base_folder(self.models.folder("downstream"))
+            self._check_length()
+        with self.run.clock("public"):
+            self.start = self._public_start()
+            return self.strategy(self.folder)
+
+    def _check_length(self) -> None:
+        length, longest = self.config.evaluation.sequence_length, longest_sequence(self.downstream)
+        if length > longest:
+            raise ConfigError(
+                f"evaluation.sequence-length = {length}: models.downstream = {self.downstream} "
+                f"takes at most {longest} tokens"
+            )
+
+    def _public_start(self) -> Path:
+        """The base of the private training: nodes have it, and only what is trained travels."""
+        federation = self.models.public.federation
+        if federation is None:
+            if self.config.training.public_steps:
+                raise ConfigError(
+                    f"training.public-steps = {self.config.training.public_steps}: in deployment "
+                    "nodes have their own copy of models.downstream, so tune it before, give "
+                    "every node the tuned folder, and set it to 0"
+                )
+            return self.downstream
+        return public_start(self.config, federation, self.downstream, self.run.progress)
+
+    def strategy(self, folder: RunFolder) -> TrainingStrategy:
+        from privsyn_flower.training.initial import initial_parameters, trained_patterns
+
+        training = self.config.training
+        kind, factors = training.parameters, training.lora_factors
+        try:
+            parameters = initial_parameters(
+                self.start,
+                kind,
+                rank=training.lora_rank,
+                factors=factors,
+                patterns=training.layers,
+                seed=self.config.seed,
+            )
+            trained = trained_patterns(self.start, kind, factors=factors, patterns=training.layers)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        strategy = self.algorithm(self.config)
+        strategy.begin(
+            parameters,
+            model=folder_fingerprint(self.start),
+            rounds=self.config.rounds,
+            users=self.config.data.users,
+            options={**self.options, "training.trained": trained},
+            noise_multiplier=self.run.session.promise.main.multiplier,
+        )
+        strategy.attach(folder)
+        return strategy
+
+    # After the rounds --------------------------------------------------------------------
+
+    def evaluate(self, strategy: TrainingStrategy, ledger: Ledger) -> None:
+        final = strategy.parameters()
+        self.folder.save_arrays(FINAL, pack_parameters(final).tobytes())
+        with self.run.clock("evaluation"):
+            if not self.config.training.evaluate:
+                return
+            self.evaluation = self.folder.load_value("evaluation")
+            if self.evaluation is None:
+                self.evaluation = self._evaluated(final, ledger)
+                self.folder.save_value("evaluation", self.evaluation)
+
+    def _evaluated(self, final: Arrays, ledger: Ledger) -> dict[str, Any]:
+        """The final model against the start on the users' text: one paid release."""
+        session = self.run.session
+        plan = session.plan()
+        noise = session.mechanism(session.promise[EVALUATIONS], EVALUATION)
+        try:
+            found = evaluate(
+                {START: {}, FINAL: final},
+                base=self.start,
+                grid=self.run.grid,
+                folder=self.folder,
+                plan=plan,
+                ledger=ledger,
+                caps=evaluation_caps(self.config),
+                name=EVALUATION,
+                spare=0 if noise.trusted else unused_spares(plan, ledger),
+                aggregation=session.aggregation,
+                progress=self.run.progress,
+                mechanism=noise,
+            )
+            return _facts(found)
+        except (NoRelease, TooNoisyError) as error:  # the model is paid for, and stays
+            logger.warning("the evaluation on the nodes gave nothing: %s", error)
+            noise.close(complete=True)  # nobody asks again: the key of its noise goes now
+            return {"failed": str(error)}
+
+    def result(self, strategy: TrainingStrategy) -> int:
+        self.model = export_model(self.start, strategy.parameters(), self.folder.path / "model")
+        return 0
+
+    def figures(self, strategy: TrainingStrategy) -> dict[str, Any]:
+        told = {} if self.evaluation is None else {"evaluation": self.evaluation}
+        return {"parameters": strategy.layout.length, **told}
+
+    # The benchmark -----------------------------------------------------------------------
+
+    def benchmark(self, strategy: TrainingStrategy) -> dict[str, Any]:
+        models, compares = dict[str, Path](), self.config.evaluation.compares
+        if compares(NOISE):
+            with self.run.clock("control"):
+                models["noise_updates"] = self._control()
+        if compares(RANDOM_PUBLIC) and self.start != self.downstream:
+            models["random_public"] = self.start
+        with self.run.clock("benchmark"):
+            found = training_benchmark(
+                self.config,
+                self.run.federation(),
+                downstream=self.downstream,
+                models={**models, "trained": self.model},
+                progress=self.run.progress,
+            )
+            draw_benchmark(found, [], NO_ROWS, self.folder.path)
+        return found
+
+    def _control(self) -> Path:
+        """The same training on pure noise of the same variance: what the updates are worth."""
+        folder = RunFolder(self.folder.path / "control")
+        strategy = self.strategy(folder)
+        correlation = self.run.session.promise.main.correlation
+        noise_updates(strategy, self.config, self.folder, folder, correlation, self.run.progress)
+        return export_model(self.start, strategy.parameters(), folder.path / "model")
+
+
+def training_strategy(config: RunConfig) -> TrainingStrategy:
+    """The configured method's algorithm. Raises ConfigError for a method that trains nothing."""
+    recipe = recipe_of(config)
+    if not issubclass(recipe, Training):
+        raise ConfigError(f"method = {config.method!r} trains no model")
+    return recipe.algorithm(config)
+
+
+def _facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
+    """The figures of an evaluation, as the summary has them: [value, low, high] where intervals."""
+    gained = better(found[FINAL], found[START])
+    figures = {
+        name: {
+            key: value
+            for key, value in asdict(estimate).items()
+            if key.startswith(("accuracy", "loss"))
+        }
+        for name, estimate in found.items()
+    }
+    return {
+        "estimates": figures,
+        "accuracy_gained": list(asdict(gained.accuracy).values()),
+        "loss_saved": list(asdict(gained.loss).values()),
+    }
+
+
+def _options(config: RunConfig) -> dict[str, OptionValue]:
+    """What travels with a question about the local training, but for what is trained."""
+    training = config.training
+    try:
+        local = LocalTraining(
+            optimizer=training.optimizer,
+            learning_rate=training.learning_rate,
+            momentum=training.momentum,
+            weight_decay=training.weight_decay,
+            epochs=training.epochs,
+            batch_size=training.batch_size,
+            max_steps=config.local_steps,
+            sequence_length=config.evaluation.sequence_length,
+            seed=config.seed,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return dict(local.to_options())

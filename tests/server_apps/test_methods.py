@@ -1,0 +1,152 @@
+"""The table of methods: every recipe answers, and nobody else asks which method a run has."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+import privsyn_flower
+from privsyn_flower import strategies
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.preflight.numbers import keys
+from privsyn_flower.server_apps.methods import FILES, check_controls, recipe_of
+
+PACKAGE = Path(privsyn_flower.__file__).parent
+KNOWING = ("server_apps/methods/", "config/")
+STRATEGIES = {name for name in strategies.__all__ if hasattr(getattr(strategies, name), "learn")}
+
+
+def configured(method: str, **values: Any) -> RunConfig:
+    needed = {"training.noise": "aggregator"} if method == "dp-ftrl" else {}
+    return RunConfig.from_flat({"method": method, **needed, **values})
+
+
+def is_method(node: ast.AST) -> bool:
+    """`config.method`, or `self.config.method`."""
+    if not isinstance(node, ast.Attribute) or node.attr != "method":
+        return False
+    owner = node.value
+    return "config" in (getattr(owner, "id", ""), getattr(owner, "attr", ""))
+
+
+def named(node: ast.AST) -> set[str]:
+    """Strings, names and attributes below a node."""
+    found = set[str]()
+    for below in ast.walk(node):
+        match below:
+            case ast.Constant(value=str() as text):
+                found.add(text)
+            case ast.Name(id=text) | ast.Attribute(attr=text):
+                found.add(text)
+    return found
+
+
+def branches(source: str) -> Iterator[int]:
+    """Lines that depend on which method there is."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Compare(left=left, comparators=right):
+                sides = [left, *right]
+                known = any(named(side) & (FILES.keys() | STRATEGIES) for side in sides)
+                asks = known or any(map(is_method, sides))
+            case ast.Subscript(slice=index):
+                asks = is_method(index)
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
+                asks = bool(named(kinds) & STRATEGIES)
+            case ast.match_case(pattern=pattern):
+                asks = bool(named(pattern) & (FILES.keys() | STRATEGIES))
+                node = pattern
+            case ast.Dict(keys=entries):
+                told = [key.value for key in entries if isinstance(key, ast.Constant)]
+                asks = len(FILES.keys() & set(told)) > 1
+            case _:
+                continue
+        if asks:
+            yield node.lineno
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if config.method == 'popri': pass",
+        "x = 'pretext' in (name, rival)",
+        "x = self.config.method in CHOSEN",
+        "x = KINDS[config.method]",
+        "x = isinstance(strategy, (int, POPri))",
+        "x = type(strategy) is strategies.DPFTRL",
+        "x = {'popri': 1, 'pretext': 2}",
+        "match name:\n    case 'dp-ftrl': pass",
+        "match strategy:\n    case PrEText(): pass",
+    ],
+)
+def test_a_branch_is_found(source: str) -> None:
+    assert list(branches(source))
+
+
+def test_other_methods_are_no_branches() -> None:
+    assert not list(branches("x = tuning.method == 'dpo' or isinstance(noise, AggregatorNoise)"))
+
+
+def test_only_the_table_and_the_recipes_know_methods() -> None:
+    found: dict[str, list[int]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith(KNOWING):
+            lines = list(branches(path.read_text("utf-8")))
+            found |= {name: lines} if lines else {}
+    assert not found
+
+
+def test_every_method_has_a_recipe() -> None:
+    assert get_args(RunConfig.model_fields["method"].annotation) == tuple(FILES)
+
+
+@pytest.mark.parametrize("method", FILES)
+def test_a_recipe_answers(method: str) -> None:
+    config = configured(method)
+    found = recipe_of(config)
+    kind, options = found.question(config)
+    assert kind in ("votes", "scores", "update") and (kind == "update") == config.trains
+    assert found.length(config) >= 1 and options.get("bound", 1.0) > 0
+    assert found.loads(config) <= {"embedder", "infiller", "generator", "downstream"}
+    key, least = found.first_texts(config)
+    assert least == (config.flat()[key] if key else 0)
+    assert not list(found.faults(config))
+    assert {"noise", "random-public"} <= set(found.controls)
+
+
+def test_what_a_rival_needs_the_run_needs() -> None:
+    alone, beside = configured("popri"), configured("popri", **{"evaluation.rival": "pretext"})
+    recipe = recipe_of(alone)
+    assert "infiller" not in recipe.loads(alone) and "infiller" in recipe.loads(beside)
+    few = configured("popri", **{"data.public-pool": 10, "evaluation.rival": "pretext"})
+    (fault,) = recipe.faults(few)
+    assert "pretext.population" in fault
+    assert not list(recipe.faults(configured("popri", **{"data.public-pool": 10})))
+
+
+# Controls ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", FILES)
+@pytest.mark.parametrize("chosen", ["", "all", "noise", "random-public, noise"])
+def test_controls_that_every_method_has(method: str, chosen: str) -> None:
+    config = configured(method, **{"evaluation.controls": chosen})
+    check_controls(config)
+    compares = config.evaluation.compares
+    assert compares("noise") == (chosen not in ("", "random-public"))
+    assert compares("random-public") == (chosen not in ("", "noise"))
+
+
+def test_a_control_that_the_method_has_not_is_told_before_the_run() -> None:
+    asked = {"evaluation.controls": "noise,unaligned"}
+    check_controls(configured("popri", **asked))
+    config = configured("pretext", **asked)
+    with pytest.raises(ConfigError, match=r"'unaligned' is none of pretext's.* noise, random-pub"):
+        check_controls(config)
+    with pytest.raises(ConfigError, match=r"evaluation\.controls"):
+        list(keys(config))
