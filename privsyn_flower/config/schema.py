@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from privsyn_flower.config.base import ConfigError, Section, explain
 from privsyn_flower.config.sections import (
     DataConfig,
     EvaluationConfig,
@@ -25,15 +26,10 @@ from privsyn_flower.config.sections import (
     ModelsConfig,
     PopriConfig,
     PreTextConfig,
-    Section,
     TrainingConfig,
 )
 
 Scalar = bool | int | float | str
-
-
-class ConfigError(ValueError):
-    """A key or value of the run configuration is wrong; the text names it and its bound."""
 
 
 REMOVED = {  # keys of older versions: what to do without them, instead of a guess at a near name
@@ -337,14 +333,3 @@ def flat_defaults() -> dict[str, Scalar]:
 def split_list(text: str) -> list[str]:
     """A comma-separated value -> its non-empty parts."""
     return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def explain(error: ValidationError) -> str:
-    """Every wrong key with its value and bound, on one line."""
-    lines = []
-    for item in error.errors():
-        key = ".".join(str(part).replace("_", "-") for part in item["loc"])
-        message = item["msg"].removeprefix("Value error, ")
-        whole = isinstance(item["input"], Mapping | BaseModel)  # a rule across a table's keys
-        lines.append(message if whole or not key else f"{key} = {item['input']!r}: {message}")
-    return "; ".join(lines)

@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """One table of the configuration; kebab-case outside, snake_case inside."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        populate_by_name=True,
-        allow_inf_nan=False,
-        alias_generator=lambda name: name.replace("_", "-"),
-    )
+from privsyn_flower.config.base import Section
 
 
 class DataConfig(Section):

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from privsyn_flower.config.schema import ConfigError, RunConfig, Scalar, flat_defaults, flatten
+from privsyn_flower.config.base import ConfigError
+from privsyn_flower.config.schema import RunConfig, Scalar, flat_defaults, flatten
 
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) -> RunConfig:
