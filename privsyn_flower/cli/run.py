@@ -26,6 +26,7 @@ from privsyn_flower.config import (
     to_toml,
 )
 from privsyn_flower.data import DataError, prepare
+from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.local.last_word import LAST_WORD
@@ -33,7 +34,7 @@ from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_clus
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import read_events
 from privsyn_flower.run_log import log_size, read_warnings
-from privsyn_flower.runs import RunFolder, RunLocked, lock_holder, write_atomic
+from privsyn_flower.runs import RunFolder, RunLocked, lock_holder
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

@@ -132,12 +132,12 @@ def test_a_node_with_cached_embeddings_votes_without_torch(tmp_path: Path) -> No
 import sys
 from pathlib import Path
 import numpy as np
-from privsyn_flower.client_apps.node import Node
+from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import EmbeddingCache
-from privsyn_flower.greeting import Hello
-from privsyn_flower.question import Noise, Query, integer_plan
+from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.question import Noise, Query, integer_plan
 users = {{"a": ["one", "two"], "b": ["three"]}}
 folder = Path({str(tmp_path)!r})
 node = Node(Hello(2, 0, False), folder, "minilm", "cpu", None, None, lambda: users)

@@ -183,8 +183,8 @@ import os, signal, subprocess, sys
 from pathlib import Path
 from privsyn_flower import cli_run
 from privsyn_flower.config import RunConfig
-from privsyn_flower.launch import LocalFlower
-from privsyn_flower.processes import end_group
+from privsyn_flower.local.simulation import LocalFlower
+from privsyn_flower.local.processes import end_group
 
 folder = Path(sys.argv[1])
 

@@ -133,10 +133,10 @@ def test_one_of_many_wins_a_ticket_from_the_first_moment(path: Path) -> None:
 TAKER = """
 import itertools, sys
 from pathlib import Path
-from privsyn_flower.client_apps.policy import Policy
-from privsyn_flower.client_apps.records import NodeRecords
-from privsyn_flower.client_apps.schedule import Schedule
-from privsyn_flower.wire import WireError
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import NodeRecords
+from privsyn_flower.client_apps.node.schedule import Schedule
+from privsyn_flower.protocol.wire import WireError
 users = [f"u{i}" for i in range(50)]
 policy = Policy(max_rounds_per_run=10**6, lifetime_epsilon=1000.0)
 limits = Schedule(max_participations=10**6)

@@ -457,7 +457,7 @@ def test_no_model_library_is_imported_to_look(place: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from privsyn_flower.config_file import load_config
+from privsyn_flower.config import load_config
 from privsyn_flower.preflight import check_ready
 assert check_ready(load_config(Path({str(ROOT / "configs" / "demo.toml")!r})), Path("x")) == []
 found = {{"torch", "transformers", "ray", "datasets", "pyarrow", "scipy"}} & set(sys.modules)

@@ -282,9 +282,9 @@ def test_sums_near_the_modulus(tmp_path: Path, loopback: Any, largest: int) -> N
 
 def test_other_messages_are_refused(tmp_path: Path, loopback: Any) -> None:
     grid = loopback(nodes_of(tmp_path, [[1, 1]]))
-    from privsyn_flower import exchange
+    from privsyn_flower import messaging
 
-    grid.push_messages([exchange.outgoing(RecordDict(), 10, "query.x", ttl=1.0)])
+    grid.push_messages([messaging.outgoing(RecordDict(), 10, "query.x", ttl=1.0)])
     (reply,) = grid.pull_messages(["m1"])
     assert reply.content[RECORD]["code"] == "secagg-malformed"
 

@@ -13,7 +13,6 @@ from privsyn_flower.privacy.correlated.keys import (
     NoiseKeyExposed,
     NoiseKeyHeld,
     NoiseKeyMissing,
-    replace_private,
 )
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Keep, Stream
@@ -32,7 +31,6 @@ __all__ = [
     "epsilon_correlated",
     "factorization",
     "kairouz_restart_epsilon",
-    "replace_private",
     "zcdp",
     "zcdp_conversion",
 ]

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from privsyn_flower.files import replace_private
 from privsyn_flower.privacy.correlated import (
     Factorization,
     NoiseKey,
@@ -27,7 +28,6 @@ from privsyn_flower.privacy.correlated import (
     Stream,
     calibrate_correlated,
     factorization,
-    replace_private,
 )
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan

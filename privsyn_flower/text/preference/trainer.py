@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from privsyn_flower.files import write_atomic
+from privsyn_flower.files import file_digest, write_atomic
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.adapters import WEIGHTS
@@ -23,7 +23,6 @@ from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import local_folder
 from privsyn_flower.text.preference.data import EXPAND_ENDING, check_pairs
 from privsyn_flower.text.protocols import Trained
-from privsyn_flower.text.tiny.assets import file_sha256
 
 KEY = "models.generator"
 TASK, FINISHED, CHECKPOINTS = "task.json", "finished.json", "checkpoints"
@@ -148,7 +147,7 @@ class PreferenceTrainer:
 
             metrics = fit(self, pairs, start=start, work=work, seed=seed)
             report = json.dumps(metrics, indent=1) + "\n"
-            write_atomic(work / FINISHED, lambda path: _write(path, report))
+            write_atomic(work / FINISHED, report.encode())
         shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
         epochs = json.loads((work / FINISHED).read_text("utf-8"))
         return [
@@ -163,7 +162,7 @@ class PreferenceTrainer:
             "model": folder_fingerprint(folder) if folder else os.fspath(self.model),
             "tuning": asdict(self.tuning),
             "dtype": self.dtype,
-            "start": file_sha256(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
+            "start": file_digest(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
             "seed": seed,
             "pairs": [dict(pair) for pair in pairs],
         }
@@ -177,16 +176,12 @@ class PreferenceTrainer:
                 f"{work} holds a training of other pairs, settings, start or seed: use an empty "
                 "folder"
             )
-        write_atomic(path, lambda scratch: _write(scratch, json.dumps({"task": task})))
+        write_atomic(path, json.dumps({"task": task}).encode())
 
 
 def epoch_folder(number: int) -> str:
     """The name of the adapter folder of epoch `number`, from 1."""
     return f"epoch-{number}"
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8")
 
 
 def _key(name: str) -> str:
