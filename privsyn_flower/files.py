@@ -1,4 +1,7 @@
-"""Files that several processes may write at once: locks, atomic replacement, Arrow tables."""
+"""Files that are whole or absent, on disk when a call returns, and private where they must be.
+
+Several processes may be at them at once; a kill at any moment leaves the old file or the new one.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
@@ -25,21 +28,24 @@ class UnavailableError(RuntimeError):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` (a file made for it) against other processes.
+    """Hold an exclusive lock on `path` (a file made for it, 0600) against other processes.
 
     The lock goes with the process, so a crash leaves nothing to clean up.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as handle:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    try:
         if sys.platform == "win32":  # pragma: no cover
             import msvcrt
 
-            msvcrt.locking(handle.fileno(), msvcrt.LK_LOCK, 1)
+            msvcrt.locking(descriptor, msvcrt.LK_LOCK, 1)
         else:
             import fcntl
 
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield  # closing the file releases the lock
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)  # releases the lock
 
 
 def make_private(path: Path) -> Path:
@@ -48,6 +54,62 @@ def make_private(path: Path) -> Path:
         path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     path.chmod(PRIVATE_FILE if path.is_file() else PRIVATE_FOLDER)
     return path
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Write `data` to `path`: whole and on disk when this returns, or the old file is there.
+
+    mode: of the file, less the umask. When the disk refuses, nothing is left behind, and OSError
+    names `path`.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _written(path, data, mode) as scratch:
+            scratch.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """`write_atomic` of a file that only its owner may read (0600)."""
+    write_atomic(path, data, mode=PRIVATE_FILE)
+
+
+def create_private(path: Path, data: bytes) -> None:
+    """A new file (0600), whole and on disk when this returns, or not there at all.
+
+    Raises FileExistsError where one is: of several processes, one makes it.
+    """
+    with _written(path, data, PRIVATE_FILE) as scratch:
+        path.hardlink_to(scratch)  # fails where a rename would replace another's
+    sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _written(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+    """A file beside `path` with `data` on disk, gone when the block ends."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        scratch.unlink(missing_ok=True)  # of a process of this number that was killed
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        with os.fdopen(os.open(scratch, flags, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        yield scratch
+    finally:
+        with contextlib.suppress(OSError):
+            scratch.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """fsync a folder: a file is lost with its name, and a new name survives a power cut so."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def build_folder(target: Path, fill: Callable[[Path], None]) -> Path:
@@ -67,8 +129,8 @@ def build_folder(target: Path, fill: Callable[[Path], None]) -> Path:
     return target
 
 
-def write_atomic(target: Path, fill: Callable[[Path], None]) -> None:
-    """`fill` a temporary file (0600) beside `target` and rename it to `target`."""
+def build_file(target: Path, fill: Callable[[Path], None]) -> None:
+    """`fill` a temporary file (0600) and rename it to `target`: of a cache, so without an fsync."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"{target.name}.", dir=target.parent)
     os.close(descriptor)
@@ -84,46 +146,3 @@ def file_digest(path: Path) -> str:
     """sha256 of a file's bytes, hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]], *, rows_per_batch: int) -> None:
-    """Columns of Python values -> an Arrow file, readable in slices without loading the rest."""
-    arrow = require_arrow()
-    table = arrow.table({name: list(values) for name, values in columns.items()})
-    with arrow.OSFile(str(path), "wb") as sink, arrow.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=rows_per_batch)
-
-
-def read_table(path: Path, start: int = 0, length: int | None = None) -> dict[str, list[Any]]:
-    """Rows [start, start + length) of an Arrow file -> columns of Python values.
-
-    Raises DataError where the file is damaged or not there.
-    """
-    arrow = require_arrow()
-    try:
-        with arrow.memory_map(str(path)) as source:
-            table = arrow.ipc.open_file(source).read_all().slice(start, length)
-            columns: dict[str, list[Any]] = table.to_pydict()
-    except (OSError, ValueError, KeyError, arrow.ArrowException) as error:
-        raise damaged(path, error) from None
-    return columns
-
-
-def damaged(path: Path, error: Exception) -> DataError:
-    """What is said of a file in a cache that cannot be read."""
-    return DataError(
-        f"{path} is damaged or incomplete ({type(error).__name__}): delete the folder "
-        f"{path.parent}, and the next run builds it again"
-    )
-
-
-def require_arrow() -> Any:
-    """The pyarrow module, imported on demand: a device that reads jsonl never needs it."""
-    try:
-        import pyarrow
-        import pyarrow.ipc
-    except ImportError as error:
-        raise DataError(
-            "this source needs pyarrow: pip install 'privsyn-flower[server]'"
-        ) from error
-    return pyarrow

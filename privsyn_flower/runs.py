@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.files import write_atomic
 from privsyn_flower.protocol.question import Query
 
 Json = dict[str, Any]
@@ -42,30 +43,6 @@ class RunLocked(RuntimeError):
 
 class RunMoved(RuntimeError):
     """The run folder was moved or removed while the run was going on."""
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write `data` to `path` so that it is complete and on disk, or not there at all.
-
-    When the disk refuses, nothing is left behind, and OSError names `path`.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def json_bytes(value: object) -> bytes:

@@ -1,11 +1,14 @@
-"""What only its owner may read is made so, also when it was there before."""
+"""Files are whole or absent, and what only its owner may read is made so."""
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
-from privsyn_flower.files import make_private
+import pytest
+
+from privsyn_flower.files import create_private, make_private, replace_private, write_atomic
 
 
 def mode(path: Path) -> int:
@@ -20,3 +23,48 @@ def test_make_private_creates_and_tightens(tmp_path: Path) -> None:
     (tmp_path / "file").chmod(0o644)
     assert mode(make_private(tmp_path / "file")) == 0o600
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_write_atomic_keeps_the_old_file_when_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    write_atomic(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_private_file_is_private_and_made_once(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    create_private(path, b"first")
+    assert (path.read_bytes(), mode(path)) == (b"first", 0o600)
+    with pytest.raises(FileExistsError):
+        create_private(path, b"second")
+    assert path.read_bytes() == b"first"
+    path.chmod(0o644)
+    replace_private(path, b"third")
+    assert (path.read_bytes(), mode(path)) == (b"third", 0o600)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+
+
+def test_names_are_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content is synced before its name appears, and the folder after."""
+    seen: list[tuple[bool, bool]] = []
+    real = os.fsync
+
+    def sync(descriptor: int) -> None:
+        seen.append((stat.S_ISDIR(os.fstat(descriptor).st_mode), (tmp_path / "f").exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    for write in (write_atomic, create_private):
+        (tmp_path / "f").unlink(missing_ok=True)
+        write(tmp_path / "f", b"x")  # type: ignore[operator]
+    assert seen == [(False, False), (True, True)] * 2

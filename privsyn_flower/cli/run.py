@@ -26,6 +26,7 @@ from privsyn_flower.config import (
     to_toml,
 )
 from privsyn_flower.data import DataError, prepare
+from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.local.last_word import LAST_WORD
@@ -38,7 +39,6 @@ from privsyn_flower.runs import (
     lock_holder,
     log_size,
     read_warnings,
-    write_atomic,
 )
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start

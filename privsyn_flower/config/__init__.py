@@ -1,15 +1,12 @@
 """The run configuration: typed, bounded and explained keys; TOML files and `--set`.
 
 `schema` has the top-level keys and a table of methods; each table of keys has a file, with what it
-needs of the others; `toml` reads and writes files.
+needs of the others; `toml` reads and writes files. A node's policy needs `section` alone: the
+others are imported when first asked for.
 """
 
-from privsyn_flower.config.data import DataConfig
-from privsyn_flower.config.evaluation import EvaluationConfig
-from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
-from privsyn_flower.config.popri import PopriConfig
-from privsyn_flower.config.pretext import PreTextConfig
-from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
+from typing import TYPE_CHECKING
+
 from privsyn_flower.config.section import (
     ConfigError,
     Scalar,
@@ -18,8 +15,45 @@ from privsyn_flower.config.section import (
     flatten,
     split_list,
 )
-from privsyn_flower.config.toml import load_config, parse_override, relocated, to_toml, toml_value
-from privsyn_flower.config.training import FtrlConfig, TrainingConfig
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.data import DataConfig
+    from privsyn_flower.config.evaluation import EvaluationConfig
+    from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
+    from privsyn_flower.config.popri import PopriConfig
+    from privsyn_flower.config.pretext import PreTextConfig
+    from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
+    from privsyn_flower.config.toml import (
+        load_config,
+        parse_override,
+        relocated,
+        to_toml,
+        toml_value,
+    )
+    from privsyn_flower.config.training import FtrlConfig, TrainingConfig
+else:
+    __getattr__ = on_demand(
+        __name__,
+        DataConfig="data",
+        EvaluationConfig="evaluation",
+        ExpandConfig="models",
+        FtrlConfig="training",
+        GenerationConfig="models",
+        ModelsConfig="models",
+        PopriConfig="popri",
+        PreTextConfig="pretext",
+        RunConfig="schema",
+        TrainingConfig="training",
+        cache_folder="schema",
+        flat_defaults="schema",
+        ledger_folder="schema",
+        load_config="toml",
+        parse_override="toml",
+        relocated="toml",
+        to_toml="toml",
+        toml_value="toml",
+    )
 
 __all__ = [
     "ConfigError",

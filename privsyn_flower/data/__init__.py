@@ -1,14 +1,16 @@
 """Federated text sets: users -> samples, the public pool, partitions and caches.
 
-Importing this package loads neither torch nor datasets, pyarrow or pandas.
+Importing this package loads neither torch nor datasets, pyarrow or pandas; what a device never
+does (making a federation, a survey for a person) is imported when first asked for.
 """
 
+from typing import TYPE_CHECKING
+
 from privsyn_flower.files import DataError
+from privsyn_flower.on_demand import on_demand
 
 from .caches import EmbeddingCache, cached_embeddings
-from .federation import Federation, prepare, shard_sizes
 from .findings import Finding
-from .survey import Survey, survey
 from .users import (
     LabelledText,
     Sample,
@@ -18,6 +20,19 @@ from .users import (
     load_users,
     texts_of,
 )
+
+if TYPE_CHECKING:
+    from .federation import Federation, prepare, shard_sizes
+    from .surveys import Survey, survey
+else:
+    __getattr__ = on_demand(
+        __name__,
+        Federation="federation",
+        Survey="surveys",
+        prepare="federation",
+        shard_sizes="federation",
+        survey="surveys",
+    )
 
 __all__ = [
     "DataError",

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.files import DataError, UnavailableError, write_atomic
+from privsyn_flower.files import DataError, UnavailableError, build_file
 
 from .findings import NODE_LOG
 from .vectors import Floats, VectorFile
@@ -148,7 +148,7 @@ def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embe
             with scratch.open("wb") as handle:
                 np.save(handle, fresh)
 
-        write_atomic(path, save)
+        build_file(path, save)
     try:
         rows: Floats = np.load(path)
     except (OSError, ValueError, EOFError) as error:

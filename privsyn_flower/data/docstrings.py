@@ -27,9 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from privsyn_flower.files import DataError, locked, read_table, write_atomic, write_table
+from privsyn_flower.files import DataError, build_file, locked
 
 from . import docstring_worker
+from .tables import read_table, write_table
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ def _scan_to(package: Package, path: Path, workers: int) -> None:
         "module": [name for name, _ in rows],
         "docstrings": [texts for _, texts in rows],
     }
-    write_atomic(path, lambda scratch: write_table(scratch, columns, rows_per_batch=1024))
+    build_file(path, lambda scratch: write_table(scratch, columns, rows_per_batch=1024))
 
 
 def _distribution_files(

@@ -18,14 +18,12 @@ from privsyn_flower.config import DataConfig
 from privsyn_flower.files import (
     DataError,
     build_folder,
-    damaged,
     make_private,
-    read_table,
-    write_table,
 )
 
 from .partition import Split, split
 from .sources import Group, identity, load_source
+from .tables import damaged, read_table, write_table
 from .users import Sample, Tell, texts_of
 
 LAYOUT = 3  # raise it when the folder's content or the rules that fill it change

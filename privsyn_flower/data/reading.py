@@ -22,11 +22,12 @@ from os.path import samestat
 from pathlib import Path
 from typing import Any, TextIO
 
-from privsyn_flower.files import DataError, require_arrow
+from privsyn_flower.files import DataError
 
 from .delimited import MAX_FIELDS, Piece, Record, records
 from .findings import UTF8
 from .long_lines import shortened
+from .tables import require_arrow
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value
 Report = Callable[[int, str, str], None]  # line, problem, advice; never given any text

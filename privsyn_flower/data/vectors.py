@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,12 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.files import PRIVATE_FILE, make_private
+from privsyn_flower.sqlite_file import LOCK_SECONDS, private_file
 
 Floats = npt.NDArray[np.float32]
 
 LAYOUT = 2  # raise it when rows are computed or kept in another way: older rows are then erased
-LOCK_SECONDS = 20.0  # that another process's change is waited for
 _SCHEMA = """CREATE TABLE embeddings (
     user TEXT NOT NULL, model TEXT NOT NULL, texts BLOB NOT NULL, rows INTEGER NOT NULL,
     digest BLOB NOT NULL, vectors BLOB NOT NULL, PRIMARY KEY (user, model))"""
@@ -121,11 +119,7 @@ class VectorFile:
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        make_private(self.folder)
-        # Made first with its mode, so that it is never open to others.
-        os.close(os.open(self.path, os.O_CREAT | os.O_RDWR, PRIVATE_FILE))
-        make_private(self.path)
-        database = sqlite3.connect(self.path, timeout=LOCK_SECONDS)
+        database = sqlite3.connect(private_file(self.path), timeout=LOCK_SECONDS)
         try:
             database.execute("PRAGMA secure_delete = ON")
             database.execute("PRAGMA journal_mode = MEMORY").fetchone()

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from privsyn_flower.runs import write_atomic
+from privsyn_flower.files import replace_private, write_atomic
 
 AUTHORITY, CERTIFICATE, KEY = "ca.crt", "server.crt", "server.key"
 VALID = datetime.timedelta(days=365)
@@ -114,6 +114,4 @@ def _write_secret(
     path: Path, key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat
 ) -> None:
     data = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-    path.unlink(missing_ok=True)
-    path.touch(mode=0o600, exist_ok=False)  # private before there is anything to read
-    path.write_bytes(data)
+    replace_private(path, data)

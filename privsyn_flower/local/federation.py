@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import RunConfig, Scalar
-from privsyn_flower.files import locked, make_private
+from privsyn_flower.files import locked, make_private, write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.certificates import (
     AUTHORITY,
@@ -36,7 +36,7 @@ from privsyn_flower.local.simulation import (
     flower_environment,
     flwr,
 )
-from privsyn_flower.runs import write_atomic, write_json
+from privsyn_flower.runs import write_json
 
 CONNECTION = "local"
 START_SECONDS = 90.0

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from privsyn_flower.config import Scalar
 from privsyn_flower.data import DataError, load_users, shard_sizes
-from privsyn_flower.files import make_private
+from privsyn_flower.files import make_private, write_atomic
 from privsyn_flower.local.simulation import flat_toml
-from privsyn_flower.runs import write_atomic, write_json, write_jsonl
+from privsyn_flower.runs import write_json, write_jsonl
 
 FACTS = "federation.json"
 

@@ -22,9 +22,10 @@ from typing import Any
 
 from privsyn_flower import __version__
 from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
+from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.processes import end_group, end_process, free_port, spawn, started_under
-from privsyn_flower.runs import lock_holder, write_atomic, write_json
+from privsyn_flower.runs import lock_holder, write_json
 
 # Usage reporting of the libraries a run starts; users of privsyn did not agree to it.
 QUIET = {

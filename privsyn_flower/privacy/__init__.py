@@ -1,8 +1,12 @@
 """Privacy: clipping, noise, accounting, the ledger, and the one door out.
 
-Light to import: accounting loads dp_accounting only when a number is asked for.
+Light to import: accounting loads dp_accounting only when a number is asked for, and what only
+the server does is imported when first asked for.
 """
 
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
     calibrate,
@@ -11,17 +15,33 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.ledger.charges import Charge
-from privsyn_flower.privacy.ledger.journal import LedgerError
-from privsyn_flower.privacy.ledger.ledger import (
-    BudgetExceeded,
-    DuplicateCharge,
-    Ledger,
-    LedgerInUse,
-)
-from privsyn_flower.privacy.noise.gaussian import gaussian, node_noise, system_gaussian
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
-from privsyn_flower.privacy.sentence import PrivacyStatement
+
+if TYPE_CHECKING:
+    from privsyn_flower.privacy.ledger.charges import Charge
+    from privsyn_flower.privacy.ledger.journal import LedgerError
+    from privsyn_flower.privacy.ledger.ledger import (
+        BudgetExceeded,
+        DuplicateCharge,
+        Ledger,
+        LedgerInUse,
+    )
+    from privsyn_flower.privacy.noise.gaussian import gaussian, node_noise, system_gaussian
+    from privsyn_flower.privacy.sentence import PrivacyStatement
+else:
+    __getattr__ = on_demand(
+        __name__,
+        BudgetExceeded="ledger",
+        Charge="ledger",
+        DuplicateCharge="ledger",
+        Ledger="ledger",
+        LedgerError="ledger",
+        LedgerInUse="ledger",
+        PrivacyStatement="sentence",
+        gaussian="noise.gaussian",
+        node_noise="noise.gaussian",
+        system_gaussian="noise.gaussian",
+    )
 
 __all__ = [
     "AccountingError",

@@ -12,12 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.privacy.ledger.journal import LedgerError
-from privsyn_flower.privacy.ledger.ledger import Ledger
+
+if TYPE_CHECKING:  # a device imports this package, and keeps no ledger
+    from privsyn_flower.privacy.ledger.ledger import Ledger
 
 
 class ReleaseRefused(LedgerError):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from privsyn_flower.files import create_private, make_private
 
 IDENTITY_FILE = "identity.key"
 SECRET_BYTES = 32
@@ -39,21 +41,9 @@ def create_secret(path: Path) -> None:
 
     The file appears with its whole content, on disk, or not at all.
     """
-    private_folder(path.parent)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # 0600
-    scratch = Path(name)
-    try:
-        with os.fdopen(descriptor, "w", encoding="ascii") as handle:
-            handle.write(os.urandom(SECRET_BYTES).hex() + "\n")
-            handle.flush()
-            os.fsync(handle.fileno())
-        try:
-            path.hardlink_to(scratch)  # fails where a rename would replace another's key
-        except FileExistsError:
-            return
-        sync_folder(path.parent)
-    finally:
-        scratch.unlink(missing_ok=True)
+    make_private(path.parent)
+    with contextlib.suppress(FileExistsError):
+        create_private(path, f"{os.urandom(SECRET_BYTES).hex()}\n".encode("ascii"))
 
 
 def read_secret(path: Path) -> bytes:
@@ -87,18 +77,3 @@ def _check_private(path: Path, facts: os.stat_result) -> None:
             f"{path} has mode {mode:04o}, at most 0600 is allowed: others may have read it; "
             "remove it for a new one, or chmod 600 when you know that nobody did"
         )
-
-
-def private_folder(folder: Path) -> None:
-    """Make a folder, or one that is there, its owner's only (0700)."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-
-
-def sync_folder(folder: Path) -> None:
-    """fsync a folder, so that a new name in it survives a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from privsyn_flower.privacy.encoding.quantize import from_modulus, noise_tail
 from privsyn_flower.privacy.noise.discrete_gaussian import system_discrete_gaussian
 from privsyn_flower.privacy.noise.integer_noise import node_variance, release_distance
-from privsyn_flower.secagg import keys, marks
+from privsyn_flower.secagg import keys, replays
 from privsyn_flower.secagg.cohort import Cohort
 from privsyn_flower.secagg.flower import RECORD, Party, Transport, refusal, respond, run_session
 from privsyn_flower.secagg.identity import identity
@@ -151,12 +151,12 @@ def _secure_vector(handler: Handler, own: _Settings) -> Answer:
 
         def trust(cohort: Cohort) -> None:
             own.accept(cohort, [True] * len(cohort.members))
-            marks.pin(home, cohort)
+            replays.pin(home, cohort)
 
         def vector(session: Session, _: int) -> NDArray[np.int64]:
             limit, scale = _read_encoding(message, session)
             room = _room(limit, scale, session.length, own)
-            marks.mark(home, "mask", session)
+            replays.mark(home, "mask", session)
             values = np.zeros(session.length, dtype=np.int64)
             with _failures(home):
                 values = _integers(handler(message, context), session.length, room, scale, own)
@@ -174,7 +174,7 @@ def _secure_vector(handler: Handler, own: _Settings) -> Answer:
                     identity=identity(home),
                     trust=trust,
                     vector=vector,
-                    once=lambda stage, session: marks.mark(home, stage, session),
+                    once=lambda stage, session: replays.mark(home, stage, session),
                     accept=own.accept,
                 ),
             )

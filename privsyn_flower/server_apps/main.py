@@ -12,8 +12,9 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, to_toml
+from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
-from privsyn_flower.runs import RunFolder, failure, write_atomic
+from privsyn_flower.runs import RunFolder, failure
 from privsyn_flower.server_apps.pipeline import Pipeline
 
 app = ServerApp()

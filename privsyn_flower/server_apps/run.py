@@ -11,11 +11,12 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
+from privsyn_flower.files import write_atomic
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import ProgressLog
-from privsyn_flower.runs import RunFolder, StageClock, write_atomic
+from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.parts import AGGREGATIONS, PublicText
 from privsyn_flower.server_apps.promised import promised, said, terms
 from privsyn_flower.strategies.engine.session import Session

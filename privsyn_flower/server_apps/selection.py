@@ -16,9 +16,10 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, split_list
+from privsyn_flower.files import write_atomic
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.queries.metrics import TooNoisyError
-from privsyn_flower.runs import RunFolder, read_jsonl, write_atomic, write_jsonl
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.cohort import RoundPlan

@@ -1,15 +1,15 @@
 """Text models: embedders, infillers, generators and prompts.
 
 Importing this package, or any module in it, loads neither torch nor transformers; the classes
-that need them import them when they are made.
+that need them import them when they are made. What writes text is imported when first asked for.
 """
 
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
 from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
-from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.infillers import MaskFill
 from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
-from privsyn_flower.text.prompts import TooFewTextsError, expand, expand_prompt, parse_completion
 from privsyn_flower.text.protocols import (
     AdaptableGenerator,
     Embedder,
@@ -18,7 +18,29 @@ from privsyn_flower.text.protocols import (
     Trained,
     Trainer,
 )
-from privsyn_flower.text.retrieval import Mixed, Retrieval
+
+if TYPE_CHECKING:
+    from privsyn_flower.text.generators import HuggingFaceGenerator
+    from privsyn_flower.text.infillers import MaskFill
+    from privsyn_flower.text.prompts import (
+        TooFewTextsError,
+        expand,
+        expand_prompt,
+        parse_completion,
+    )
+    from privsyn_flower.text.retrieval import Mixed, Retrieval
+else:
+    __getattr__ = on_demand(
+        __name__,
+        HuggingFaceGenerator="generators",
+        MaskFill="infillers",
+        Mixed="retrieval",
+        Retrieval="retrieval",
+        TooFewTextsError="prompts",
+        expand="prompts",
+        expand_prompt="prompts",
+        parse_completion="prompts",
+    )
 
 __all__ = [
     "AdaptableGenerator",

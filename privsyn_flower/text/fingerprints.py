@@ -11,6 +11,8 @@ import hashlib
 import json
 from pathlib import Path
 
+from privsyn_flower import files
+
 SCHEME = "privsyn-embedder-1"
 CONFIGS = ("config.json", "sentence_bert_config.json")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model",
@@ -59,5 +61,4 @@ def _model_files(folder: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=256)
 def _file_digest(path: Path, _size: int, _mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return files.file_digest(path)

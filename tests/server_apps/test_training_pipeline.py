@@ -14,6 +14,7 @@ from flwr.app import Error, Message
 from privsyn_flower.cli.display import result_table
 from privsyn_flower.cli.report import report
 from privsyn_flower.client_apps import main as client
+from privsyn_flower.client_apps import updates
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.data import DataError
 from privsyn_flower.evaluation import public
@@ -368,7 +369,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, place: Any, name: str, when: Any = 
 
 STAGES: list[tuple[str, Any, str, Any]] = [
     ("public", public, "save_model", None),
-    ("asking", client.updates_app, "update", lambda m, c: m.metadata.dst_node_id == 2),
+    ("asking", updates, "update", lambda m, c: m.metadata.dst_node_id == 2),
     ("learning", TrainingStrategy, "learn", lambda self, rnd, *a: rnd == 2),
     ("evaluation", training, "_facts", None),
     ("export", training, "export_model", None),

@@ -349,14 +349,19 @@ def die_with_noise_drawn(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]
 
 
 def die_writing_the_release(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:
-    whole = Path.replace
+    whole, tidy = Path.replace, Path.unlink
 
     def half(self: Path, target: Path) -> Path:
         if Path(target).parent.name == "releases":
             raise KeyboardInterrupt
         return whole(self, target)
 
+    def left(self: Path, missing_ok: bool = False) -> None:
+        if self.parent.name != "releases":
+            tidy(self, missing_ok)
+
     patch.setattr(Path, "replace", half)
+    patch.setattr(Path, "unlink", left)  # a kill tidies nothing up
 
 
 def die_before_it_is_bound(patch: pytest.MonkeyPatch, nodes: dict[int, VotingNode]) -> None:

@@ -20,7 +20,7 @@ from flwr.app import Context
 from privsyn_flower.client_apps.node.failures import Failures, What
 from privsyn_flower.client_apps.node.policy import Policy, load_policy
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder, flat_defaults
+from privsyn_flower.config import ConfigError
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
@@ -214,53 +214,24 @@ def _deployed(context: Context) -> Node:
     )
 
 
+def _simulated(context: Context) -> Node:
+    from privsyn_flower.client_apps.node.simulated import Shard
+
+    shard = Shard.of(context)
+    seeded = shard.noise_seed is not None
+    return Node(
+        facts=Hello(shard.weight, shard.partition, deployed=False, seeded=seeded),
+        cache=shard.cache,
+        embedder=shard.config.models.embedder,
+        device=shard.config.models.device,
+        policy=None,
+        noise_seed=shard.noise_seed,
+        load=shard.load,
+        downstream=shard.downstream,
+    )
+
+
 def _model_folder(name: str) -> Path:
     from privsyn_flower.text.models.lm_metrics import base_folder
 
     return base_folder(name)
-
-
-def _simulated(context: Context) -> Node:
-    try:
-        partition = int(context.node_config["partition-id"])
-        partitions = int(context.node_config["num-partitions"])
-    except KeyError as error:
-        raise WireError(Refusal.SETUP, f"node-config has no {error}") from None
-    known = flat_defaults()  # an app of somebody else's has keys of its own
-    own = {key: value for key, value in context.run_config.items() if key in known}
-    config = RunConfig.from_flat(own)
-    cache = cache_folder(config)
-
-    def load() -> UserTexts:
-        from privsyn_flower.data import Federation, prepare
-
-        return Federation(prepare(config.data, cache)).shard(partition, partitions)
-
-    def downstream() -> Path:
-        from privsyn_flower.data import Federation, prepare
-        from privsyn_flower.evaluation.public import public_start
-        from privsyn_flower.text.tiny.models import ensure_model
-
-        tiny = config.models.downstream in ("tiny", "lstm")
-        if not tiny and not config.trains:
-            return _model_folder(config.models.downstream)
-        federation = Federation(prepare(config.data, cache))
-        if tiny:
-            base = ensure_model("downstream", federation, config)
-        else:
-            base = _model_folder(config.models.downstream)
-        return public_start(config, federation, base) if config.trains else base
-
-    from privsyn_flower.data import shard_sizes
-
-    weight = shard_sizes(config.data.users, partitions)[partition]
-    return Node(
-        facts=Hello(weight, partition, deployed=False, seeded=config.simulation_seeded_noise),
-        cache=cache / "nodes" / f"{partition}-of-{partitions}",
-        embedder=config.models.embedder,
-        device=config.models.device,
-        policy=None,
-        noise_seed=config.seed if config.simulation_seeded_noise else None,
-        load=load,
-        downstream=downstream,
-    )

@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
+from privsyn_flower.files import make_private, replace_private
 from privsyn_flower.protocol.question import Ticket
-from privsyn_flower.secagg.identity import private_folder
 
 FAILURES_FILE = "failures.jsonl"
 MOST_BYTES = 1 << 18  # of the file; the older half goes first
@@ -77,7 +77,7 @@ def read_failures(folder: Path) -> list[dict[str, Any]]:
 
 
 def _append(folder: Path, lines: bytes) -> None:
-    private_folder(folder)
+    make_private(folder)
     path = folder / FAILURES_FILE
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -91,14 +91,7 @@ def _append(folder: Path, lines: bytes) -> None:
 
 def _halve(path: Path) -> None:
     kept = path.read_bytes()[-MOST_BYTES // 2 :].partition(b"\n")[2]
-    scratch = path.with_suffix(".new")
-    scratch.unlink(missing_ok=True)
-    file = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.write(file, kept)
-    finally:
-        os.close(file)
-    scratch.replace(path)
+    replace_private(path, kept)
 
 
 def place_of(error: BaseException) -> str:

@@ -9,12 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.data.users import to_name
-from privsyn_flower.files import PRIVATE_FILE, make_private
-from privsyn_flower.privacy.ledger.journal import locked
-from privsyn_flower.secagg.identity import create_secret, read_secret, sync_folder
+from privsyn_flower.files import PRIVATE_FILE, locked, make_private, sync_folder
+from privsyn_flower.secagg.identity import create_secret, read_secret
+from privsyn_flower.sqlite_file import transaction
 
 KEY_FILE = "node-users.key"
-LOCK_SECONDS = 20.0  # that another process's transaction is waited for
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
 _TABLES = """
 CREATE TABLE header (key_check BLOB NOT NULL);
@@ -76,7 +75,7 @@ class RecordsFile:
         """
         make_private(self.path.parent)
         if not (self.key_path.exists() and self.path.exists()):
-            with locked(self.path.with_suffix(".lock"), create=True):
+            with locked(self.path.with_suffix(".lock")):
                 self._complete()
         with self._connection() as database:
             found = database.execute("SELECT key_check FROM header").fetchone()
@@ -98,17 +97,9 @@ class RecordsFile:
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
-            self.path.chmod(PRIVATE_FILE)  # SQLite gives its log files the mode of this one
-            database = sqlite3.connect(self.path, timeout=LOCK_SECONDS, isolation_level=None)
-            try:
-                database.execute("PRAGMA synchronous = FULL")
-                self._check_header(database)
-                database.execute("BEGIN IMMEDIATE")
+            with transaction(self.path, self._check_header) as database:
                 _renew(database)
                 yield database
-                database.execute("COMMIT")
-            finally:
-                database.close()  # rolls back what was not committed
         except sqlite3.Error as error:
             raise RecordsError(
                 f"{self.path} cannot be used ({error}): restore it from a copy, or end the "

@@ -10,7 +10,6 @@ from privsyn_flower.privacy.correlated.keys import (
     NoiseKeyExposed,
     NoiseKeyHeld,
     NoiseKeyMissing,
-    replace_private,
 )
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Keep, Stream
@@ -28,5 +27,4 @@ __all__ = [
     "calibrate_correlated",
     "epsilon_correlated",
     "factorization",
-    "replace_private",
 ]

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from privsyn_flower.files import create_private, replace_private, sync_folder
+
 KEY_BYTES = 32
 _PIECE = 1 << 20
 
@@ -51,18 +53,14 @@ class NoiseKey:
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         place.mkdir(mode=0o700, exist_ok=True)
         _check_folders(place)
-        if (place / "key").exists():
+        key = secrets.token_bytes(KEY_BYTES)
+        try:
+            create_private(place / "key", key)
+        except FileExistsError:
             raise FileExistsError(
                 f"{place / 'key'} exists: the run has a noise key; open it to go on with the run"
-            )
-        written = place / "key.new"
-        written.unlink(missing_ok=True)
-        key = secrets.token_bytes(KEY_BYTES)
-        write_private(written, key)
-        os.link(written, place / "key")  # unlike a rename, fails where another process was first
-        written.unlink()
-        _sync(place)
-        _sync(place.parent)
+            ) from None
+        sync_folder(place.parent)
         return cls(place, key)
 
     @classmethod
@@ -148,25 +146,7 @@ class NoiseKey:
         for path in sorted(self.place.iterdir(), key=lambda path: path.name == "key"):
             shred(path)
         self.place.rmdir()
-        _sync(self.place.parent)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a new file of mode 0600, on disk when this returns."""
-    opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(opened, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def replace_private(path: Path, content: bytes) -> None:
-    """The same, over an old file; a reader sees the old content or the new."""
-    written = path.with_name(f"{path.name}.new")
-    written.unlink(missing_ok=True)
-    write_private(written, content)
-    written.replace(path)
-    _sync(path.parent)
+        sync_folder(self.place.parent)
 
 
 def shred(path: Path) -> None:
@@ -179,14 +159,6 @@ def shred(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     path.unlink()
-
-
-def _sync(folder: Path) -> None:
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _place(folder: Path | str, run: str) -> Path:

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from privsyn_flower.files import sync_folder
 from privsyn_flower.privacy.correlated.keys import shred
 
 Floats = NDArray[np.float64]
@@ -133,9 +134,7 @@ class FileRecords:
         os.close(opened)
         path = self._path(rnd)
         path.with_name(path.name + ".new").rename(path)
-        folder = os.open(self._place, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        sync_folder(self._place)
 
     def _close(self) -> None:
         for opened in self._open.values():

@@ -6,11 +6,12 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from privsyn_flower.files import replace_private, sync_folder
 
 Row = dict[str, Any]
 
@@ -89,31 +90,8 @@ def append_row(descriptor: int, path: Path, row: Row) -> None:
 
 
 def write_rows_atomically(path: Path, rows: list[Row]) -> None:
-    """Replace the file at `path` by these rows; a reader sees the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except OSError as error:
-        Path(temporary).unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable: a file is lost with its directory entry."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Replace the file at `path` (0600) by these rows; a reader sees the old or the new one."""
+    replace_private(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
 
 
 def _read_all(descriptor: int) -> bytes:

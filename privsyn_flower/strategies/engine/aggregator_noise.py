@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from privsyn_flower.files import replace_private
 from privsyn_flower.privacy.correlated import (
     Factorization,
     NoiseKey,
@@ -26,7 +27,6 @@ from privsyn_flower.privacy.correlated import (
     Participation,
     Stream,
     factorization,
-    replace_private,
 )
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from privsyn_flower.files import write_atomic
+from privsyn_flower.files import file_digest, write_atomic
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.adapters import WEIGHTS
@@ -30,7 +30,6 @@ from privsyn_flower.text.preference.tuning import (
     epoch_folder,
 )
 from privsyn_flower.text.protocols import Trained
-from privsyn_flower.text.tiny.assets import file_sha256
 
 TASK, FINISHED = "task.json", "finished.json"
 
@@ -114,7 +113,7 @@ class PreferenceTrainer:
 
             metrics = fit(self.setting, self.tuning, pairs, start=start, work=work, seed=seed)
             report = json.dumps(metrics, indent=1) + "\n"
-            write_atomic(work / FINISHED, lambda path: _write(path, report))
+            write_atomic(work / FINISHED, report.encode())
         shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
         epochs = json.loads((work / FINISHED).read_text("utf-8"))
         return [
@@ -129,7 +128,7 @@ class PreferenceTrainer:
             "model": folder_fingerprint(folder) if folder else os.fspath(self.setting.model),
             "tuning": asdict(self.tuning),
             "dtype": self.setting.dtype,
-            "start": file_sha256(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
+            "start": file_digest(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
             "seed": seed,
             "pairs": [dict(pair) for pair in pairs],
         }
@@ -143,8 +142,4 @@ class PreferenceTrainer:
                 f"{work} holds a training of other pairs, settings, start or seed: use an empty "
                 "folder"
             )
-        write_atomic(path, lambda scratch: _write(scratch, json.dumps({"task": task})))
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, "utf-8")
+        write_atomic(path, json.dumps({"task": task}).encode())

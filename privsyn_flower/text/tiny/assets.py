@@ -8,12 +8,13 @@ has never seen a package that is private in the run.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from privsyn_flower.files import file_digest
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -56,7 +57,7 @@ def find_asset(
         return None
     for name, digest in entry["sha256"].items():
         path = root / kind / name
-        if not path.is_file() or file_sha256(path) != digest:
+        if not path.is_file() or file_digest(path) != digest:
             raise AssetError(
                 f"{path} is missing or does not have the sha256 of {MANIFEST}: reinstall the "
                 "package, or run `make assets`"
@@ -75,18 +76,12 @@ def write_manifest(
     entries = {
         kind: {
             **about,
-            "sha256": {p.name: file_sha256(p) for p in sorted((root / kind).iterdir())},
+            "sha256": {p.name: file_digest(p) for p in sorted((root / kind).iterdir())},
         }
         for kind, about in models.items()
     }
     manifest = {"packages": packages, "versions": versions, "models": entries}
     (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes, hexadecimal."""
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _without_steps(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """What a node of `secure_vector` must not forget: stages it answered, its peers' keys, weights.
 
-An SQLite file, because on a device every message is handled by a fresh process, two may be in
-flight, and Flower's own state is a copy in memory. It knows nothing of anybody's data. An older
-copy put back in its place forgets what came after.
+An SQLite file, because Flower's own state is a copy in memory. It knows nothing of anybody's data.
+An older copy put back in its place forgets what came after.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.secagg.cohort import Cohort
-from privsyn_flower.secagg.identity import private_folder
 from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.sqlite_file import private_file, transaction
 
-MARKS_FILE = "secagg.sqlite"
-LOCK_SECONDS = 20.0  # that another process's transaction is waited for
+REPLAYS_FILE = "secagg.sqlite"
 LONGEST_NAME = 256  # of a run or query: the server chooses them, the node keeps them
 LARGEST_NUMBER = 2**63 - 1  # that SQLite keeps
 _TABLES = (
@@ -40,7 +38,7 @@ def mark(folder: Path, stage: str, session: Session) -> None:
             Code.MALFORMED, f"names must have up to {LONGEST_NAME} characters, numbers 63 bits"
         )
     key, now = (session.run, session.query, stage), (session.round, session.attempt)
-    with _transaction(folder) as database:
+    with _open(folder) as database:
         last = database.execute(
             "SELECT round, attempt FROM marks WHERE run = ? AND query = ? AND stage = ?", key
         ).fetchone()
@@ -58,7 +56,7 @@ def pin(folder: Path, cohort: Cohort) -> None:
 
     Raises SecaggError(PEER) when a node id shows another key or weight than before.
     """
-    with _transaction(folder) as database:
+    with _open(folder) as database:
         for member in cohort.members:
             peer = str(member.id)
             shown = {"key": member.identity, "weight": min(member.weight, LARGEST_NUMBER)}
@@ -70,30 +68,22 @@ def pin(folder: Path, cohort: Cohort) -> None:
                     raise SecaggError(
                         Code.PEER,
                         f"node {peer} shows another {what} than the first time (kept in "
-                        f"{folder / MARKS_FILE})",
+                        f"{folder / REPLAYS_FILE})",
                     )
             row = (peer, *shown.values())
             database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", row)
 
 
 @contextmanager
-def _transaction(folder: Path) -> Iterator[sqlite3.Connection]:
+def _open(folder: Path) -> Iterator[sqlite3.Connection]:
     """Committed when the block ends, as if it had never been when it raises."""
-    private_folder(folder)
-    path = folder / MARKS_FILE
+    path = private_file(folder / REPLAYS_FILE)
     try:
-        path.touch(mode=0o600)
-        database = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
-        try:
-            database.execute("PRAGMA synchronous = FULL")
-            database.execute("BEGIN IMMEDIATE")
+        with transaction(path) as database:
             for table in _TABLES:
                 database.execute(table)
             if len(database.execute("PRAGMA table_info(pins)").fetchall()) == 2:
                 database.execute("ALTER TABLE pins ADD COLUMN weight INTEGER")
             yield database
-            database.execute("COMMIT")
-        finally:
-            database.close()  # rolls back what was not committed
     except sqlite3.Error as error:
         raise SecaggError(Code.SETUP, f"{path} cannot be used: {error}") from None

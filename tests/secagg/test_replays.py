@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.secagg import Code, Cohort, SecaggError, marks
+from privsyn_flower.secagg import Code, Cohort, SecaggError, replays
 from tests.secagg.rig import a_session
 from tests.secagg.test_session import members
 
 
 def code_of(folder: Path, stage: str, **session: object) -> Code | None:
     try:
-        marks.mark(folder, stage, a_session(**session))
+        replays.mark(folder, stage, a_session(**session))
     except SecaggError as error:
         return error.code
     return None
@@ -43,7 +43,7 @@ def test_of_many_at_once_one_answers(tmp_path: Path) -> None:
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     assert code_of(tmp_path, "mask", run="r" * 257) is Code.MALFORMED
     assert code_of(tmp_path, "mask", round=2**63) is Code.MALFORMED
-    (tmp_path / marks.MARKS_FILE).write_bytes(b"no database" * 200)
+    (tmp_path / replays.REPLAYS_FILE).write_bytes(b"no database" * 200)
     assert code_of(tmp_path, "mask") is Code.SETUP
 
 
@@ -51,33 +51,33 @@ def test_a_peers_first_weight_stays(tmp_path: Path) -> None:
     cohort = Cohort.of(a_session(), members(4))
     grown = replace(cohort.members[0], weight=2**64 - 1)
     changed = Cohort(a_session(), (grown, *cohort.members[1:]))
-    marks.pin(tmp_path, cohort)
+    replays.pin(tmp_path, cohort)
     with pytest.raises(SecaggError, match="shows another weight") as caught:
-        marks.pin(tmp_path, changed)
+        replays.pin(tmp_path, changed)
     assert caught.value.code == Code.PEER
-    marks.pin(tmp_path / "other", changed)
-    marks.pin(tmp_path / "other", changed)
+    replays.pin(tmp_path / "other", changed)
+    replays.pin(tmp_path / "other", changed)
 
 
 def test_a_file_without_weights_gets_them(tmp_path: Path) -> None:
     cohort = Cohort.of(a_session(), members(4))
-    marks.pin(tmp_path, cohort)
-    with sqlite3.connect(tmp_path / marks.MARKS_FILE) as database:
+    replays.pin(tmp_path, cohort)
+    with sqlite3.connect(tmp_path / replays.REPLAYS_FILE) as database:
         database.execute("ALTER TABLE pins DROP COLUMN weight")
     database.close()
-    marks.pin(tmp_path, cohort)
+    replays.pin(tmp_path, cohort)
     grown = replace(cohort.members[0], weight=2)
     with pytest.raises(SecaggError, match="shows another weight"):
-        marks.pin(tmp_path, Cohort(a_session(), (grown, *cohort.members[1:])))
+        replays.pin(tmp_path, Cohort(a_session(), (grown, *cohort.members[1:])))
 
 
 def test_a_peers_first_key_stays(tmp_path: Path) -> None:
     cohort = Cohort.of(a_session(), members(4))
-    marks.pin(tmp_path, cohort)
-    marks.pin(tmp_path, Cohort.of(a_session(), members(5)))
+    replays.pin(tmp_path, cohort)
+    replays.pin(tmp_path, Cohort.of(a_session(), members(5)))
     first = replace(cohort.members[0], identity=b"x" * 32)
     changed = Cohort(a_session(), (first, *cohort.members[1:]))
     with pytest.raises(SecaggError, match="shows another key") as caught:
-        marks.pin(tmp_path, changed)
+        replays.pin(tmp_path, changed)
     assert caught.value.code == Code.PEER
-    marks.pin(tmp_path, cohort)
+    replays.pin(tmp_path, cohort)

@@ -1,0 +1,70 @@
+"""A simulated node's place in its run: its shard of the federation named in the run config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context
+
+from privsyn_flower.config import RunConfig, cache_folder, flat_defaults
+from privsyn_flower.data import Federation, prepare, shard_sizes
+from privsyn_flower.protocol.wire import Refusal, WireError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The users of one partition: what a simulated node has in place of its own node config."""
+
+    config: RunConfig
+    partition: int
+    partitions: int
+
+    @classmethod
+    def of(cls, context: Context) -> Shard:
+        """What Flower's simulation and the run config say. Raises WireError(SETUP)."""
+        try:
+            partition = int(context.node_config["partition-id"])
+            partitions = int(context.node_config["num-partitions"])
+        except KeyError as error:
+            raise WireError(Refusal.SETUP, f"node-config has no {error}") from None
+        known = flat_defaults()  # an app of somebody else's has keys of its own
+        own = {key: value for key, value in context.run_config.items() if key in known}
+        return cls(RunConfig.from_flat(own), partition, partitions)
+
+    @property
+    def weight(self) -> int:
+        """How many users the shard has: public, from the configuration alone."""
+        return shard_sizes(self.config.data.users, self.partitions)[self.partition]
+
+    @property
+    def cache(self) -> Path:
+        """The node's own folder."""
+        return cache_folder(self.config) / "nodes" / f"{self.partition}-of-{self.partitions}"
+
+    @property
+    def noise_seed(self) -> int | None:
+        """Where the noise is reproducible, which the ledger then says; None: the system's."""
+        return self.config.seed if self.config.simulation_seeded_noise else None
+
+    def load(self) -> Mapping[str, Sequence[str]]:
+        """The users' texts, PRIVATE."""
+        return self._federation().shard(self.partition, self.partitions)
+
+    def downstream(self) -> Path:
+        """The folder of the language model that the server starts from."""
+        from privsyn_flower.evaluation.public import public_start
+        from privsyn_flower.text.models.lm_metrics import base_folder
+        from privsyn_flower.text.tiny.models import ensure_model
+
+        config, name = self.config, self.config.models.downstream
+        tiny = name in ("tiny", "lstm")
+        if not tiny and not config.trains:
+            return base_folder(name)
+        federation = self._federation()
+        base = ensure_model("downstream", federation, config) if tiny else base_folder(name)
+        return public_start(config, federation, base) if config.trains else base
+
+    def _federation(self) -> Federation:
+        return Federation(prepare(self.config.data, cache_folder(self.config)))

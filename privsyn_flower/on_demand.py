@@ -1,0 +1,27 @@
+"""Public names of a package that are imported when first asked for (PEP 562).
+
+A device starts a fresh process for every message: what an answer does not use, it must not load.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+
+def on_demand(package: str, **modules: str) -> Callable[[str], Any]:
+    """The `__getattr__` of `package`: public name -> the module in it that has the name.
+
+    No name may be a module's of the package too: who imports that module first would get it.
+    """
+
+    def found(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{package}.{modules[name]}"), name)
+        setattr(sys.modules[package], name, value)  # from now on without this function
+        return value
+
+    return found

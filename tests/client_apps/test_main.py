@@ -1,0 +1,88 @@
+"""What a device loads of the package: the kind of answer it is asked for, and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# A device handles every message in a fresh process; so does this.
+VOTE = """
+import json, sys
+from pathlib import Path
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+from privsyn_flower.client_apps.main import app
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.text import load_embedder
+
+folder = Path(sys.argv[1])
+embedder = load_embedder("ngram-64")
+texts = [f"a public text about {number}" for number in range(10)]
+query = Query.votes(embedder.embed(texts), bound=1.0, model=embedder.fingerprint)
+noise = Noise(1.0, 4096.0, 32, 2.0)
+own = {"data": str(folder / "users.jsonl"), "weight": 2, "cache": str(folder / "cache"),
+       "policy": str(folder / "policy.toml"), "embedder": "ngram-64"}
+message = wire.ask(query, Ticket("run", "votes", 1, 1), noise, 1, 2, 60.0)
+reply = app(message, Context(1, 1, own, RecordDict(), {}))
+loaded = [name for name in sys.modules if name.startswith("privsyn_flower.")]
+print(json.dumps({"code": reply.content["answer"]["code"], "loaded": loaded}))
+"""
+OTHERS = (
+    "client_apps.dropin",
+    "client_apps.evaluation",
+    "client_apps.node.simulated",
+    "client_apps.scores",
+    "client_apps.updates",
+    "config.schema",
+    "data.federation",
+    "evaluation",
+    "privacy.correlated",
+    "privacy.ledger.ledger",
+    "privacy.sentence",
+    "queries.metrics",
+    "queries.updates",
+    "secagg.standalone",
+    "text.generators",
+    "text.infillers",
+    "text.models.parameters",
+    "text.tiny",
+    "training",
+)
+
+
+def test_a_vote_loads_no_other_kind_of_answer(tmp_path: Path) -> None:
+    rows = [{"user_id": f"u{number}", "text": f"a private text {number}"} for number in range(2)]
+    (tmp_path / "users.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "policy.toml").write_text('aggregation = ["plain"]\nmin-surviving-weight = 2.0\n')
+    done = subprocess.run([sys.executable, "-c", VOTE, tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["code"] == "ok", done.stderr
+    assert "privsyn_flower.client_apps.votes" in found["loaded"]
+    others = tuple(f"privsyn_flower.{name}" for name in OTHERS)
+    assert [name for name in found["loaded"] if name.startswith(others)] == []
+    for name in others:  # a module that is gone would be loaded by nobody
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize(
+    "package", ["client_apps", "config", "data", "privacy", "privacy.ledger", "secagg", "text"]
+)
+def test_every_public_name_is_there_at_once(package: str) -> None:
+    """In a fresh process: here, somebody may have imported the modules with the names before."""
+    code = (
+        f"import privsyn_flower.{package} as package\n"
+        "for name in package.__all__:\n"
+        "    assert type(getattr(package, name)).__name__ != 'module', name\n"
+        "assert not hasattr(package, 'nothing')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
