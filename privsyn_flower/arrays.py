@@ -11,5 +11,5 @@ I8 = NDArray[np.int8]
 U64 = NDArray[np.uint64]
 U16 = NDArray[np.uint16]
 U8 = NDArray[np.uint8]
-Places = NDArray[np.intp]  # of entries in another array
+Ints = NDArray[np.intp]  # places in another array, classes
 Bools = NDArray[np.bool_]

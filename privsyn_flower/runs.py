@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.files import write_atomic
 from privsyn_flower.protocol.question import Query
 
@@ -199,13 +200,13 @@ class RunFolder:
         np.savez(buffer, released=np.asarray(released, dtype=np.float64))
         self._write(f"releases/round-{rnd:04d}.npz", buffer.getvalue())
 
-    def load_release(self, rnd: int) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    def load_release(self, rnd: int) -> F64 | None:
         """The stored noisy sum of round `rnd`; a stored release is never asked again."""
         path = self.path / "releases" / f"round-{rnd:04d}.npz"
         if not path.exists():
             return None
         with np.load(path, allow_pickle=False) as archive:
-            released: np.ndarray[Any, np.dtype[np.float64]] = archive["released"]
+            released: F64 = archive["released"]
             return released
 
     def has_release(self, rnd: int) -> bool:

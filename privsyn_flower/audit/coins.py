@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from privsyn_flower.audit.statistics import Bools, Floats
+from privsyn_flower.arrays import F64, Bools
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,12 @@ def sharing_test(tosses: Bools) -> float:
     return min(1.0, float(found.min()) * len(found))
 
 
-def _fisher(left: Floats, right: Floats) -> Floats:
+def _fisher(left: F64, right: F64) -> F64:
     """Two-sided p-values for each column of one and each of the other: (T, U), (T, V) -> (U, V)."""
     from scipy.stats import hypergeom
 
     both, numbers = left.T @ right, (left.sum(axis=0)[:, None], right.sum(axis=0)[None])
     fewer = hypergeom.cdf(both, len(left), *numbers)
     more = hypergeom.sf(both - 1, len(left), *numbers)
-    p_values: Floats = 2 * np.minimum(fewer, more)
+    p_values: F64 = 2 * np.minimum(fewer, more)
     return p_values

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.arrays import F32
 from privsyn_flower.audit.path import Case
 from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.updates import UPDATE
@@ -112,7 +113,7 @@ def _kept(name: str) -> bool:
     return ".layers." not in name or ".layers.0." in name
 
 
-def _cut(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _cut(name: str, array: np.ndarray[Any, Any]) -> F32:
     """The first WIDTH numbers along every axis but the vocabulary's."""
     kept = [slice(WIDTH)] * array.ndim
     if "embed_tokens" in name:

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import Context, Error, Message, RecordDict
 
+from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Taking, contribution, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
@@ -32,9 +33,6 @@ EMBEDDER = "ngram-64"
 CANARY = "canary"
 COLLUDERS_SEED = 0
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 Role = Literal["canary", "honest", "colluding", "lost"]
 
 
@@ -79,19 +77,19 @@ class Sent:
     """
 
     counted: Bools
-    fell: Integers
-    without: Integers
-    up: Integers
-    which: Integers
+    fell: I64
+    without: I64
+    up: I64
+    which: I64
 
-    def vectors(self) -> Integers:
+    def vectors(self) -> I64:
         """(T, L): in even trials with the canary, in odd ones without."""
         found = self.fell[self.which]
         found[1::2] = self.without[self.which[1::2]]
         return found
 
     @property
-    def shifts(self) -> Integers:
+    def shifts(self) -> I64:
         """(k, L): what the canary changes when its coin comes up."""
         return self.up - self.without
 
@@ -108,7 +106,7 @@ class View:
     copies: int = 1
     rnd: int = 0
     known: dict[int, dict[int, Sent]] = field(default_factory=dict)
-    answers: dict[tuple[int, bytes], Integers] = field(default_factory=dict)
+    answers: dict[tuple[int, bytes], I64] = field(default_factory=dict)
     failures: list[Exception] = field(default_factory=list)
 
 
@@ -122,7 +120,7 @@ def repeated(case: Case, view: View) -> Kind:
     def check(query: Query, node: Node) -> None:
         case.kind.check(replace(query, length=length), node)
 
-    def answer(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Integers:
+    def answer(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> I64:
         """Made once: the question is the same in every round."""
         key = (node.facts.partition, taking.asked.tobytes() + taking.counted.tobytes())
         if key not in view.answers:
@@ -137,7 +135,7 @@ def repeated(case: Case, view: View) -> Kind:
         ways, which = np.unique(coins.swapaxes(0, 1), axis=0, return_inverse=True)
         asked, counted = ways[:, 0], ways[:, 1]
 
-        def table(asked: Bools, counted: Bools) -> Integers:
+        def table(asked: Bools, counted: Bools) -> I64:
             takings = map(Taking, asked, counted)
             return np.array([answer(query, some, taking, plan, node) for taking in takings])
 
@@ -150,7 +148,7 @@ def repeated(case: Case, view: View) -> Kind:
             which=np.broadcast_to(which.ravel(), view.trials),
         )
 
-    def vectors(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> Integers:
+    def vectors(query: Query, users: UserTexts, taking: Taking, plan: Any, node: Node) -> I64:
         try:
             known = sent(replace(query, length=length), users, taking, plan, node)
         except Exception as error:
@@ -212,7 +210,7 @@ def _handler(case: Case, role: Role, node: Node) -> Callable[[Message], Message]
 
 def colluders_noise(
     case: Case, query: Query, noise: Noise, seats: Sequence[Seat], folder: Path
-) -> Integers:
+) -> I64:
     """What colluders added in round 1: their own code's, from the seed they know."""
     nothing = Kind(lambda *_: None, lambda query, *_: np.zeros(encoded_length(query), np.int64))
     total = np.zeros(encoded_length(query), dtype=np.int64)

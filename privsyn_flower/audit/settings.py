@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.audit.path import CANARY, Role, Seat
-from privsyn_flower.audit.statistics import Floats, whitening
+from privsyn_flower.audit.statistics import whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
@@ -125,7 +126,7 @@ def worst_turn(noise: AggregatorNoise, turns: int) -> int:
     white = whitening(noise.factorization)
     most = noise.participations
 
-    def changed(turn: int) -> Floats:
+    def changed(turn: int) -> F64:
         rounds = np.zeros(len(white))
         rounds[turn::turns][:most] = 1.0
         return white @ rounds

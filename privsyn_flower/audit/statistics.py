@@ -6,10 +6,10 @@ No claim enters here but the standard deviation that the noise should have.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
+from privsyn_flower.arrays import F64, I64, Bools
 from privsyn_flower.privacy.correlated import Factorization
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree
@@ -17,10 +17,7 @@ from privsyn_flower.privacy.correlated.trees import Tree
 # Thresholds far out have few hits or alarms; at a lower confidence chance would prefer them.
 CHOOSING = 1 - 1e-8
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Halves = tuple[Floats, Floats]
+Halves = tuple[F64, F64]
 
 
 def epsilon_lower_bound(
@@ -99,7 +96,7 @@ def mu_lower_bound(present: Halves, absent: Halves, confidence: float) -> float:
     return max(0.0, float(certified[0]))
 
 
-def _mu_at(thresholds: Floats, present: Floats, absent: Floats, confidence: float) -> Floats:
+def _mu_at(thresholds: F64, present: F64, absent: F64, confidence: float) -> F64:
     """The bound on mu that each threshold (k,) gives: (k,), -inf where it gives none."""
     from scipy.stats import beta, norm
 
@@ -111,11 +108,11 @@ def _mu_at(thresholds: Floats, present: Floats, absent: Floats, confidence: floa
     rest = len(absent) - alarms
     high = np.where(rest > 0, beta.ppf(level, alarms + 1, np.maximum(rest, 1)), 1.0)
     # The limits 0 and 1 each give -inf by themselves, never inf - inf.
-    bound: Floats = norm.ppf(low) - norm.ppf(high)
+    bound: F64 = norm.ppf(low) - norm.ppf(high)
     return bound
 
 
-def variance_test(noise: Floats, std: float) -> tuple[float, float]:
+def variance_test(noise: F64, std: float) -> tuple[float, float]:
     """Measured variance of noise of mean 0 / std^2, and its two-sided chi-square p-value.
 
     The nodes' integer noise at these variances is Gaussian for this purpose.
@@ -128,7 +125,7 @@ def variance_test(noise: Floats, std: float) -> tuple[float, float]:
     return statistic / freedom, min(1.0, float(p_value))
 
 
-def correlation_test(noise: Floats) -> float:
+def correlation_test(noise: F64) -> float:
     """p-value of noise of mean 0 that is independent between rounds: (R, n) -> of R > 1 rounds.
 
     n times the squared correlation of two rounds is chi-square with one degree of freedom.
@@ -143,7 +140,7 @@ def correlation_test(noise: Floats) -> float:
     return float(chi2.sf(size * np.square(above).sum(), len(above)))
 
 
-def filtered(noise: Floats, shifts: Floats, which: Integers, put: Floats) -> Floats:
+def filtered(noise: F64, shifts: F64, which: I64, put: F64) -> F64:
     """The matched filter on every trial: (T,), of noise of one size, or 0 where nothing shifts.
 
     noise (R, T, L): of releases whose noise is independent and of one size everywhere, less all
@@ -162,13 +159,13 @@ def filtered(noise: Floats, shifts: Floats, which: Integers, put: Floats) -> Flo
     return found
 
 
-def halves(statistic: Floats, chosen: Bools) -> Halves:
+def halves(statistic: F64, chosen: Bools) -> Halves:
     """The statistic of the chosen trials (T,), (T,), of the first half of all and of the second."""
     first = np.arange(len(statistic)) < len(statistic) // 2
     return statistic[chosen & first], statistic[chosen & ~first]
 
 
-def whitening(matrix: Factorization) -> Floats:
+def whitening(matrix: Factorization) -> F64:
     """What makes the noise of a run's releases independent, of unit variance each: (R, R).
 
     The releases have noise C^-1 z, so C does it. A tree has more nodes than rounds, and C is no
@@ -180,29 +177,29 @@ def whitening(matrix: Factorization) -> Floats:
     if isinstance(matrix, Toeplitz):
         column = np.zeros(matrix.rounds)
         column[: matrix.bands] = matrix.coefficients
-        found: Floats = np.tril(toeplitz(column))
+        found: F64 = np.tril(toeplitz(column))
         return found
     if not isinstance(matrix, Tree):
         raise ValueError(f"{matrix.name}: nothing is known that makes its noise independent")
     rows = tree_noise(matrix)
     factor = np.linalg.cholesky(rows @ rows.T)
-    inverse: Floats = solve_triangular(factor, np.eye(matrix.rounds), lower=True)
+    inverse: F64 = solve_triangular(factor, np.eye(matrix.rounds), lower=True)
     return inverse
 
 
-def tree_noise(matrix: Tree) -> Floats:
+def tree_noise(matrix: Tree) -> F64:
     """The noise of each release as a sum of the nodes' own: (R, nodes)."""
     recurrence = matrix.recurrence()
     places: dict[tuple[int, int], int] = {}
     # R leaves, fewer nodes above them, and for each tree that is completed those on one path.
     nodes = 3 * matrix.rounds + 64
 
-    def draw(rnd: int, leaf: int) -> Floats:
+    def draw(rnd: int, leaf: int) -> F64:
         unit = np.zeros(nodes)
         unit[places.setdefault((rnd, leaf), len(places))] = 1.0
         return unit
 
-    rows, records = np.empty((matrix.rounds, nodes)), dict[int, Floats]()
+    rows, records = np.empty((matrix.rounds, nodes)), dict[int, F64]()
     for rnd in range(1, matrix.rounds + 1):
         noise, record = recurrence.step(rnd, draw, records.__getitem__)
         rows[rnd - 1] = noise

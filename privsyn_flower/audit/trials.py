@@ -22,12 +22,10 @@ from typing import Any, cast
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import F64, I64, Bools
 from privsyn_flower.audit.path import (
     AuditError,
-    Bools,
     Case,
-    Floats,
-    Integers,
     Loopback,
     Seat,
     Sent,
@@ -76,11 +74,11 @@ class Trials:
     by the ledger.
     """
 
-    noise: Floats
-    shifts: Floats
-    which: Integers
+    noise: F64
+    shifts: F64
+    which: I64
     present: Bools
-    put: Floats
+    put: F64
     tosses: Bools
     numbers: Noise
     spent: float
@@ -123,7 +121,7 @@ def run_trials(case: Case, setting: Setting, trials: int) -> Trials:
     )
 
 
-def _canary(sent: list[Sent | None], scale: float) -> tuple[Floats, Integers, Bools, Floats]:
+def _canary(sent: list[Sent | None], scale: float) -> tuple[F64, I64, Bools, F64]:
     """shifts, which, present and put of `Trials`, by what the canary's node sent in each round.
 
     None: it was not asked, because it was not its turn.
@@ -157,7 +155,7 @@ def _released(
     mechanism: _OneTrial,
     view: View,
     folder: Path,
-) -> tuple[list[Floats], float]:
+) -> tuple[list[F64], float]:
     """All rounds of the real engine: what each of them releases (length,), and their epsilon."""
     strategy = _Same(query, setting.rounds, view)
     ledger = Ledger.open(folder / "ledger.jsonl", population="audit", **setting.ledger)
@@ -233,13 +231,13 @@ class _Same:
 
     def __init__(self, query: Query, rounds: int, view: View) -> None:
         self.query, self.rounds, self.view = query, rounds, view
-        self.released: list[Floats] = []
+        self.released: list[F64] = []
 
     def ask(self, rnd: int) -> Query:
         self.view.rnd = rnd
         return self.query
 
-    def learn(self, rnd: int, released: Floats, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         self.released.append(released)
         return {}
 

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from privsyn_flower.arrays import F32
 from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig, split_list
@@ -28,7 +26,6 @@ from privsyn_flower.evaluation.public import rehearse, rehearse_classes
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 
-Floats = npt.NDArray[np.float32]
 Sets = Mapping[str, Sequence[str]]
 Folders = Mapping[str, Path]
 
@@ -68,8 +65,8 @@ class Benchmark:
     held-out texts, PRIVATE, and the candidates (m, d) of every round."""
 
     summary: dict[str, Any]
-    held_out: Floats
-    candidates: list[Floats]
+    held_out: F32
+    candidates: list[F32]
 
 
 def run_benchmark(
@@ -77,7 +74,7 @@ def run_benchmark(
     private: Private,
     *,
     downstream: str | Path,
-    feedback: Callable[[Floats], Feedback],
+    feedback: Callable[[F32], Feedback],
     synthetic: Sets,
     seeds: Sets,
     progress: Progress = silent,
@@ -152,14 +149,14 @@ def distances(
     groups: Mapping[str, Sets],
     pool: Sequence[str],
     private: Private,
-    held_out: Floats,
+    held_out: F32,
     config: RunConfig,
 ) -> dict[str, dict[str, float]]:
     """Frechet distances to held-out text, each group at equal numbers of texts; `private` is
     the floor: private users' text at the same number."""
     rng = seeded(config.seed, "frechet")
 
-    def rows(source: Sequence[str]) -> Floats:
+    def rows(source: Sequence[str]) -> F32:
         count = min(len(source), FRECHET_TEXTS)
         picked = rng.choice(len(source), count, replace=False)
         return private.embedder.embed([source[i] for i in picked])

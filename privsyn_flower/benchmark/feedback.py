@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.randomness import seeded
 
-Floats = npt.NDArray[np.float32]
-Feedback = tuple[dict[str, Any], list[Floats]]  # figures, and what was asked about: (m, d) each
+Feedback = tuple[dict[str, Any], list[F32]]  # figures, and what was asked about: (m, d) each
 
 MOST_TEXTS = 500  # seeds embedded again, and rows compared, per set
 
@@ -28,7 +28,7 @@ class RunRecord(Protocol):
 
     def load_query(self, rnd: int) -> Any: ...
 
-    def load_release(self, rnd: int) -> npt.NDArray[np.float64] | None: ...
+    def load_release(self, rnd: int) -> F64 | None: ...
 
     def metrics(self) -> list[dict[str, Any]]: ...
 
@@ -41,7 +41,7 @@ def vote_feedback(record: RunRecord, private: Private, seeds: Sequence[str]) -> 
 
 
 def response_feedback(
-    record: RunRecord, private: Private, held_out: Floats, rejected_rank: int
+    record: RunRecord, private: Private, held_out: F32, rejected_rank: int
 ) -> Feedback:
     """What POPri's users preferred, round by round."""
     rounds, responses = response_rounds(record, private, held_out, rejected_rank)
@@ -50,7 +50,7 @@ def response_feedback(
 
 def vote_shares(
     record: RunRecord, private: Private, config: RunConfig
-) -> tuple[dict[str, Any], list[Floats]]:
+) -> tuple[dict[str, Any], list[F32]]:
     """Per round: which share of the true votes the candidates above the threshold hold, and
     which share of the candidates they are (what random ones would hold)."""
     survivors, expected, candidates = [], [], []
@@ -88,8 +88,8 @@ def seed_votes(
 
 
 def response_rounds(
-    record: RunRecord, private: Private, held_out: Floats, rejected_rank: int
-) -> tuple[dict[str, Any], list[Floats]]:
+    record: RunRecord, private: Private, held_out: F32, rejected_rank: int
+) -> tuple[dict[str, Any], list[F32]]:
     """Per round of POPri: the recovery rate, and the responses' Frechet distances to held-out
     and to private text at equal numbers; also the responses (m, d) themselves, for pictures.
 
@@ -132,7 +132,7 @@ def query_groups(query: Any, row: dict[str, Any]) -> list[int]:
 
 def recovery_rate(
     true: npt.NDArray[np.floating[Any]],
-    released: npt.NDArray[np.float64],
+    released: F64,
     groups: Sequence[int],
     rejected_rank: int,
 ) -> float | None:

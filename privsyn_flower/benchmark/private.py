@@ -10,15 +10,13 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
 from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.text.protocols import Embedder
-
-Floats = npt.NDArray[np.float32]
 
 
 class Private:
@@ -42,17 +40,17 @@ class Private:
             owners.append(owner + first)
             first += len(users)
         self.users = first
-        self.rows: Floats = np.concatenate(rows)
+        self.rows: F32 = np.concatenate(rows)
         self.owners = np.concatenate(owners)
 
-    def held_out(self) -> Floats:
+    def held_out(self) -> F32:
         """(n, d) embeddings of the held-out users' texts."""
         folder = cache_folder(self.config) / "benchmark"
         users = self.federation.held_out(self.config.evaluation.on)
         cache = EmbeddingCache(folder, self.embedder.fingerprint)
         return cache.get(users, self.embedder.embed)[0]
 
-    def votes(self, candidates: Floats) -> npt.NDArray[np.float64]:
+    def votes(self, candidates: F32) -> F64:
         """The users' true, clipped votes for candidates (m, d): (m,), without noise."""
         options = self.config.pretext
         return shard_votes(
@@ -66,7 +64,7 @@ class Private:
             metric=options.metric,
         )
 
-    def mean_cosines(self, candidates: Floats) -> Floats:
+    def mean_cosines(self, candidates: F32) -> F32:
         """Mean over users of a user's mean cosine to candidates (m, d): (m,), unclipped.
 
         POPri, Algorithm 4 line 2, without the clip and the noise.
@@ -74,7 +72,7 @@ class Private:
         counts = np.bincount(self.owners, minlength=self.users)
         weights = 1.0 / np.maximum(counts, 1)[self.owners]
         centre = (self.rows * weights[:, None]).sum(axis=0) / max(1, int((counts > 0).sum()))
-        scores: Floats = (candidates @ centre).astype(np.float32)
+        scores: F32 = (candidates @ centre).astype(np.float32)
         return scores
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.client_apps.node.failures import What
 from privsyn_flower.client_apps.node.policy import (
@@ -57,9 +58,6 @@ from privsyn_flower.secagg.identity import IdentityError, identity
 
 logger = logging.getLogger("privsyn_flower")
 
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
-
 
 @dataclass(frozen=True)
 class Taking:
@@ -83,7 +81,7 @@ class Kind:
     that go through models, by a question that passed `check`."""
 
     check: Callable[[Query, Node], None]
-    vectors: Callable[[Query, UserTexts, Taking, Any, Node], Integers]
+    vectors: Callable[[Query, UserTexts, Taking, Any, Node], I64]
     tokens: Callable[[Query], int] = lambda query: 0
 
 
@@ -110,7 +108,7 @@ def _secure(message: Message, context: Context, node: Node, kind: Kind) -> Messa
         forget(context.state)
         raise
 
-    def vector(session: Session, weight: int) -> Integers:
+    def vector(session: Session, weight: int) -> I64:
         if asked is None:
             raise SecaggError(Code.SESSION, "a masked vector needs the question")
         query, ticket, noise = asked
@@ -212,7 +210,7 @@ def enough(cohort: Cohort, listed: list[bool], node: Node) -> None:
     )
 
 
-def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> Integers:
+def contribution(query: Query, ticket: Ticket, noise: Noise, node: Node, kind: Kind) -> I64:
     """The node's integers (length,), PRIVATE: its users' encoded vectors, and its noise.
 
     The node's records say first that this ticket is answered, and by which users.
@@ -234,7 +232,7 @@ def _timings_folder(node: Node) -> Path | None:
     return None if node.policy is not None or node.facts.deployed else node.cache
 
 
-def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> Integers:
+def _noise_share(query: Query, ticket: Ticket, noise: Noise, node: Node) -> I64:
     """The noise of this node's users (encoded_length,); zeros where the aggregator adds it."""
     length = encoded_length(query)
     if noise.source == "aggregator":
@@ -302,7 +300,7 @@ def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: 
 
 def _vectors_or_zero(
     query: Query, noise: Noise, users: UserTexts, taking: Taking, node: Node, kind: Kind
-) -> Integers:
+) -> I64:
     vector = np.zeros(encoded_length(query), dtype=np.int64)
     text = "the users' answers failed; a zero vector is sent instead"
     with _data_failures(node, "answer", int(np.count_nonzero(taking.asked)), text):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
@@ -30,8 +30,6 @@ from privsyn_flower.text.models.parameters import (
     model_names,
     unpack_parameters,
 )
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 FAILED = "one user's evaluation failed; that user counts nothing"
 MOST_TOKENS = 1 << 20  # of one user: beyond it a question is no honest one
@@ -86,7 +84,7 @@ def _shipped(query: Query, folder: Path) -> list[Parameters]:
 
 def user_evaluations(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
-) -> Integers:
+) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded vectors (1 + 2 models,) of those counted.
 
     One user after the other goes through the model, alone in its batches, so that no user's

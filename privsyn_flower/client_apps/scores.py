@@ -8,6 +8,7 @@ from typing import Any, get_args
 import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.votes import check_embedder, user_rows
@@ -16,8 +17,6 @@ from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import MOST_CLASSES, Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.scores import LARGEST_ENTRY, Score, shard_scores
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 MOST_DIMENSIONS = 8192  # of an embedding; a projection of more would be a bomb
 
@@ -90,7 +89,7 @@ def _labels(query: Query) -> list[str]:
 
 def user_scores(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
-) -> Integers:
+) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are counted."""
     rows, owner = user_rows(query, users, node)
     kept = taking.asked[owner]
@@ -115,7 +114,7 @@ def user_scores(
     )
 
 
-def _classes(users: UserTexts, owner: np.ndarray[Any, Any], labels: list[str]) -> Integers:
+def _classes(users: UserTexts, owner: np.ndarray[Any, Any], labels: list[str]) -> I64:
     """The class of each row, PRIVATE: its label's place in the public list, -1 outside it.
 
     A user has a row for each text, or none at all where its texts could not be embedded.

@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.arrays import F64, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
@@ -35,9 +34,6 @@ from privsyn_flower.training.layout import trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
 from privsyn_flower.training.models import LocalModel, load_model
 from privsyn_flower.training.options import LocalTraining
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def update(message: Message, context: Context) -> Message:
@@ -110,7 +106,7 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
 
 def user_updates(
     query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node
-) -> Integers:
+) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded updates (padded_length,) of who is counted.
 
     No user's update depends on another's texts, nor on who was trained before; whatever goes
@@ -142,7 +138,7 @@ def _deltas(
     model: LocalModel,
     options: LocalTraining,
     node: Node,
-) -> Iterator[Floats | None]:
+) -> Iterator[F64 | None]:
     """The delta (d,) of each user asked, PRIVATE, one after another; None where there is none.
 
     The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
-import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.arrays import F32, I32, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.data import EmbeddingCache
@@ -17,10 +17,6 @@ from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.nearest import Metric
 from privsyn_flower.queries.votes import Clip, shard_votes
 from privsyn_flower.text import embedder_fingerprint, load_embedder
-
-Integers = np.ndarray[Any, np.dtype[np.int64]]
-Rows = np.ndarray[Any, np.dtype[np.float32]]
-Owners = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def votes(message: Message, context: Context) -> Message:
@@ -63,13 +59,13 @@ def query_embedder_installed(name: str) -> bool:
     return importlib.util.find_spec("sentence_transformers") is not None
 
 
-def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[Rows, Owners]:
+def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:
     """users' texts -> embeddings (n, d) and the user of each (n,), both PRIVATE, from the cache.
 
     Of all users, whoever takes part: the cache keeps exactly those it is shown.
     """
 
-    def embed(texts: list[str]) -> Rows:
+    def embed(texts: list[str]) -> F32:
         try:
             return load_embedder(node.embedder, node.device, progress=False).embed(texts)
         except BaseException as error:  # of one user: the cache goes on without
@@ -81,7 +77,7 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[Rows, Owners]
 
 def user_votes(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
-) -> Integers:
+) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
     rows, owner = user_rows(query, users, node)
     kept = taking.asked[owner]

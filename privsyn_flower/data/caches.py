@@ -18,12 +18,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, I32
 from privsyn_flower.files import DataError, UnavailableError, build_file
 
 from .findings import NODE_LOG
-from .vectors import Floats, VectorFile
+from .vectors import VectorFile
 
-Ints = npt.NDArray[np.int32]
 Embed = Callable[[list[str]], npt.NDArray[np.floating]]
 Content = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -47,7 +47,7 @@ class EmbeddingCache:
         self.fingerprint = fingerprint
         self._file = VectorFile(self.folder, fingerprint)
 
-    def get(self, users: Mapping[str, Sequence[str]], embed: Embed) -> tuple[Floats, Ints]:
+    def get(self, users: Mapping[str, Sequence[str]], embed: Embed) -> tuple[F32, I32]:
         """users' texts (PRIVATE) -> rows (n, d) float32 and each row's user index (n,) int32.
 
         `users` is the node's whole content: rows kept of anyone else, or of text that a user no
@@ -85,7 +85,7 @@ class EmbeddingCache:
                     del _memo[key]
         return self._file.forget(user_id)
 
-    def _rows_by_user(self, content: Content, embed: Embed) -> dict[str, Floats]:
+    def _rows_by_user(self, content: Content, embed: Embed) -> dict[str, F32]:
         """user -> rows, all of one width; users without text or whose text fails are left out."""
         wanted = {user: texts_hash(texts) for user, texts in content if texts}
         found = self._read(wanted)
@@ -108,7 +108,7 @@ class EmbeddingCache:
             self._write({u: r for u, r in fresh.items() if u in found}, wanted)
         return found
 
-    def _read(self, wanted: Mapping[str, bytes]) -> dict[str, Floats]:
+    def _read(self, wanted: Mapping[str, bytes]) -> dict[str, F32]:
         try:
             self._file.keep_only(wanted)
             return self._file.read(wanted)
@@ -116,7 +116,7 @@ class EmbeddingCache:
             self._explain("read", error)
             return {}
 
-    def _write(self, fresh: Mapping[str, Floats], wanted: Mapping[str, bytes]) -> bool:
+    def _write(self, fresh: Mapping[str, F32], wanted: Mapping[str, bytes]) -> bool:
         try:
             self._file.write(fresh, wanted)
         except Exception as error:
@@ -134,7 +134,7 @@ class EmbeddingCache:
             NODE_LOG.warning("the damaged embedding cache cannot be removed either")
 
 
-def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embed: Embed) -> Floats:
+def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embed: Embed) -> F32:
     """Embeddings (n, d) float32 of public texts, kept as .npy by content and embedder.
 
     embed: called once with all texts when they are not there yet. Read-only.
@@ -150,7 +150,7 @@ def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embe
 
         build_file(path, save)
     try:
-        rows: Floats = np.load(path)
+        rows: F32 = np.load(path)
     except (OSError, ValueError, EOFError) as error:
         raise DataError(
             f"{path} is damaged ({type(error).__name__}): delete it, and it is made again"
@@ -167,7 +167,7 @@ def texts_hash(texts: Sequence[str]) -> bytes:
     return digest.digest()
 
 
-def _joined(content: Content, found: Mapping[str, Floats], embed: Embed) -> tuple[Floats, Ints]:
+def _joined(content: Content, found: Mapping[str, F32], embed: Embed) -> tuple[F32, I32]:
     """Rows of all users below each other, and each row's user index; both read-only."""
     blocks = [found[user] for user, _ in content if user in found]
     # When nobody has rows, any text tells the width, so that callers need no branch.
@@ -178,9 +178,9 @@ def _joined(content: Content, found: Mapping[str, Floats], embed: Embed) -> tupl
     return rows, owner
 
 
-def _embed_users(content: Content, positions: Sequence[int], embed: Embed) -> dict[str, Floats]:
+def _embed_users(content: Content, positions: Sequence[int], embed: Embed) -> dict[str, F32]:
     """user -> rows for the users at `positions`, each embedded alone; those who fail are out."""
-    fresh: dict[str, Floats] = {}
+    fresh: dict[str, F32] = {}
     for position in positions:
         user, texts = content[position]
         try:
@@ -193,7 +193,7 @@ def _embed_users(content: Content, positions: Sequence[int], embed: Embed) -> di
     return fresh
 
 
-def _one_user(position: int, texts: Sequence[str], embed: Embed) -> Floats | None:
+def _one_user(position: int, texts: Sequence[str], embed: Embed) -> F32 | None:
     """One user's rows, or None with a line in the local log, which quotes nothing."""
     try:
         rows = _checked(embed(list(texts)), len(texts))
@@ -230,19 +230,19 @@ def _batches(content: Content, positions: Sequence[int]) -> Iterator[list[int]]:
         yield batch
 
 
-def _checked(rows: npt.NDArray[np.floating], count: int) -> Floats:
+def _checked(rows: npt.NDArray[np.floating], count: int) -> F32:
     rows = np.ascontiguousarray(rows, dtype=np.float32)
     if rows.ndim != 2 or rows.shape[0] != count or rows.shape[1] == 0:
         raise ValueError(f"the embedder returned shape {rows.shape} for {count} texts")
     return rows
 
 
-def _remember(key: tuple[str, str, Content], result: tuple[Floats, Ints]) -> None:
+def _remember(key: tuple[str, str, Content], result: tuple[F32, I32]) -> None:
     with _memo_lock:
         _memo[key] = result
         while len(_memo) > 1 and sum(rows.nbytes for rows, _ in _memo.values()) > MEMO_BYTES:
             _memo.popitem(last=False)
 
 
-_memo: OrderedDict[tuple[str, str, Content], tuple[Floats, Ints]] = OrderedDict()
+_memo: OrderedDict[tuple[str, str, Content], tuple[F32, I32]] = OrderedDict()
 _memo_lock = threading.Lock()

@@ -18,7 +18,8 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
+
+from privsyn_flower.arrays import I64, U64
 
 GRAM = 13
 _WORD = re.compile(
@@ -70,9 +71,7 @@ def keep_first(sides: Sequence[Sequence[str]], gram: int = GRAM) -> list[list[in
     return kept
 
 
-def _gram_hashes(
-    texts: Sequence[str], gram: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+def _gram_hashes(texts: Sequence[str], gram: int) -> tuple[U64, I64]:
     """64-bit hashes of every text's word n-grams, flat, and where each text's begin (n + 1,).
 
     A text with fewer words than `gram` has one hash, of all its words. A chance collision
@@ -109,7 +108,7 @@ def _gram_hashes(
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(values: U64) -> U64:
     """splitmix64 (Steele et al. 2014): spreads small numbers over 64 bits, same everywhere."""
     mixed = (values + np.uint64(1)) * _BASE
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F32
 from privsyn_flower.sqlite_file import LOCK_SECONDS, private_file
-
-Floats = npt.NDArray[np.float32]
 
 LAYOUT = 2  # raise it when rows are computed or kept in another way: older rows are then erased
 _SCHEMA = """CREATE TABLE embeddings (
@@ -39,9 +37,9 @@ class VectorFile:
         self.folder, self.model = folder, model
         self.path = folder / "embeddings.sqlite"
 
-    def read(self, wanted: Mapping[str, bytes]) -> dict[str, Floats]:
+    def read(self, wanted: Mapping[str, bytes]) -> dict[str, F32]:
         """user -> rows (n, d), for those whose rows are here, whole and finite."""
-        found: dict[str, Floats] = {}
+        found: dict[str, F32] = {}
         names = list(wanted)
         with self._open() as database:
             for start in range(0, len(names), 500):  # SQLite allows 999 parameters
@@ -57,7 +55,7 @@ class VectorFile:
                         found[user] = rows
         return found
 
-    def write(self, fresh: Mapping[str, Floats], wanted: Mapping[str, bytes]) -> None:
+    def write(self, fresh: Mapping[str, F32], wanted: Mapping[str, bytes]) -> None:
         """Keep users' rows, in place of what was kept of them under this model."""
         values = [
             (user, self.model, wanted[user], len(rows), self._digest(user, wanted[user], rows),
@@ -101,9 +99,7 @@ class VectorFile:
             return True
         return False
 
-    def _rows(
-        self, user: str, texts: bytes, count: Any, digest: Any, vectors: Any
-    ) -> Floats | None:
+    def _rows(self, user: str, texts: bytes, count: Any, digest: Any, vectors: Any) -> F32 | None:
         """A row's vectors (count, d), or None when they are damaged."""
         try:
             rows = np.frombuffer(vectors, dtype=np.float32).reshape(count, -1)
@@ -113,7 +109,7 @@ class VectorFile:
             return None
         return rows
 
-    def _digest(self, user: str, texts: bytes, rows: Floats) -> bytes:
+    def _digest(self, user: str, texts: bytes, rows: F32) -> bytes:
         head = repr((user, self.model, texts, rows.shape)).encode("utf-8", "surrogatepass")
         return hashlib.sha256(head + b"\0" + rows.tobytes()).digest()
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Sums = npt.NDArray[np.float64]
+from privsyn_flower.arrays import F64, I64
+
 BLOCK = 256  # resamples weighed at once
 
 
@@ -26,7 +26,7 @@ class Interval:
 
 
 def paired_bootstrap(
-    methods: Mapping[str, Sums],
+    methods: Mapping[str, F64],
     differences: Sequence[tuple[str, str]],
     rng: np.random.Generator,
     *,
@@ -55,7 +55,7 @@ def paired_bootstrap(
     point = {name: float(sums[:, 0].sum() / sums[:, 1].sum()) for name, sums in methods.items()}
     tail = 50 * (1 - confidence)
 
-    def interval(value: float, samples: Sums) -> Interval:
+    def interval(value: float, samples: F64) -> Interval:
         low, high = np.nanpercentile(samples, [tail, 100 - tail])
         return Interval(value, float(low), float(high))
 
@@ -68,7 +68,7 @@ def paired_bootstrap(
     }
 
 
-def _ratios(weights: npt.NDArray[np.int64], sums: Sums) -> Sums:
+def _ratios(weights: I64, sums: F64) -> F64:
     """(r, u) draws and (u, 2) sums -> (r,) ratios; NaN where only users without tokens came."""
     parts = []
     for start in range(0, len(weights), BLOCK):

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F64, I64
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.downstream import (
     EVALUATION_BATCH,
@@ -26,8 +26,6 @@ from privsyn_flower.evaluation.downstream import (
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import encode, pad_rows
-
-Sums = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ class Classifier:
         self.model.eval().requires_grad_(False)
         return float(np.mean(losses))
 
-    def user_sums(self, users: Mapping[str, Examples]) -> Sums:
+    def user_sums(self, users: Mapping[str, Examples]) -> F64:
         """User -> examples (PRIVATE), in order -> (u, c, c): texts of class i taken for class j.
 
         The confusion counts of each user; zeros for a user without examples. `scores` reads them.
@@ -146,7 +144,7 @@ class Classifier:
         np.add.at(table, (owner, truth, self._predict(every)), 1.0)
         return table
 
-    def _predict(self, examples: Examples) -> npt.NDArray[np.int64]:
+    def _predict(self, examples: Examples) -> I64:
         """The likeliest class of each example, in the given order."""
         import torch
 
@@ -180,7 +178,7 @@ def epochs(examples: Examples, tuning: Tuning) -> list[Examples]:
 
 
 def scores(
-    methods: Mapping[str, Sums],
+    methods: Mapping[str, F64],
     pairs: Sequence[tuple[str, str]],
     seed: int,
     *,
@@ -202,7 +200,7 @@ def scores(
 
 
 def _f1_intervals(
-    methods: Mapping[str, Sums], pairs: Sequence[tuple[str, str]], seed: int, resamples: int
+    methods: Mapping[str, F64], pairs: Sequence[tuple[str, str]], seed: int, resamples: int
 ) -> dict[str, dict[str, Interval]]:
     """As `paired_bootstrap`, of a statistic that is no ratio of sums."""
     users = len(next(iter(methods.values())))
@@ -211,7 +209,7 @@ def _f1_intervals(
     point = {name: float(macro_f1(own.sum(axis=0))) for name, own in methods.items()}
     drawn = {name: macro_f1(np.tensordot(weights, own, axes=1)) for name, own in methods.items()}
 
-    def interval(value: float, samples: npt.NDArray[np.float64]) -> Interval:
+    def interval(value: float, samples: F64) -> Interval:
         low, high = np.percentile(samples, [2.5, 97.5])
         return Interval(value, float(low), float(high))
 
@@ -224,7 +222,7 @@ def _f1_intervals(
     }
 
 
-def macro_f1(confusion: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def macro_f1(confusion: F64) -> F64:
     """Confusion counts (..., c, c), true class first -> (...,) mean F1 of the classes that occur.
 
     A class that is neither true nor predicted anywhere does not count; 0 when none occurs.
@@ -233,7 +231,7 @@ def macro_f1(confusion: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     either = confusion.sum(axis=-1) + confusion.sum(axis=-2)  # 2 TP + FP + FN
     occurs = either > 0
     each = np.divide(2 * right, either, out=np.zeros_like(either), where=occurs)
-    mean: npt.NDArray[np.float64] = each.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
+    mean: F64 = each.sum(axis=-1) / np.maximum(occurs.sum(axis=-1), 1)
     return mean
 
 

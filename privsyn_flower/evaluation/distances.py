@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.arrays import F64
+
 
 def frechet_distance(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     """Squared Frechet distance of the normal distributions fitted to x (n, d) and y (k, d).
@@ -53,7 +55,7 @@ def frechet_by_size(
     }
 
 
-def _matrix(name: str, values: npt.ArrayLike) -> npt.NDArray[np.float64]:
+def _matrix(name: str, values: npt.ArrayLike) -> F64:
     rows = np.asarray(values, dtype=np.float64)
     if rows.ndim != 2 or len(rows) < 2 or rows.shape[1] < 1:
         raise ValueError(f"{name} has shape {rows.shape}, expected (at least 2, at least 1)")

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, F64
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
@@ -117,7 +117,7 @@ class Downstream:
         self.model.eval().requires_grad_(False)
         return float(np.mean(losses))
 
-    def sums(self, rows: Rows) -> npt.NDArray[np.float64]:
+    def sums(self, rows: Rows) -> F64:
         """Rows -> (n, 3): loss in nats, correct predictions and predicted tokens of each."""
         import torch
 
@@ -135,14 +135,14 @@ class Downstream:
             result[places] = row_sums(logits, labels)
         return result
 
-    def user_sums(self, users: Mapping[str, Rows]) -> npt.NDArray[np.float64]:
+    def user_sums(self, users: Mapping[str, Rows]) -> F64:
         """Held-out users' rows -> (users, 3): the same sums per user."""
         table = self.sums([row for rows in users.values() for row in rows])
         ends = np.cumsum([len(rows) for rows in users.values()])
         parts = np.split(table, ends[:-1]) if len(ends) else []
         return np.array([part.sum(axis=0) for part in parts]).reshape(-1, SUMS)
 
-    def parameters(self) -> dict[str, npt.NDArray[np.float32]]:
+    def parameters(self) -> dict[str, F32]:
         """The current weights by name, as copies."""
         return {
             name: value.detach().cpu().numpy().astype(np.float32, copy=True)

@@ -13,12 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F64, I64, U64, Bools
 from privsyn_flower.data.dedup import normalised_words
-
-Ints = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
 
 RUN = 8  # words in a row that count as a repetition; 13 would miss much of a 48-word sample
 SHINGLE = 5  # words of the n-grams whose sets are compared
@@ -68,11 +65,11 @@ def near_duplicates(
 class _Words:
     """Texts as word numbers: flat (w,), the text of each word (w,), and words per text (n,)."""
 
-    flat: Ints
-    owner: Ints
-    lengths: Ints
+    flat: I64
+    owner: I64
+    lengths: I64
 
-    def of(self, texts: npt.NDArray[np.bool_]) -> _Words:
+    def of(self, texts: Bools) -> _Words:
         """Only the chosen texts; the others stay as empty ones."""
         kept = texts[self.owner]
         return _Words(self.flat[kept], self.owner[kept], np.where(texts, self.lengths, 0))
@@ -89,7 +86,7 @@ def _encode(texts: Sequence[str], vocabulary: dict[str, int]) -> _Words:
     return _Words(np.asarray(flat, dtype=np.int64), owner, lengths)
 
 
-def _grams(words: _Words, codes: Hashes, size: int) -> tuple[Hashes, Ints]:
+def _grams(words: _Words, codes: U64, size: int) -> tuple[U64, I64]:
     """Hashes of all runs of `size` words within one text, and the text of each."""
     count = max(0, len(words.flat) - size + 1)
     hashes = np.zeros(count, dtype=np.uint64)
@@ -99,7 +96,7 @@ def _grams(words: _Words, codes: Hashes, size: int) -> tuple[Hashes, Ints]:
     return hashes[inside], words.owner[:count][inside]
 
 
-def _sharing(ours: _Words, theirs: _Words, codes: Hashes, size: int) -> npt.NDArray[np.bool_]:
+def _sharing(ours: _Words, theirs: _Words, codes: U64, size: int) -> Bools:
     """Which of our texts have a run of `size` words in common with some of theirs."""
     hashes, owner = _grams(ours, codes, size)
     found = np.zeros(len(ours.lengths), dtype=np.bool_)
@@ -107,16 +104,16 @@ def _sharing(ours: _Words, theirs: _Words, codes: Hashes, size: int) -> npt.NDAr
     return found
 
 
-def _within(hashes: Hashes, ordered: Hashes) -> npt.NDArray[np.bool_]:
+def _within(hashes: U64, ordered: U64) -> Bools:
     """Which hashes are among the sorted ones (several times faster here than `np.isin`)."""
     if not len(ordered):
         return np.zeros(len(hashes), dtype=np.bool_)
     place = np.minimum(np.searchsorted(ordered, hashes), len(ordered) - 1)
-    found: npt.NDArray[np.bool_] = ordered[place] == hashes
+    found: Bools = ordered[place] == hashes
     return found
 
 
-def _copies(ours: _Words, theirs: _Words) -> npt.NDArray[np.bool_]:
+def _copies(ours: _Words, theirs: _Words) -> Bools:
     """Which of our texts have the very words of one of theirs."""
 
     def whole(words: _Words) -> list[bytes]:
@@ -127,7 +124,7 @@ def _copies(ours: _Words, theirs: _Words) -> npt.NDArray[np.bool_]:
     return np.array([text in known for text in whole(ours)], dtype=np.bool_)
 
 
-def _longest_run(ours: _Words, theirs: _Words, codes: Hashes) -> int:
+def _longest_run(ours: _Words, theirs: _Words, codes: U64) -> int:
     """Most words in a row that one of our texts shares with one of theirs.
 
     A shared run holds shared runs of every smaller length, so the length is found by bisection;
@@ -147,9 +144,7 @@ def _longest_run(ours: _Words, theirs: _Words, codes: Hashes) -> int:
     return low
 
 
-def _largest_jaccard(
-    ours: _Words, theirs: _Words, codes: Hashes, size: int
-) -> npt.NDArray[np.float64]:
+def _largest_jaccard(ours: _Words, theirs: _Words, codes: U64, size: int) -> F64:
     """For each of our texts the largest Jaccard similarity of n-gram sets to one of theirs."""
     best = np.zeros(len(ours.lengths))
     hashes, owner = _distinct(*_grams(ours, codes, size))
@@ -175,7 +170,7 @@ def _largest_jaccard(
     return best
 
 
-def _distinct(hashes: Hashes, owner: Ints) -> tuple[Hashes, Ints]:
+def _distinct(hashes: U64, owner: I64) -> tuple[U64, I64]:
     """Each n-gram of a text once, sorted by hash and then by text."""
     order = np.lexsort((owner, hashes))
     hashes, owner = hashes[order], owner[order]

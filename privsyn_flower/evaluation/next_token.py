@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
+from privsyn_flower.arrays import F64
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +47,7 @@ def next_token_metrics(
     return result
 
 
-def row_sums(logits: torch.Tensor, labels: torch.Tensor) -> npt.NDArray[np.float64]:
+def row_sums(logits: torch.Tensor, labels: torch.Tensor) -> F64:
     """Logits (b, l, v), labels (b, l) -> (b, 3) sums per row: loss in nats, correct, tokens.
 
     Sums, not means, so that users can be pooled and resampled. Shifted by one; -100 is ignored.
@@ -62,5 +61,5 @@ def row_sums(logits: torch.Tensor, labels: torch.Tensor) -> npt.NDArray[np.float
     counted = targets != IGNORED
     correct = (scores.argmax(dim=-1) == targets) & counted
     columns = (losses.double().sum(1), correct.double().sum(1), counted.double().sum(1))
-    table: npt.NDArray[np.float64] = torch.stack(columns, dim=1).cpu().numpy()
+    table: F64 = torch.stack(columns, dim=1).cpu().numpy()
     return table

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import F64
+
 _FSUM_UP_TO = 1 << 16  # above it a correctly rounded sum is too slow for model updates
 
 
-def clip_l2(vector: ArrayLike, bound: float) -> NDArray[np.float64]:
+def clip_l2(vector: ArrayLike, bound: float) -> F64:
     """Scale a vector down to L2 norm `bound`; a shorter one is returned as it is.
 
     vector: (d,), real, d >= 0; returns (d,) float64, always a copy. A vector with NaN or
@@ -41,7 +43,7 @@ def clip_l2(vector: ArrayLike, bound: float) -> NDArray[np.float64]:
     return np.zeros_like(values)  # only for bounds among the denormal numbers
 
 
-def _norm_at_most(values: NDArray[np.float64], bound: float) -> bool:
+def _norm_at_most(values: F64, bound: float) -> bool:
     peak = float(np.abs(values).max())
     if peak == 0 or peak > bound:
         return peak == 0
@@ -51,7 +53,7 @@ def _norm_at_most(values: NDArray[np.float64], bound: float) -> bool:
     return _norm(np.ldexp(values, -exponent)) <= limit
 
 
-def _norm(values: NDArray[np.float64]) -> float:
+def _norm(values: F64) -> float:
     """An L2 norm not below what numpy's dot product would say; entries are at most 1."""
     squares: NDArray[Any] = values * values
     if squares.size <= _FSUM_UP_TO:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.ledger.journal import LedgerError
 
 if TYPE_CHECKING:  # a device imports this package, and keeps no ledger
@@ -42,7 +42,7 @@ class NoisySum:
     assumed to know and subtract its own noise. min_weight: W_min, in users.
     """
 
-    vector: NDArray[np.float64] = field(repr=False)
+    vector: F64 = field(repr=False)
     bound: float
     noise_std: float
     weight: float
@@ -55,8 +55,8 @@ def release(
     *,
     ledger: Ledger,
     charge_id: str,
-    store: Callable[[NDArray[np.float64]], None],
-) -> NDArray[np.float64]:
+    store: Callable[[F64], None],
+) -> F64:
     """Release a noisy sum against its reserved charge; returns the array, public from here.
 
     store: writes the array to disk and fsyncs before it returns. The array is neither clipped

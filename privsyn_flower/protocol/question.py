@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from privsyn_flower.arrays import F32, F64, I8, U8, U16, U64
 from privsyn_flower.privacy.encoding.dense import DensePlan, check_dense, decode_dense
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, check_plan, decode
 from privsyn_flower.privacy.encoding.rotation import padded_length
@@ -69,8 +70,8 @@ class Query:
     """
 
     kind: str
-    rows: np.ndarray[Any, np.dtype[np.int8]]
-    scales: np.ndarray[Any, np.dtype[np.float32]]
+    rows: I8
+    scales: F32
     length: int
     bound: float
     model: str
@@ -154,7 +155,7 @@ class Query:
     @classmethod
     def update(
         cls,
-        parameters: np.ndarray[Any, np.dtype[np.uint8]],
+        parameters: U8,
         *,
         length: int,
         bound: float,
@@ -195,7 +196,7 @@ class Query:
             raise ValueError(f"option rotation has {len(seed)} bytes, expected {ROTATION_BYTES}")
         return seed
 
-    def question(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def question(self) -> F32:
         """The decoded question (m, d) float32, public; what was projected is lifted again."""
         rows = self.rows.astype(np.float32) * self.scales[:, None]
         if "projection" in self.extra:
@@ -204,9 +205,7 @@ class Query:
         return rows
 
 
-def projected(
-    candidates: np.ndarray[Any, np.dtype[np.float32]], dimension: int
-) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float16]]]:
+def projected(candidates: F32, dimension: int) -> tuple[F32, np.ndarray[Any, np.dtype[np.float16]]]:
     """Unit candidates in r = `dimension` of d dimensions (m, r), and the projection (d, r). Public.
 
     Onto their own principal directions, not centred: the r dimensions that keep most of their
@@ -221,11 +220,11 @@ def projected(
     units = (candidates / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     _, directions = np.linalg.eigh((units.T @ units).astype(np.float64))
     projection = directions[:, ::-1][:, :dimension].astype(np.float16)
-    rows: np.ndarray[Any, np.dtype[np.float32]] = units @ projection.astype(np.float32)
+    rows: F32 = units @ projection.astype(np.float32)
     return rows, projection
 
 
-def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.uint16]]:
+def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> U16:
     largest = np.iinfo(np.uint16).max
     whole = groups.ndim == 1 and groups.dtype.kind in "iu" and len(groups)
     if not whole or groups.min() < 1 or groups.max() > largest or groups.sum() != size:
@@ -235,9 +234,7 @@ def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.
     return groups.astype(np.uint16)
 
 
-def _class_numbers(
-    classes: Sequence[str], labels: Sequence[str], prompts: int
-) -> np.ndarray[Any, np.dtype[np.uint16]]:
+def _class_numbers(classes: Sequence[str], labels: Sequence[str], prompts: int) -> U16:
     place = {label: number for number, label in enumerate(labels)}
     if len(place) != len(labels) or not 1 <= len(place) <= MOST_CLASSES or "" in place:
         raise ValueError(f"labels must be 1 to {MOST_CLASSES} distinct class names")
@@ -251,8 +248,8 @@ def _class_numbers(
 
 
 def int8_rows(
-    matrix: np.ndarray[Any, np.dtype[np.float32]],
-) -> tuple[np.ndarray[Any, np.dtype[np.int8]], np.ndarray[Any, np.dtype[np.float32]]]:
+    matrix: F32,
+) -> tuple[I8, F32]:
     """Finite rows (m, d) -> int8 rows and their scales (m,): row i is about rows[i] * scales[i]."""
     peak = np.abs(matrix).max(axis=1, initial=0.0)
     # Rows too small for a float32 scale are zero to every use of them.
@@ -296,9 +293,7 @@ def encoded_bound(query: Query, noise: Noise) -> float:
     return noise.sensitivity / noise.scale if noise.scale else query.bound
 
 
-def decode_sum(
-    residues: np.ndarray[Any, np.dtype[np.uint64]], query: Query, noise: Noise
-) -> np.ndarray[Any, np.dtype[np.float64]]:
+def decode_sum(residues: U64, query: Query, noise: Noise) -> F64:
     """A sum modulo 2^bits in units of the vectors: (encoded_length,) -> (length,) float64.
 
     PRIVATE as long as the residues are: with noise of the aggregator's, none is on it yet.

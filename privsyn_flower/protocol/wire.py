@@ -20,6 +20,7 @@ from typing import Any, cast, get_args
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from privsyn_flower.arrays import U64
 from privsyn_flower.messaging import Absence, outgoing, record_bytes
 from privsyn_flower.privacy.encoding.quantize import pack, unpack
 from privsyn_flower.protocol.question import (
@@ -38,8 +39,6 @@ from privsyn_flower.secagg.session import Session
 PROTOCOL = 5
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
-
-Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class Refusal(StrEnum):
@@ -108,7 +107,7 @@ class Answer:
     """One node's answer: noisy residues (length,) mod 2^bits (PRIVATE: plain aggregation)."""
 
     ticket: Ticket
-    residues: Residues
+    residues: U64
     bytes_up: int
 
 
@@ -331,7 +330,7 @@ def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket
     return replace(query, rows=rows, scales=scales, extra=named), ticket, noise
 
 
-def answer(message: Message, ticket: Ticket, residues: Residues, bits: int) -> Message:
+def answer(message: Message, ticket: Ticket, residues: U64, bits: int) -> Message:
     """A node's reply: its noisy vector mod 2^bits, bits / 8 bytes a coordinate."""
     vector = pack(residues, bits).tobytes()
     head = ConfigRecord({**_ticket_fields(ticket), "code": "ok", "vector": vector})

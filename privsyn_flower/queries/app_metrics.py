@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.queries.metrics import (
-    Floats,
     GridEncoder,
     Ratio,
     encoded_sum,
@@ -51,7 +51,7 @@ def check_bounds(bounds: Bounds) -> None:
 
 def user_app_metrics(
     examples: ArrayLike, values: ArrayLike, *, bounds: Bounds, max_examples: int
-) -> Floats:
+) -> F64:
     """Each user's bounded vector: (u, 1 + k) float64, PRIVATE.
 
     examples: (u,) what each user's metrics are about. values: (u, k) the metrics, cut to `bounds`.

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from privsyn_flower.arrays import F64, I64, Ints
 
 
 class GridEncoder(Protocol):
@@ -28,9 +28,7 @@ class GridEncoder(Protocol):
     def scale(self) -> float:
         """Integers per unit of the vector."""
 
-    def encode_users(
-        self, values: NDArray[np.float64], users: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
+    def encode_users(self, values: F64, users: Ints) -> I64:
         """Integers of the entries of many users' clipped vectors: (n,), (n,) -> (n,)."""
 
 
@@ -63,7 +61,7 @@ def user_metrics(
     max_loss: float,
     bound: float,
     gap: float = 0.0,
-) -> Floats:
+) -> F64:
     """Each user's bounded vector: (u, 1 + 2 R) float64, PRIVATE.
 
     tokens: (u,) predicted tokens. correct, loss: (u, R) sums over them, right predictions and
@@ -101,7 +99,7 @@ def user_metrics(
         vectors[:, column::2] = share
     norms = np.linalg.norm(vectors, axis=1)
     factor = np.minimum(1.0, bound / np.maximum(norms, 1e-300))
-    clipped: Floats = vectors * factor[:, None]
+    clipped: F64 = vectors * factor[:, None]
     return clipped
 
 
@@ -131,7 +129,7 @@ def shard_metrics(
 
 
 def encoded_sum(
-    vectors: Floats, plan: GridEncoder | None, counted: ArrayLike | None = None
+    vectors: F64, plan: GridEncoder | None, counted: ArrayLike | None = None
 ) -> NDArray[Any]:
     """Sum of users' bounded vectors (u, d), each encoded by itself: (d,) int64, PRIVATE.
 
@@ -187,7 +185,7 @@ class Reading:
         """Loss of `other` less that of `model`, in nats."""
         return self._ratio(self._weights(other, 1) - self._weights(model, 1), self.max_loss)
 
-    def _weights(self, model: int, part: int) -> Floats:
+    def _weights(self, model: int, part: int) -> F64:
         """Coefficients of the coordinates in a model's sum; part 0: correct, 1: loss."""
         weights = np.zeros(len(self.released))
         weights[1 + 2 * model + part] = 1.0
@@ -196,7 +194,7 @@ class Reading:
             weights[1 + part] = 1.0
         return weights
 
-    def _ratio(self, weights: Floats, unit: float = 1.0) -> Ratio:
+    def _ratio(self, weights: F64, unit: float = 1.0) -> Ratio:
         """A weighted sum over the tokens: coordinates have independent noise of one size."""
         std = self.noise_std
         top, top_std = float(weights @ self.released), float(np.linalg.norm(weights)) * std

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+
+from privsyn_flower.arrays import F32, F64, Bools, Ints
 
 Metric = Literal["l2", "cosine", "ip"]
-Rows = NDArray[np.float32]
 
 BLOCK_BYTES = 1 << 23  # one block of scores; larger ones fall out of the processor's cache
 _SAFE = 1e15  # norms above it are decided in float64 altogether: float32 products overflow
@@ -31,10 +31,10 @@ class Question:
     slope: (m, d) float64, offset: (m,) float64; slope32 and offset32 are their roundings.
     """
 
-    slope: NDArray[np.float64]
-    offset: NDArray[np.float64]
-    slope32: Rows
-    offset32: Rows
+    slope: F64
+    offset: F64
+    slope32: F32
+    offset32: F32
     neighbors: int
 
     @property
@@ -43,7 +43,7 @@ class Question:
         return len(self.offset)
 
 
-def prepare(candidates: Rows, neighbors: int, metric: str) -> Question:
+def prepare(candidates: F32, neighbors: int, metric: str) -> Question:
     """Candidates (m, d) -> their scores as linear functions of a private row.
 
     l2: |c|^2 - 2 c.x orders as the distance does. ip: -c.x. cosine: -(c / |c|).x, since the
@@ -73,9 +73,7 @@ def prepare(candidates: Rows, neighbors: int, metric: str) -> Question:
         )
 
 
-def nearest_candidates(
-    rows: Rows, kept: NDArray[np.intp] | None, question: Question
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def nearest_candidates(rows: F32, kept: Ints | None, question: Question) -> tuple[Ints, Ints]:
     """The `neighbors` least scores of each row: indices (v, k), and which rows they are (v,).
 
     rows: (n, d); kept: indices of the rows asked for, None for all. Positions in the second
@@ -104,7 +102,7 @@ def nearest_candidates(
     return np.concatenate(chosen), np.concatenate(voted)
 
 
-def _nearest_in_block(block: Rows, norms: Rows, question: Question) -> NDArray[np.intp]:
+def _nearest_in_block(block: F32, norms: F32, question: Question) -> Ints:
     if question.neighbors == question.size:  # every candidate wins
         return np.tile(np.arange(question.size), (len(block), 1))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -118,7 +116,7 @@ def _nearest_in_block(block: Rows, norms: Rows, question: Question) -> NDArray[n
     return chosen
 
 
-def _rounding_error(norms: Rows, question: Question) -> NDArray[np.float64]:
+def _rounding_error(norms: F32, question: Question) -> F64:
     """Bound on |float32 score - exact score| for each row; inf where float32 may overflow.
 
     Higham 2002, section 3.1: |fl(x.y) - x.y| <= n u / (1 - n u) |x||y|, plus the roundings of
@@ -131,14 +129,12 @@ def _rounding_error(norms: Rows, question: Question) -> NDArray[np.float64]:
     # Squares of entries below 2^-63 vanish from the float32 norm.
     sizes = norms.astype(np.float64) + math.sqrt(dimension) * 2.0**-62
     underflow = dimension * 2.0**-120 * (1 + sizes) * (1 + steepest)
-    error: NDArray[np.float64] = unit * (steepest * sizes + largest) + underflow
+    error: F64 = unit * (steepest * sizes + largest) + underflow
     error[~(sizes <= _SAFE) | (max(steepest, math.sqrt(largest)) > _SAFE)] = math.inf
     return error
 
 
-def _least(
-    scores: Rows, error: NDArray[np.float64], neighbors: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.float32]]:
+def _least(scores: F32, error: F64, neighbors: int) -> tuple[Ints, Ints, F32]:
     """k least columns of each row (b, k); rows not sure of them; the score that surely loses.
 
     Overwrites the winners' scores while it looks for the next, and puts them back.
@@ -158,7 +154,7 @@ def _least(
     return chosen, unsure, ceiling
 
 
-def _decide(rows: Rows, near: NDArray[np.bool_], question: Question) -> NDArray[np.intp]:
+def _decide(rows: F32, near: Bools, question: Question) -> Ints:
     """The k least exact scores among the near candidates of each row; lowest index on ties."""
     chosen = np.empty((len(rows), question.neighbors), dtype=np.intp)
     counts = near.sum(axis=1)

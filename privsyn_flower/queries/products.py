@@ -17,11 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Rows = NDArray[np.float32]
+from privsyn_flower.arrays import F32, F64, Ints
 
 LARGEST = 2.0**24  # of a product
 _NORM = 2.0**12
@@ -32,11 +29,11 @@ _DUST = 1e-6  # a shorter row, where rows have norm about 1, is nothing but roun
 class Candidates:
     """Public rows (m, d) as whole numbers / scale; scale 0: there is nothing in them."""
 
-    rows: Rows
+    rows: F32
     scale: float
 
 
-def whole_candidates(units: Rows) -> Candidates:
+def whole_candidates(units: F32) -> Candidates:
     """Finite rows (m, d) of norm about 1 -> whole numbers at one common scale. Overwrites them."""
     longest = float(norms(units).max(initial=0.0))
     scale = longest_norm(units.shape[1]) / longest if longest > _DUST else 0.0
@@ -44,7 +41,7 @@ def whole_candidates(units: Rows) -> Candidates:
     return Candidates(np.rint(units, out=units), scale)
 
 
-def whole_sums(sums: Floats) -> tuple[Rows, Floats]:
+def whole_sums(sums: F64) -> tuple[F32, F64]:
     """Users' rows (..., d), PRIVATE -> whole numbers, each row at a scale of its own, and scales.
 
     sums * scale are about the whole numbers. A row of norm below 1e-6 becomes zeros, of scale 0.
@@ -60,13 +57,13 @@ def longest_norm(dimension: int) -> float:
     return _NORM - math.sqrt(dimension) / 2 - 1
 
 
-def norms(rows: Rows) -> Floats:
+def norms(rows: F32) -> F64:
     """L2 norms (n,) of public rows (n, d), with sums in float64."""
-    lengths: Floats = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    lengths: F64 = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
     return lengths
 
 
-def units(rows: Rows) -> tuple[Floats, NDArray[np.intp]]:
+def units(rows: F32) -> tuple[F64, Ints]:
     """Rows (n, d), PRIVATE, at norm 1, and which they are; those without a direction are left out.
 
     Each row by itself. Left out: NaN, infinity, and zeros.
@@ -79,8 +76,8 @@ def units(rows: Rows) -> tuple[Floats, NDArray[np.intp]]:
 
 
 def user_sums(
-    rows: Rows, owners: Ints, labels: Ints, cap: int, step: int, classes: int
-) -> Iterator[tuple[Floats, Floats]]:
+    rows: F32, owners: Ints, labels: Ints, cap: int, step: int, classes: int
+) -> Iterator[tuple[F64, F64]]:
     """For `step` users at a time: sums (u, B, d) of their unit rows by class, and counts (u, B).
 
     labels: (n,) the class of each row; those below 0 count nowhere. A user's sums are made of its

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from privsyn_flower.arrays import Bools
+
 _COUNTED = 4e-6  # relative error of a squared norm in float32, at most
 EXACT = 2.0**12  # up to this sensitivity squares sum to 2^24 at most, exact in float32
 
@@ -45,7 +47,7 @@ def round_within(scaled: NDArray[Any], sensitivity: float, out: NDArray[Any]) ->
         out[long] = shorter(scaled[long])
 
 
-def _short(integers: NDArray[Any], sensitivity: float) -> NDArray[np.bool_]:
+def _short(integers: NDArray[Any], sensitivity: float) -> Bools:
     """Whether whole numbers (u, m) have L2 norm at most `sensitivity`, for each row. Exact.
 
     In float32 a sum of squares below 2^24 was never rounded; one that was is 2^24 or more, and
@@ -56,5 +58,5 @@ def _short(integers: NDArray[Any], sensitivity: float) -> NDArray[np.bool_]:
         limit = min(limit, 2**24 - 1)
     else:
         integers = integers.astype(np.int64)
-    short: NDArray[np.bool_] = np.einsum("ij,ij->i", integers, integers) <= limit
+    short: Bools = np.einsum("ij,ij->i", integers, integers) <= limit
     return short

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import F32, F64, I64, Bools, Ints
 from privsyn_flower.queries.products import (
     LARGEST,
     Candidates,
@@ -28,9 +29,6 @@ from privsyn_flower.queries.products import (
 from privsyn_flower.queries.rounding import EXACT, round_within, rounding_room
 
 Score = Literal["standardised", "centred", "mean-cosine"]  # strings off the wire are checked
-Floats = NDArray[np.float64]
-Ints = NDArray[np.intp]
-Rows = NDArray[np.float32]
 
 LARGEST_ENTRY = 1e15  # of a candidate; beyond, float32 has no room for the arithmetic
 BLOCK_BYTES = 1 << 24  # of a block of scores; there are two
@@ -53,7 +51,7 @@ class ScoreEncoding(Protocol):
 
 def similarity_scores(
     private: ArrayLike, candidates: ArrayLike, *, standardize: bool = True
-) -> Floats:
+) -> F64:
     """One user's scores, not clipped: (n, d), (m, d) -> (m,) sums of cosines. PRIVATE, no bound.
 
     standardize: less their mean, over their standard deviation; scores that are all the same
@@ -62,13 +60,13 @@ def similarity_scores(
     """
     rows, question = _matrices(private, candidates)
     own, _ = units(rows)
-    scores: Floats = _directions(question).astype(np.float64) @ own.sum(axis=0)
+    scores: F64 = _directions(question).astype(np.float64) @ own.sum(axis=0)
     if not standardize:
         return scores
     spread = scores.std()
     if not spread > 1e-7 * len(own):  # what float32 candidates leave of equal ones
         return np.zeros(len(scores))
-    standardised: Floats = (scores - scores.mean()) / spread
+    standardised: F64 = (scores - scores.mean()) / spread
     return standardised
 
 
@@ -162,7 +160,7 @@ class _Scoring:
         self.step = max(1, BLOCK_BYTES // (4 * size + 8 * dimension * len(blocks)))
         self._arrays = np.empty((2, self.step, size), dtype=np.float32)
 
-    def sum(self, sums: Floats, counts: Floats, summed: NDArray[np.bool_]) -> NDArray[Any]:
+    def sum(self, sums: F64, counts: F64, summed: Bools) -> NDArray[Any]:
         """Sum of the vectors of u users: their sums (u, B, d) of unit rows by class, and the
         numbers of rows (u, B) -> (m,), candidates in the order of the blocks.
 
@@ -181,14 +179,14 @@ class _Scoring:
             return self._floats(scores, factors * summed[:, None])
         integers = self._integers(scores, scratch, factors, lengths, self.plan)
         integers *= summed[:, None]
-        total: NDArray[np.int64] = integers.sum(axis=0, dtype=np.float64).astype(np.int64)
+        total: I64 = integers.sum(axis=0, dtype=np.float64).astype(np.int64)
         return total
 
     def _columns(self) -> Iterator[tuple[int, slice]]:
         for b, (end, size) in enumerate(zip(self.ends, self.sizes, strict=True)):
             yield b, slice(end - size, end)
 
-    def _factors(self, lengths: Floats, scales: Floats, counts: Floats) -> Floats:
+    def _factors(self, lengths: F64, scales: F64, counts: F64) -> F64:
         """What makes clipped scores of products, for each user and class: (u, B).
 
         lengths: norms of the products (u, B). scales: of the whole sums (u, B).
@@ -204,17 +202,17 @@ class _Scoring:
         factors = np.where(known, factors, 0.0)
         found = np.sqrt(np.square(factors * lengths).sum(axis=1))
         limit = np.minimum(found, self.bound) if self.score != "centred" else self.bound
-        clipped: Floats = factors * (limit / np.where(found > 0, found, 1.0))[:, None]
+        clipped: F64 = factors * (limit / np.where(found > 0, found, 1.0))[:, None]
         return clipped
 
-    def _floats(self, scores: Rows, factors: Floats) -> Floats:
+    def _floats(self, scores: F32, factors: F64) -> F64:
         parts = [
             factors[:, b] @ scores[:, columns].astype(np.float64) for b, columns in self._columns()
         ]
         return np.concatenate(parts)
 
     def _integers(
-        self, scores: Rows, scratch: Rows, factors: Floats, lengths: Floats, plan: ScoreEncoding
+        self, scores: F32, scratch: F32, factors: F64, lengths: F64, plan: ScoreEncoding
     ) -> NDArray[Any]:
         """Each user's vector as whole numbers (u, m)."""
         factors = factors * plan.scale
@@ -232,7 +230,7 @@ class _Scoring:
 
 
 def _blocks(
-    question: Rows, score: str, groups: NDArray[Any] | None, names: Ints | None
+    question: F32, score: str, groups: NDArray[Any] | None, names: Ints | None
 ) -> list[_Block]:
     """Candidates (m, d) by class, one block without classes; centred as the score asks."""
     if score == "centred" and groups is None:
@@ -262,10 +260,10 @@ def _labels(labels: Ints, blocks: list[_Block]) -> Ints:
     return np.where(names[place] == labels, place, -1)
 
 
-def _directions(question: Rows) -> Rows:
+def _directions(question: F32) -> F32:
     """Candidates at norm 1; a zero one stays zero, of similarity 0 to everything."""
     lengths = norms(question)
-    divisors: Rows = np.where(lengths > 0, lengths, 1.0).astype(np.float32)
+    divisors: F32 = np.where(lengths > 0, lengths, 1.0).astype(np.float32)
     return np.divide(question, divisors[:, None], dtype=np.float32)
 
 
@@ -281,7 +279,7 @@ def _starts(groups: NDArray[Any] | None, size: int) -> Ints:
     return starts
 
 
-def _matrices(private: ArrayLike, candidates: ArrayLike) -> tuple[Rows, Rows]:
+def _matrices(private: ArrayLike, candidates: ArrayLike) -> tuple[F32, F32]:
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and infinite rows do not count
         rows = np.asarray(private, dtype=np.float32)
         question = np.asarray(candidates, dtype=np.float32)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Floats = NDArray[np.float64]
+from privsyn_flower.arrays import F64, I64
 
 _SAFE = 1e100  # entries up to it have squares that do not overflow
 _PART = 1 << 13  # short enough that no BLAS starts threads for it, which cost more than they give
@@ -33,7 +33,7 @@ def update_bound(clip_norm: float, indicator: float) -> float:
     return clip_norm * math.sqrt(1 + indicator * indicator)
 
 
-def user_update(delta: ArrayLike | None, *, clip_norm: float, indicator: float) -> Floats | None:
+def user_update(delta: ArrayLike | None, *, clip_norm: float, indicator: float) -> F64 | None:
     """One user's bounded vector: (d,) PRIVATE -> (d,), or (d + 1,) where indicator > 0.
 
     delta: all layers behind each other; clipped to L2 norm `clip_norm` in float64. The last
@@ -67,7 +67,7 @@ def shard_updates(
     length: int,
     clip_norm: float,
     indicator: float,
-    encode: Callable[[Floats], NDArray[np.int64]] | None = None,
+    encode: Callable[[F64], I64] | None = None,
     counted: Iterable[bool] | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of their vectors (see `user_update`), PRIVATE.
@@ -94,7 +94,7 @@ def shard_updates(
     return total
 
 
-def _norm(values: Floats) -> float:
+def _norm(values: F64) -> float:
     """L2 norm; infinity where an entry is not finite. Squares of large entries do not overflow."""
     parts = (values[first : first + _PART] for first in range(0, len(values), _PART))
     with np.errstate(over="ignore", invalid="ignore"):
@@ -109,7 +109,7 @@ def _norm(values: Floats) -> float:
     return float(np.linalg.norm(values / peak)) * peak
 
 
-def _shorten(values: Floats, norm: float, bound: float) -> None:
+def _shorten(values: F64, norm: float, bound: float) -> None:
     """Scale to `bound`, in place; a 1e-12th less, so that rounding leaves it no longer."""
     if norm > _SAFE:
         values /= np.abs(values).max()

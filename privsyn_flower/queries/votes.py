@@ -13,24 +13,22 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import F32, F64, I64, Bools, Ints
 from privsyn_flower.queries.nearest import nearest_candidates, prepare
 
 Clip = Literal["normalised", "worst-case", "sqrt-count"]  # strings off the wire are checked
-Votes = NDArray[np.float64]
 
 
 class UserEncoder(Protocol):
     """What votes need of an integer plan (`privacy.IntegerPlan`): each user encoded by itself."""
 
-    def encode_users(
-        self, values: NDArray[np.float64], users: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
+    def encode_users(self, values: F64, users: Ints) -> I64:
         """Integers of the entries of many users' clipped vectors: (n,), (n,) -> (n,)."""
 
 
 def vote_histogram(
     private: ArrayLike, candidates: ArrayLike, *, neighbors: int = 1, metric: str = "l2"
-) -> Votes:
+) -> F64:
     """Unclipped votes of private samples: (n, d), (m, d) -> (m,) counts. PRIVATE, no bound.
 
     Every sample gives one vote to each of its `neighbors` nearest candidates under `metric`
@@ -108,7 +106,7 @@ def vote_sensitivity(clip: str, bound: float) -> float:
     return float(bound)
 
 
-def _rows(name: str, values: ArrayLike) -> NDArray[np.float32]:
+def _rows(name: str, values: ArrayLike) -> F32:
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and infinite rows are dropped
         rows = np.asarray(values, dtype=np.float32)
     if rows.ndim != 2:
@@ -116,9 +114,7 @@ def _rows(name: str, values: ArrayLike) -> NDArray[np.float32]:
     return rows
 
 
-def _first_rows(
-    owners: NDArray[np.integer], cap: int
-) -> tuple[NDArray[np.intp] | None, NDArray[np.intp]]:
+def _first_rows(owners: NDArray[np.integer], cap: int) -> tuple[Ints | None, Ints]:
     """Rows within the cap (None: all) and the user of each kept row, counted from 0."""
     _, user_of_row = np.unique(owners, return_inverse=True)
     order = np.argsort(user_of_row, kind="stable")
@@ -132,13 +128,13 @@ def _first_rows(
 
 
 def _clipped_sum(
-    voters: NDArray[np.intp],
-    chosen: NDArray[np.intp],
+    voters: Ints,
+    chosen: Ints,
     size: int,
     clip: str,
     bound: float,
     plan: UserEncoder | None,
-    summed: NDArray[np.bool_],
+    summed: Bools,
 ) -> NDArray[Any]:
     """Sparse counts per (user, candidate), each user scaled by its own norm, then summed.
 

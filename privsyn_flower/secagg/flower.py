@@ -15,10 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import U64
 from privsyn_flower.messaging import Absence, Arrived, outgoing, record_bytes, send_and_wait, tally
 from privsyn_flower.secagg import node
 from privsyn_flower.secagg.cohort import Cohort, Member
-from privsyn_flower.secagg.server import Residues, SecureSum
+from privsyn_flower.secagg.server import SecureSum
 from privsyn_flower.secagg.session import Code, SecaggError, Session
 
 logger = logging.getLogger("privsyn_flower")
@@ -140,7 +141,7 @@ class Summed:
     """residues: the exact sum mod 2^bits (length,), PRIVATE until released, of the survivors'
     vectors. survivors: their node ids. Bytes are of the largest message sum per node."""
 
-    residues: Residues
+    residues: U64
     survivors: list[int]
     bytes_down_per_node: int
     bytes_up_per_node: int

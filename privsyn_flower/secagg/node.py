@@ -20,6 +20,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from privsyn_flower.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import pack
 from privsyn_flower.secagg import keys, shamir
 from privsyn_flower.secagg.cohort import Cohort, Member, unpack_list
@@ -244,7 +245,7 @@ def pair_mask(
     return keys.mask_stream(key, cohort.session.length, cohort.session.bits)
 
 
-def residues(words: keys.Residues, bits: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def residues(words: keys.Residues, bits: int) -> U64:
     """Words -> residues in [0, 2^bits)."""
     return words.astype(np.uint64) & np.uint64((1 << bits) - 1)
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+from privsyn_flower.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import unpack
 from privsyn_flower.secagg import keys, node, shamir
 from privsyn_flower.secagg.cohort import Cohort, Member, pack_list
 from privsyn_flower.secagg.session import Code, SecaggError, Session
-
-Residues = np.ndarray[Any, np.dtype[np.uint64]]
 
 
 class SecureSum:
@@ -114,7 +112,7 @@ class SecureSum:
                 break
         return pack_list(enough), b"".join(found[at] for at in sorted(found) if enough[at])
 
-    def total(self, given: Mapping[int, bytes]) -> Residues:
+    def total(self, given: Mapping[int, bytes]) -> U64:
         """After stage 5: node id -> its shares. The exact sum mod 2^bits (length,) of the
         survivors' vectors. Raises SecaggError(SURVIVORS) when too few answered, SEALED when
         shares do not give the secrets that were dealt."""

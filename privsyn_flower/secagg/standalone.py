@@ -23,6 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import I64
 from privsyn_flower.privacy.encoding.quantize import from_modulus, noise_tail
 from privsyn_flower.privacy.noise.discrete_gaussian import system_discrete_gaussian
 from privsyn_flower.privacy.noise.integer_noise import node_variance, release_distance
@@ -153,7 +154,7 @@ def _secure_vector(handler: Handler, own: _Settings) -> Answer:
             own.accept(cohort, [True] * len(cohort.members))
             replays.pin(home, cohort)
 
-        def vector(session: Session, _: int) -> NDArray[np.int64]:
+        def vector(session: Session, _: int) -> I64:
             limit, scale = _read_encoding(message, session)
             room = _room(limit, scale, session.length, own)
             replays.mark(home, "mask", session)
@@ -202,9 +203,7 @@ def _room(limit: int, scale: float, length: int, own: _Settings) -> int:
     return room
 
 
-def _integers(
-    vector: ArrayLike, length: int, limit: int, scale: float, own: _Settings
-) -> NDArray[np.int64]:
+def _integers(vector: ArrayLike, length: int, limit: int, scale: float, own: _Settings) -> I64:
     """The handler's vector as integers of magnitude <= limit. Raises ValueError."""
     values = np.asarray(vector)
     if values.shape != (length,) or values.dtype.kind not in "iuf":

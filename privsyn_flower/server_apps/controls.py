@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.correlated import Factorization, NoiseKey, NoiseKeyMissing
 from privsyn_flower.progress import Progress
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy, Vector
+from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -25,7 +26,7 @@ CONTROL = "control"  # what the key of a control's correlated noise is called
 def replay(
     strategy: Strategy,
     rounds: Iterable[int],
-    answers: Callable[[int], tuple[Vector, float]],
+    answers: Callable[[int], tuple[F64, float]],
     folder: RunFolder,
     progress: Progress,
     who: str,
@@ -72,12 +73,12 @@ def noise_updates(
     key.erase()
 
 
-def _independent(config: RunConfig, length: int) -> Callable[[int], Vector]:
+def _independent(config: RunConfig, length: int) -> Callable[[int], F64]:
     """Round -> noise of unit variance, (length,)."""
     return lambda rnd: seeded(config.seed, rnd, "control").standard_normal(length)
 
 
-def _like(correlation: Factorization, key: NoiseKey, length: int) -> Callable[[int], Vector]:
+def _like(correlation: Factorization, key: NoiseKey, length: int) -> Callable[[int], F64]:
     """The same, correlated over the rounds."""
     stream, stds = correlation.stream(key, length), correlation.release_std()
     return lambda rnd: stream.noise(rnd) / stds[rnd - 1]

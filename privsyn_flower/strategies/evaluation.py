@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
@@ -39,8 +39,6 @@ from privsyn_flower.text.models.parameters import (
     pack_parameters,
     read_model,
 )
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,7 @@ def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps
 
 
 def read_estimates(
-    released: Floats, names: list[str], noise_std: float, caps: Caps, confidence: float = 0.95
+    released: F64, names: list[str], noise_std: float, caps: Caps, confidence: float = 0.95
 ) -> dict[str, Estimate]:
     """The released sum (1 + 2 models,) -> each model's figures; post-processing.
 

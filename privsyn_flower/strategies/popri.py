@@ -12,12 +12,13 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.config import PopriConfig
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_json, write_jsonl
-from privsyn_flower.strategies.engine.rounds import NothingLearned, Vector
+from privsyn_flower.strategies.engine.rounds import NothingLearned
 from privsyn_flower.strategies.synthesis.checkpoints import Checkpoints, Distance
 from privsyn_flower.strategies.synthesis.preferences import pairs_of, rank_responses, score_facts
 from privsyn_flower.strategies.synthesis.responses import Responses, Writer
@@ -148,7 +149,7 @@ class POPri(SynthesisStrategy):
             dimension=config.dimension,
         )
 
-    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """Lines 21 to 27: rank, pair the best with the l-th, and fine-tune on the pairs.
 
         released (m,): noisy and public. After a kill the training goes on where it was, and a
@@ -166,7 +167,7 @@ class POPri(SynthesisStrategy):
         self.seeds = learned.seeds
         return learned.metrics
 
-    def _learn(self, rnd: int, released: Vector, noise_std: float) -> Learned:
+    def _learn(self, rnd: int, released: F64, noise_std: float) -> Learned:
         responses, before = self._responses(rnd), self._before(rnd)
         scores = responses.matrix(released)
         ranking = rank_responses(responses.texts, scores, rejected_rank=self.config.rejected_rank)

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.config import PreTextConfig
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
-from privsyn_flower.strategies.engine.rounds import NothingSurvived, Vector
+from privsyn_flower.strategies.engine.rounds import NothingSurvived
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller
 
@@ -86,7 +87,7 @@ class PrEText(SynthesisStrategy):
             model=self.embedder.fingerprint,
         )
 
-    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """votes (m,): noisy and public. Algorithm 1, lines 6-9; Algorithm 2, line 17."""
         threshold = self.threshold(noise_std)
         weights = np.maximum(released - threshold, 0.0)

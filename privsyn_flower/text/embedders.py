@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, F64, U64
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.fingerprints import file_digest, folder_fingerprint, text_fingerprint
 from privsyn_flower.text.models.devices import resolve_device
@@ -79,7 +80,7 @@ class SentenceEmbedder:
         self.batch_size = batch_size or (1 if where == "cpu" else 64)
         self.progress = progress
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> F32:
         """n texts -> (n, d) unit rows; batches of similar length, results in the given order."""
         _check_texts(texts)
         rows = np.empty((len(texts), self.dimension), dtype=np.float32)
@@ -118,14 +119,14 @@ class NgramEmbedder:
         self.dimension = dimension
         self.fingerprint = text_fingerprint(f"{NGRAM_SCHEME}:{dimension}")
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> F32:
         """n texts -> (n, dimension) unit rows; a row depends on its text alone."""
         _check_texts(texts)
         blocks = [self._counts(texts[i : i + 512]) for i in range(0, len(texts), 512)]
         counts = np.concatenate([np.zeros((0, self.dimension)), *blocks])
         return _unit(np.sign(counts) * np.sqrt(np.abs(counts)))
 
-    def _counts(self, texts: Sequence[str]) -> npt.NDArray[np.float64]:
+    def _counts(self, texts: Sequence[str]) -> F64:
         """(b, dimension) signed n-gram counts (whole numbers)."""
         encoded = [f" {' '.join(t.lower().split())} ".encode("utf-8", "replace") for t in texts]
         data = np.frombuffer(b"".join(encoded), dtype=np.uint8).astype(np.uint64)
@@ -148,14 +149,14 @@ class NgramEmbedder:
         return counts.reshape(len(texts), self.dimension)
 
 
-def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def _mix(values: U64) -> U64:
     """The finaliser of SplitMix64 (Steele, Lea and Flood 2014): every input bit moves all."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
 
 
-def _unit(rows: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+def _unit(rows: npt.NDArray[np.floating]) -> F32:
     """Rows of L2 norm 1, normalised in float64; zero rows become the row of equal entries."""
     wide = rows.astype(np.float64)
     norms = np.linalg.norm(wide, axis=1, keepdims=True)
@@ -226,17 +227,15 @@ class KnownRows:
     texts and rows (n, d): known from the start, for example the pool and its cached embeddings.
     """
 
-    def __init__(
-        self, embedder: Embedder, texts: Sequence[str], rows: npt.NDArray[np.float32]
-    ) -> None:
+    def __init__(self, embedder: Embedder, texts: Sequence[str], rows: F32) -> None:
         if len(texts) != len(rows):
             raise ValueError(f"{len(texts)} texts and {len(rows)} rows: one row per text is needed")
         self.embedder = embedder
         self.fingerprint = embedder.fingerprint
         self.dimension = embedder.dimension
-        self._rows: dict[str, npt.NDArray[np.float32]] = dict(zip(texts, rows, strict=True))
+        self._rows: dict[str, F32] = dict(zip(texts, rows, strict=True))
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> F32:
         """texts -> unit rows (n, d) float32; each distinct new text is computed once."""
         new = [text for text in dict.fromkeys(texts) if text not in self._rows]
         if new:

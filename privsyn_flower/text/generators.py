@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, I64, Bools
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
 from privsyn_flower.text.models.devices import empty_cache, map_batches, resolve_device
@@ -181,9 +181,7 @@ class HuggingFaceGenerator:
         logits: torch.Tensor = self.model(**arguments).logits
         return logits[:, -1]
 
-    def choose(
-        self, logits: torch.Tensor, uniforms: npt.NDArray[np.float32]
-    ) -> npt.NDArray[np.int64]:
+    def choose(self, logits: torch.Tensor, uniforms: F32) -> I64:
         """(r, v), (r,) -> (r,) drawn tokens."""
         import torch
 
@@ -194,14 +192,14 @@ class HuggingFaceGenerator:
             top_p=self.top_p,
             banned=self._banned,
         )
-        tokens: npt.NDArray[np.int64] = chosen.cpu().numpy()
+        tokens: I64 = chosen.cpu().numpy()
         return tokens
 
-    def ended(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def ended(self, tokens: I64) -> Bools:
         """Which tokens are end-of-text."""
         return np.isin(tokens, self._ends)
 
-    def stopped(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def stopped(self, tokens: I64) -> Bools:
         """(r, t) tokens so far -> which rows hold a stop string among their last tokens."""
         if not self.stop:
             return np.zeros(len(tokens), dtype=np.bool_)
@@ -212,13 +210,13 @@ class HuggingFaceGenerator:
         )
         return np.array([any(string in tail for string in self.stop) for tail in tails])
 
-    def text(self, tokens: npt.NDArray[np.int64]) -> str:
+    def text(self, tokens: I64) -> str:
         """Tokens of one completion -> its text, cut before the first stop string."""
         text = decode(self.tokenizer, tokens.tolist())
         return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
 
 
-def _end_tokens(tokenizer: Any, model: Any) -> npt.NDArray[np.int64]:
+def _end_tokens(tokenizer: Any, model: Any) -> I64:
     """Every end-of-text token that the tokenizer or the model's generation settings name."""
     named = model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
@@ -233,7 +231,7 @@ class _Batch:
         owner: HuggingFaceGenerator,
         prompts: Sequence[Sequence[int]],
         copies: int,
-        uniforms: npt.NDArray[np.float32],
+        uniforms: F32,
     ) -> None:
         import torch
         from transformers import StaticCache
@@ -288,7 +286,7 @@ class _Batch:
         attention, positions = self.attention[:, :stop], self.positions[:, start:stop]
         return self.owner.forward(ids, attention, positions, self.cache)
 
-    def _keep(self, logits: torch.Tensor, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _keep(self, logits: torch.Tensor, rows: I64) -> torch.Tensor:
         """Reduce (or repeat) the batch to `rows`, in cache, masks and logits."""
         import torch
 

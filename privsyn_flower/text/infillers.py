@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F64, I64, Bools
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
@@ -100,9 +100,7 @@ class MaskFill:
                 advance(len(batch))
         return result
 
-    def _encode(
-        self, texts: Sequence[str]
-    ) -> tuple[list[npt.NDArray[np.int64]], list[npt.NDArray[np.bool_]]]:
+    def _encode(self, texts: Sequence[str]) -> tuple[list[I64], list[Bools]]:
         """Token ids of every text, and which of them are the text's own (not special)."""
         encoded = self.tokenizer(
             list(texts),
@@ -116,10 +114,10 @@ class MaskFill:
 
     def _vary_batch(
         self,
-        ids: Sequence[npt.NDArray[np.int64]],
-        content: Sequence[npt.NDArray[np.bool_]],
-        draws: npt.NDArray[np.float64],
-    ) -> npt.NDArray[np.int64]:
+        ids: Sequence[I64],
+        content: Sequence[Bools],
+        draws: F64,
+    ) -> I64:
         """b texts, draws (b, steps, 2, max_tokens) -> (b, l) ids after all steps, right-padded."""
         length = max(len(row) for row in ids)
         pad = self.tokenizer.pad_token_id or 0
@@ -134,11 +132,11 @@ class MaskFill:
 
     def _fill(
         self,
-        tokens: npt.NDArray[np.int64],
-        attended: npt.NDArray[np.bool_],
-        ranks: npt.NDArray[np.int64],
-        uniforms: npt.NDArray[np.float64],
-    ) -> npt.NDArray[np.int64]:
+        tokens: I64,
+        attended: Bools,
+        ranks: I64,
+        uniforms: F64,
+    ) -> I64:
         """Mask where ranks (b, l) >= 0, then fill in the order of the ranks."""
         import torch
 
@@ -167,9 +165,7 @@ class MaskFill:
         return tokens
 
 
-def mask_ranks(
-    content: npt.NDArray[np.bool_], keys: npt.NDArray[np.float64], fraction: float
-) -> npt.NDArray[np.int64]:
+def mask_ranks(content: Bools, keys: F64, fraction: float) -> I64:
     """Which tokens of each sequence to mask, and in which order to fill them.
 
     content: (b, l), True at maskable tokens. keys: (b, l) in [0, 1); the smallest are masked.
@@ -188,8 +184,8 @@ def logits_at(
     model: Any,
     input_ids: torch.Tensor,
     attention_mask: torch.Tensor,
-    rows: npt.NDArray[np.int64],
-    columns: npt.NDArray[np.int64],
+    rows: I64,
+    columns: I64,
 ) -> torch.Tensor:
     """(p, v) logits at p positions of (b, l) input, the head applied to those positions only.
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
+
+from privsyn_flower.arrays import F32
 
 
 @runtime_checkable
@@ -27,7 +28,7 @@ class Embedder(Protocol):
     def fingerprint(self) -> str:
         """Names the function text -> row: equal fingerprints embed alike, whatever the path."""
 
-    def embed(self, texts: Sequence[str]) -> npt.NDArray[np.float32]:
+    def embed(self, texts: Sequence[str]) -> F32:
         """n texts -> (n, d) float32, every row of L2 norm 1 (also that of an empty text).
 
         Texts of one call may share rounding and failures; those of different users never share

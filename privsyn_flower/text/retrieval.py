@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.arrays import F32, I64
 from privsyn_flower.text.protocols import Embedder, Infiller
 
 BLOCK_VALUES = 1 << 24  # similarities held at once (64 MB)
@@ -56,7 +57,7 @@ class Retrieval:
         self._texts = list(first)
         self._row_of = {text: row for row, text in enumerate(self._texts)}
         rows = pool_embeddings[list(first.values())]
-        self._rows: npt.NDArray[np.float32] = np.ascontiguousarray(rows, dtype=np.float32)
+        self._rows: F32 = np.ascontiguousarray(rows, dtype=np.float32)
 
     def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
         """n texts -> n pool texts, none equal to the text it replaces."""
@@ -74,7 +75,7 @@ class Retrieval:
         chosen = nearest[np.arange(len(texts)), picks]
         return [self._texts[row] for row in chosen]
 
-    def _embed(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    def _embed(self, texts: Sequence[str]) -> tuple[F32, I64]:
         """(n, d) rows, and (n,) the text's own place in the pool or -1; pool rows are reused."""
         own = np.array([self._row_of.get(text, -1) for text in texts])
         rows = self._rows[own]
@@ -86,9 +87,7 @@ class Retrieval:
             rows[strangers] = embedded[[place[texts[i]] for i in strangers.tolist()]]
         return rows, own
 
-    def _nearest(
-        self, queries: npt.NDArray[np.float32], own: npt.NDArray[np.int64]
-    ) -> npt.NDArray[np.int64]:
+    def _nearest(self, queries: F32, own: I64) -> I64:
         """(b, d) -> (b, neighbors) pool rows by falling cosine; equal ones by pool order."""
         similarity = queries @ self._rows.T
         inside = np.flatnonzero(own >= 0)

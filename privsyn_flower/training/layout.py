@@ -11,7 +11,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
+
+from privsyn_flower.arrays import F32, F64
 
 TRAINED = "training.trained"  # the option that names the arrays that are trained
 
@@ -51,7 +53,7 @@ class Layout:
         """Coordinates d of the flat vector."""
         return sum(math.prod(shape) for shape in self.shapes)
 
-    def flatten(self, arrays: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+    def flatten(self, arrays: Mapping[str, ArrayLike]) -> F64:
         """The arrays as one vector (d,) float64; others in the mapping are passed over.
 
         Raises ValueError for an array that is missing or has another shape.
@@ -67,7 +69,7 @@ class Layout:
             start += size
         return vector
 
-    def unflatten(self, vector: ArrayLike) -> dict[str, NDArray[np.float32]]:
+    def unflatten(self, vector: ArrayLike) -> dict[str, F32]:
         """A vector (d,) as named float32 arrays, copies. Raises ValueError on another shape."""
         values = np.asarray(vector)
         if values.shape != (self.length,):

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64, Ints
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, NDArray[Any]]
-Delta = NDArray[np.float64]
 Rows = Sequence[Sequence[int]]
 
 MOST_TOKENS = 1 << 24  # of one user; beyond it texts are left out
@@ -46,7 +46,7 @@ class LocalModel(Protocol):
 
     def train(
         self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
-    ) -> Delta | None:
+    ) -> F64 | None:
         """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
 
         It depends on these texts, the parameters, the options and rng alone: every call starts
@@ -129,7 +129,7 @@ class LoadedLM:
 
     def train(
         self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
-    ) -> Delta | None:
+    ) -> F64 | None:
         """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens.
 
         What is read of a user's texts is bounded by the options: at random as many texts as the
@@ -156,7 +156,7 @@ class LoadedLM:
             self._fit([[0] * width] * count, once, seeded(0, "rehearsal"))
             self._rehearsed.add(size)
 
-    def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> Delta:
+    def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> F64:
         """Local SGD or AdamW from the round's parameters (McMahan et al. 2018, UserUpdate)."""
         import torch
 
@@ -184,7 +184,7 @@ class LoadedLM:
                 loss = loss * (sum(len(row) - 1 for row in part) / tokens)
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def _delta(self) -> Delta:
+    def _delta(self) -> F64:
         import torch
 
         delta = torch.empty(self.layout.length, dtype=torch.float64)
@@ -194,13 +194,11 @@ class LoadedLM:
             part.copy_(leaf.detach().reshape(-1))
             part.sub_(start.reshape(-1).to("cpu"))
             first += start.numel()
-        found: Delta = delta.numpy()
+        found: F64 = delta.numpy()
         return found
 
 
-def batches(
-    count: int, options: LocalTraining, rng: np.random.Generator
-) -> Iterator[NDArray[np.intp]]:
+def batches(count: int, options: LocalTraining, rng: np.random.Generator) -> Iterator[Ints]:
     """Row numbers of each step: every epoch in an order of its own, the last batch maybe small."""
     steps = 0
     for _ in range(options.epochs):

@@ -13,8 +13,8 @@ from typing import Any, overload
 
 import numpy as np
 from flwr.app import Message
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking
 from privsyn_flower.client_apps.dropin.question import (
     Arrays,
@@ -121,7 +121,7 @@ def _max_examples(query: Query) -> int:
     return most
 
 
-def _vectors(evaluate: Ask) -> Callable[..., NDArray[np.int64]]:
+def _vectors(evaluate: Ask) -> Callable[..., I64]:
     """What makes the sum of the encoded vectors (1 + metrics,), PRIVATE, of who is counted.
 
     evaluate(query, arrays, user): the function's reply for one user.
@@ -129,7 +129,7 @@ def _vectors(evaluate: Ask) -> Callable[..., NDArray[np.int64]]:
 
     def vectors(
         query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
-    ) -> NDArray[np.int64]:
+    ) -> I64:
         arrays, most = read_parameters(query), _max_examples(query)
         names, bounds = _metrics(query)
         asked = [user for user, is_asked in zip(users, taking.asked, strict=True) if is_asked]

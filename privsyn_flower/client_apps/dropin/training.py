@@ -20,6 +20,7 @@ import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.dropin.question import (
     Arrays,
@@ -224,20 +225,18 @@ def _parameters(query: Query) -> tuple[dict[str, NDArray[Any]], Layout]:
     return arrays, layout
 
 
-def _vectors(train: Ask) -> Callable[..., NDArray[np.int64]]:
+def _vectors(train: Ask) -> Callable[..., I64]:
     """What makes the sum of the encoded updates (padded_length,), PRIVATE, of who is counted.
 
     train(query, arrays, user): the function's reply for one user.
     """
 
-    def vectors(
-        query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node
-    ) -> NDArray[np.int64]:
+    def vectors(query: Query, users: UserTexts, taking: Taking, plan: DensePlan, node: Node) -> I64:
         arrays, layout = _parameters(query)
         before = layout.flatten(arrays)
         clip_norm, indicator = _clipping(query)
 
-        def delta(user: str) -> NDArray[np.float64] | None:
+        def delta(user: str) -> F64 | None:
             change = None
             with alone(node, "train"):
                 change = layout.flatten(_returned(train(query, arrays, user), arrays)) - before

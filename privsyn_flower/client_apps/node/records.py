@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import Bools
 from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_epsilon
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
@@ -90,7 +90,7 @@ class NodeRecords:
         attempt: int,
         users: Sequence[str],
         schedule: Schedule,
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """`mark`, and which of the users who are due may take part, recorded as having done so.
 
         users: distinct ids; returns (len(users),). All or nothing. Raises WireError(POLICY) as
@@ -115,7 +115,7 @@ class NodeRecords:
         distance: float,
         policy: Policy,
         schedule: Schedule = NO_SCHEDULE,
-    ) -> NDArray[np.bool_]:
+    ) -> Bools:
         """`schedule`, and who of these is within the policy's limits (len(users),).
 
         users: distinct ids of those who would. noise_multiplier, distance: as in
@@ -189,7 +189,7 @@ class NodeRecords:
             )
         return found is not None
 
-    def withdrawn(self, users: Sequence[str]) -> NDArray[np.bool_]:
+    def withdrawn(self, users: Sequence[str]) -> Bools:
         """Which users withdrew (len(users),): nothing of theirs may be opened any more."""
         with self._file.transaction() as database:
             gone = {id_ for (id_,) in database.execute("SELECT id FROM users WHERE withdrawn = 1")}

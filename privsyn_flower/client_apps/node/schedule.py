@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 
@@ -47,7 +47,7 @@ class Schedule:
             )
         return found
 
-    def due(self, places: NDArray[np.int64], round: int) -> NDArray[np.bool_]:
+    def due(self, places: I64, round: int) -> Bools:
         """Whose turn it is: users' places (n,) -> (n,); without a rota everybody's."""
         turns = (round - 1 - places) % (self.cycle or 1)
         return np.equal(turns, 0)
@@ -62,7 +62,7 @@ class Schedule:
         return self.min_separation > 1 or self.max_participations > 0
 
 
-def places(ids: Sequence[bytes], first: int = 0) -> NDArray[np.int64]:
+def places(ids: Sequence[bytes], first: int = 0) -> I64:
     """Users' places in a rota (n,), each from that user's id (32 bytes of a hash) and `first`.
 
     Nobody's place depends on who else is there: a user who comes, goes or cannot be read moves no

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import Bools
 from privsyn_flower.privacy.accounting.composition import check_rate
 
 SamplerName = Literal["full", "poisson", "fixed"]
@@ -62,7 +62,7 @@ def check_sampler(name: str, rate: float) -> None:
         raise ValueError(f"sampling rate = {rate} belongs to sampler = 'poisson', not {name!r}")
 
 
-def coins(count: int, rate: float) -> NDArray[np.bool_]:
+def coins(count: int, rate: float) -> Bools:
     """`count` independent coins from operating-system randomness: (count,), PRIVATE.
 
     Each is True with probability rate, rounded down to a multiple of 2^-64: never more often
@@ -75,7 +75,7 @@ def coins(count: int, rate: float) -> NDArray[np.bool_]:
         return np.ones(count, dtype=np.bool_)
     words = np.frombuffer(os.urandom(8 * count), dtype="<u8")
     # Scaling by a power of two is exact, so the comparison of integers is too.
-    tossed: NDArray[np.bool_] = words < np.uint64(math.floor(math.ldexp(rate, 64)))
+    tossed: Bools = words < np.uint64(math.floor(math.ldexp(rate, 64)))
     return tossed
 
 

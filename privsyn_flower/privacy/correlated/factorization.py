@@ -7,17 +7,13 @@ import json
 from importlib import resources
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.optimise import optimise_banded, optimise_buffers
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Keep, Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered, square_root
 from privsyn_flower.privacy.correlated.trees import Tree
-
-Floats = NDArray[np.float64]
 
 NAMES = (
     "independent",
@@ -44,16 +40,16 @@ class Factorization(Protocol):
     def sensitivity(self, participation: Participation) -> float:
         """L2 norm of C x, for users of norm 1 a round, at the worst pattern of rounds."""
 
-    def cumulative_sensitivity(self, participation: Participation) -> Floats:
+    def cumulative_sensitivity(self, participation: Participation) -> F64:
         """The same of the first 1, 2, ... rounds: (rounds,), not decreasing."""
 
-    def sensitivity_by_count(self, participation: Participation) -> Floats:
+    def sensitivity_by_count(self, participation: Participation) -> F64:
         """That of all rounds, for users with at most 1, 2, ... of them: (participation.most,)."""
 
-    def release_std(self) -> Floats:
+    def release_std(self) -> F64:
         """Standard deviation of each release's noise: (rounds,)."""
 
-    def prefix_std(self) -> Floats:
+    def prefix_std(self) -> F64:
         """Standard deviation of the noise of the sum of the first 1, 2, ... releases: (rounds,)."""
 
     def describe(self) -> str:

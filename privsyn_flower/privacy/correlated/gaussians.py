@@ -19,9 +19,8 @@ from __future__ import annotations
 import threading
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from privsyn_flower.arrays import F64
 
 CHUNK = 1 << 15  # coordinates drawn together; words, numbers and scratch stay in the cache
 LONGEST = 1 << 35  # coordinates: the block counter has 32 bits, a block 8 words
@@ -40,7 +39,7 @@ class KeyedGaussians:
     def __repr__(self) -> str:
         return "KeyedGaussians(...)"
 
-    def __call__(self, rnd: int, leaf: int, start: int, count: int) -> Floats:
+    def __call__(self, rnd: int, leaf: int, start: int, count: int) -> F64:
         """Coordinates start, ..., start + count - 1 of (rnd, leaf): (count,), PRIVATE.
 
         start: a multiple of CHUNK; count: at most CHUNK. The last, odd coordinate of a vector
@@ -62,7 +61,7 @@ class KeyedGaussians:
         drawn[half:] *= radius
         return drawn[:count]
 
-    def _uniform(self, rnd: int, leaf: int, start: int, count: int) -> Floats:
+    def _uniform(self, rnd: int, leaf: int, start: int, count: int) -> F64:
         """The middles of 2^64 cells of (0, 1), in this thread's scratch: (count,)."""
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
@@ -74,7 +73,7 @@ class KeyedGaussians:
         encryptor = Cipher(algorithms.ChaCha20(self._key, nonce), mode=None).encryptor()
         encryptor.update_into(memoryview(_ZEROS)[: 8 * count], self._scratch.words)
         words = np.frombuffer(self._scratch.words, dtype="<u8", count=count)
-        uniform: Floats = self._scratch.uniform[:count]
+        uniform: F64 = self._scratch.uniform[:count]
         np.multiply(words, 2.0**-64, out=uniform)
         uniform += 2.0**-65
         return uniform

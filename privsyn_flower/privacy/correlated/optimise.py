@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.toeplitz import square_root
-
-Floats = NDArray[np.float64]
 
 DIGITS = 12  # of what is found: the noise depends on every bit of it
 _LEAST = 1e-9  # decays and what they lack to 1 stay above it
@@ -37,10 +35,10 @@ def optimise_banded(participation: Participation, bands: int) -> tuple[float, ..
         return (1.0,)
     start = np.array(square_root(bands))
 
-    def coefficients(x: Floats) -> Floats:
+    def coefficients(x: F64) -> F64:
         return np.append(1.0, np.exp(-np.cumsum(np.logaddexp(0.0, -x))))
 
-    def objective(x: Floats) -> tuple[float, Floats]:
+    def objective(x: F64) -> tuple[float, F64]:
         c = coefficients(x)
         value, slope = log_error(c, participation)
         through = np.cumsum((slope * c)[:0:-1])[::-1]
@@ -61,13 +59,13 @@ def optimise_buffers(participation: Participation, buffers: int) -> tuple[tuple[
         raise ValueError(f"buffers = {buffers} must be from 1 to 10: change ftrl.buffers")
     powers = np.arange(max(participation.rounds - 1, 1))
 
-    def unpack(x: Floats) -> tuple[Floats, Floats]:
+    def unpack(x: F64) -> tuple[F64, F64]:
         weight = np.exp(x[:buffers] - x[:buffers].max())
         weight /= weight.sum()
         decay = _LEAST + (1 - 2 * _LEAST) / (1 + np.exp(-x[buffers : 2 * buffers]))
         return weight / (1 + np.exp(-x[-1])), decay
 
-    def objective(x: Floats) -> tuple[float, Floats]:
+    def objective(x: F64) -> tuple[float, F64]:
         scale, decay = unpack(x)
         powered = decay[:, None] ** powers
         c = np.append(1.0, scale @ powered)[: participation.rounds]
@@ -96,7 +94,7 @@ def optimise_buffers(participation: Participation, buffers: int) -> tuple[tuple[
     return tuple(zip(_rounded(shrunk), _rounded(decay[order]), strict=True))
 
 
-def log_error(c: Floats, participation: Participation) -> tuple[float, Floats]:
+def log_error(c: F64, participation: Participation) -> tuple[float, F64]:
     """Logarithm of the error of coefficients c, and its gradient: (len(c),) both."""
     from scipy.signal import fftconvolve, lfilter
 
@@ -121,13 +119,13 @@ def log_error(c: Floats, participation: Participation) -> tuple[float, Floats]:
     return 0.5 * np.log(mean_square * squared), slope
 
 
-def _minimum(objective: Callable[[Floats], tuple[float, Floats]], start: Floats) -> Floats:
+def _minimum(objective: Callable[[F64], tuple[float, F64]], start: F64) -> F64:
     from scipy.optimize import minimize
 
     options = {"maxiter": 3000, "maxfun": 6000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30}
-    end: Floats = minimize(objective, start, jac=True, method="L-BFGS-B", options=options).x
+    end: F64 = minimize(objective, start, jac=True, method="L-BFGS-B", options=options).x
     return end
 
 
-def _rounded(values: Floats) -> tuple[float, ...]:
+def _rounded(values: F64) -> tuple[float, ...]:
     return tuple(float(f"{value:.{DIGITS}g}") for value in values)

@@ -13,23 +13,21 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.files import sync_folder
 from privsyn_flower.privacy.correlated.keys import shred
-
-Floats = NDArray[np.float64]
 
 
 class Records(Protocol):
     """Records by round. A round's record is there as a whole or not at all."""
 
     def rounds(self) -> set[int]: ...
-    def read(self, rnd: int, start: int, count: int) -> Floats: ...
+    def read(self, rnd: int, start: int, count: int) -> F64: ...
     def begin(self, rnd: int, kept: Collection[int]) -> None:
         """A new record; those of rounds not in `kept` are not needed any more."""
 
-    def write(self, rnd: int, start: int, chunk: Floats) -> None: ...
+    def write(self, rnd: int, start: int, chunk: F64) -> None: ...
     def end(self, rnd: int) -> None:
         """The record is whole: from here on it is found, after a kill or a power cut too."""
 
@@ -40,12 +38,12 @@ class NoRecords:
     def rounds(self) -> set[int]:
         return set()
 
-    def read(self, rnd: int, start: int, count: int) -> Floats:
+    def read(self, rnd: int, start: int, count: int) -> F64:
         raise KeyError(rnd)
 
     def begin(self, rnd: int, kept: Collection[int]) -> None: ...
 
-    def write(self, rnd: int, start: int, chunk: Floats) -> None: ...
+    def write(self, rnd: int, start: int, chunk: F64) -> None: ...
 
     def end(self, rnd: int) -> None: ...
 
@@ -55,13 +53,13 @@ class MemoryRecords:
 
     def __init__(self, rows: int, length: int) -> None:
         self._shape = (rows, length)
-        self._done: dict[int, Floats] = {}
-        self._begun: dict[int, Floats] = {}
+        self._done: dict[int, F64] = {}
+        self._begun: dict[int, F64] = {}
 
     def rounds(self) -> set[int]:
         return set(self._done)
 
-    def read(self, rnd: int, start: int, count: int) -> Floats:
+    def read(self, rnd: int, start: int, count: int) -> F64:
         return self._done[rnd][:, start : start + count]
 
     def begin(self, rnd: int, kept: Collection[int]) -> None:
@@ -69,7 +67,7 @@ class MemoryRecords:
         free = [self._done.pop(past) for past in dead]
         self._begun[rnd] = free[0] if free else np.empty(self._shape)
 
-    def write(self, rnd: int, start: int, chunk: Floats) -> None:
+    def write(self, rnd: int, start: int, chunk: F64) -> None:
         self._begun[rnd][:, start : start + chunk.shape[1]] = chunk
 
     def end(self, rnd: int) -> None:
@@ -98,7 +96,7 @@ class FileRecords:
         whole = [path.name for path in paths if path.stat().st_size == self._size]
         return {int(name.removeprefix("record-")) for name in whole}
 
-    def read(self, rnd: int, start: int, count: int) -> Floats:
+    def read(self, rnd: int, start: int, count: int) -> F64:
         with self._lock:
             if rnd not in self._open:
                 self._open[rnd] = os.open(self._path(rnd), os.O_RDONLY | os.O_NOFOLLOW)
@@ -121,7 +119,7 @@ class FileRecords:
                 self._path(past).rename(written)
         self._begun[rnd] = os.open(written, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
-    def write(self, rnd: int, start: int, chunk: Floats) -> None:
+    def write(self, rnd: int, start: int, chunk: F64) -> None:
         whole = np.ascontiguousarray(chunk)
         sent = os.pwrite(self._begun[rnd], whole.data, 8 * self._rows * start)
         if sent != whole.nbytes:

@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.correlated.gaussians import CHUNK, LONGEST, KeyedGaussians
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.records import (
@@ -24,11 +24,10 @@ from privsyn_flower.privacy.correlated.records import (
     Records,
 )
 
-Floats = NDArray[np.float64]
 Keep = Literal["files", "memory", "nothing"]
-Draw = Callable[[int, int], Floats]  # (round, leaf) -> fresh standard normal numbers
-ReadRecord = Callable[[int], Floats]  # an earlier round -> its record, (rows, count)
-Source = Callable[[int, int, int, int], Floats]  # (round, leaf, start, count) -> (count,)
+Draw = Callable[[int, int], F64]  # (round, leaf) -> fresh standard normal numbers
+ReadRecord = Callable[[int], F64]  # an earlier round -> its record, (rows, count)
+Source = Callable[[int, int, int, int], F64]  # (round, leaf, start, count) -> (count,)
 
 
 class Recurrence(Protocol):
@@ -39,7 +38,7 @@ class Recurrence(Protocol):
     def live(self, rnd: int) -> Collection[int]:
         """Rounds before `rnd` whose records `rnd` or a later round may read; none for round 1."""
 
-    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
+    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[F64, F64]:
         """The noise of `rnd`, (count,), and its record, (rows, count)."""
 
 
@@ -70,7 +69,7 @@ class Stream:
         self._recurrence, self._rounds, self.length = recurrence, rounds, length
         self._source, self._records = source, records
 
-    def noise(self, rnd: int) -> Floats:
+    def noise(self, rnd: int) -> F64:
         """The noise of round `rnd`, from 1: (length,) float64, PRIVATE.
 
         Rounds are meant to be asked for in order, each as often as needed; another one is right
@@ -99,15 +98,15 @@ class Stream:
     def _after(self, rnd: int) -> Collection[int]:
         return self._recurrence.live(rnd + 1) if rnd < self._rounds else ()
 
-    def _chunk(self, first: int, last: int, start: int, new: list[int], noise: Floats) -> None:
+    def _chunk(self, first: int, last: int, start: int, new: list[int], noise: F64) -> None:
         """Rounds first, ..., last for the coordinates from `start` on."""
         count = min(CHUNK, self.length - start)
-        made: dict[int, Floats] = {}
+        made: dict[int, F64] = {}
 
-        def draw(rnd: int, leaf: int) -> Floats:
+        def draw(rnd: int, leaf: int) -> F64:
             return self._source(rnd, leaf, start, count)
 
-        def record(rnd: int) -> Floats:
+        def record(rnd: int) -> F64:
             return made[rnd] if rnd in made else self._records.read(rnd, start, count)
 
         for rnd in range(first, last + 1):

@@ -10,13 +10,11 @@ import json
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Draw, Keep, ReadRecord, Stream, open_stream
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Toeplitz:
         """L2 norm of C x for one user of norm 1 a round, at the worst rounds: exact."""
         return float(self.cumulative_sensitivity(participation)[-1])
 
-    def cumulative_sensitivity(self, participation: Participation) -> Floats:
+    def cumulative_sensitivity(self, participation: Participation) -> F64:
         """The sensitivity of the first 1, 2, ... rounds: (rounds,), exact.
 
         With coefficients that are not negative and do not increase, the worst rounds are the
@@ -64,7 +62,7 @@ class Toeplitz:
         participation.check(self.rounds)
         return np.sqrt(np.cumsum(self.worst_user(participation) ** 2))
 
-    def sensitivity_by_count(self, participation: Participation) -> Floats:
+    def sensitivity_by_count(self, participation: Participation) -> F64:
         """The sensitivity to users with at most 1, 2, ... rounds: (participation.most,), exact."""
         participation.check(self.rounds)
         column = np.zeros(self.rounds)
@@ -76,26 +74,26 @@ class Toeplitz:
             norms.append(np.linalg.norm(moved))
         return np.array(norms)
 
-    def worst_user(self, participation: Participation) -> Floats:
+    def worst_user(self, participation: Participation) -> F64:
         """C x of the worst user: the sum of columns 0, b, 2b, ...: (rounds,)."""
         starts = np.zeros(self.rounds)
         starts[:: participation.min_separation][: participation.most] = 1.0
         return np.convolve(starts, self.coefficients)[: self.rounds]
 
-    def inverse(self) -> Floats:
+    def inverse(self) -> F64:
         """The first column of C^-1: N_t = sum_s inverse[s] z_{t-s}: (rounds,)."""
         from scipy.signal import lfilter
 
         impulse = np.zeros(self.rounds)
         impulse[0] = 1.0
-        found: Floats = lfilter([1.0], np.array(self.coefficients), impulse)
+        found: F64 = lfilter([1.0], np.array(self.coefficients), impulse)
         return found
 
-    def release_std(self) -> Floats:
+    def release_std(self) -> F64:
         """Standard deviation of each release's noise when z has 1: (rounds,)."""
         return np.sqrt(np.cumsum(self.inverse() ** 2))
 
-    def prefix_std(self) -> Floats:
+    def prefix_std(self) -> F64:
         """Standard deviation of the noise of the sum of the first 1, 2, ... releases: (rounds,)."""
         return np.sqrt(np.cumsum(np.cumsum(self.inverse()) ** 2))
 
@@ -139,14 +137,14 @@ def buffered(rounds: int, buffers: tuple[tuple[float, float], ...]) -> tuple[flo
 class _Banded:
     """N_t = (z_t - c_1 N_{t-1} - ... - c_{b-1} N_{t-b+1}) / c_0; the record of t is N_t."""
 
-    def __init__(self, coefficients: Floats) -> None:
+    def __init__(self, coefficients: F64) -> None:
         self.first, self.rest = float(coefficients[0]), coefficients[1:]
         self.rows = 1 if len(self.rest) else 0
 
     def live(self, rnd: int) -> range:
         return range(max(1, rnd - len(self.rest)), rnd)
 
-    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
+    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[F64, F64]:
         noise = draw(rnd, 0)
         for past in self.live(rnd):
             noise -= self.rest[rnd - past - 1] * record(past)[0]
@@ -157,14 +155,14 @@ class _Banded:
 class _Buffered:
     """N_t = z_t - scale . S_t, then S_{t+1} = decay S_t + N_t; the record of t is S_{t+1}."""
 
-    def __init__(self, buffers: Floats) -> None:
+    def __init__(self, buffers: F64) -> None:
         self.scale, self.decay = buffers.T
         self.rows = len(self.scale)
 
     def live(self, rnd: int) -> range:
         return range(max(1, rnd - 1), rnd)
 
-    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
+    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[F64, F64]:
         noise = draw(rnd, 0)
         state = record(rnd - 1) if rnd > 1 else np.zeros((self.rows, len(noise)))
         for scale, row in zip(self.scale, state, strict=True):

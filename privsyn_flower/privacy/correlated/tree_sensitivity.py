@@ -16,18 +16,16 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.correlated.participation import Participation
-
-Floats = NDArray[np.float64]
 
 WIDEST = 512  # blocks of separation; above it blocks are made larger and the result is a bound
 
 
 def cumulative_squares(
     rounds: int, every: int, participation: Participation, *, completed: frozenset[int]
-) -> Floats:
+) -> F64:
     """Squared sensitivity of the nodes released in the first 1, 2, ... rounds: (rounds,).
 
     every: rounds of one tree. completed: rounds after which the tree of that round is completed,
@@ -40,7 +38,7 @@ def cumulative_squares(
 
 def squares_by_count(
     rounds: int, every: int, participation: Participation, *, completed: frozenset[int]
-) -> Floats:
+) -> F64:
     """Squared sensitivity of all nodes to users with at most 1, 2, ... rounds: (most,).
 
     Arguments and exactness: as for `cumulative_squares`.
@@ -53,7 +51,7 @@ def squares_by_count(
 
 def _by_round(
     rounds: int, every: int, participation: Participation, completed: frozenset[int]
-) -> Iterator[Floats]:
+) -> Iterator[F64]:
     """After each round: the largest sums of squares for 0, 1, ... rounds taken."""
     search = _Search(participation, every, rounds, completed)
     size = search.block
@@ -106,18 +104,18 @@ class _Search:
         leaf[1, 0, 0] = self.block.bit_length()  # nodes within a block above any of its rounds
         self._full = [leaf]
 
-    def nothing(self) -> Floats:
+    def nothing(self) -> F64:
         """The state of no rounds at all."""
         return np.zeros((1, 1, self.apart))
 
-    def full(self, height: int) -> Floats:
+    def full(self, height: int) -> F64:
         """A complete subtree of 2^height blocks."""
         while len(self._full) <= height:
             half, size = self._full[-1], 1 << (len(self._full) - 1)
             self._full.append(_counted(self._merge(half, half, size, size)))
         return self._full[height]
 
-    def partial(self, blocks: int) -> tuple[Floats, int]:
+    def partial(self, blocks: int) -> tuple[F64, int]:
         """The first `blocks` leaves of the smallest tree that holds them, and its height."""
         height = (blocks - 1).bit_length()
         if blocks == 1 << height:
@@ -129,11 +127,11 @@ class _Search:
         merged = self._merge(self.full(height - 1), right, half, blocks - half)
         return _counted(merged), height
 
-    def beside(self, left: Floats, right: Floats, right_size: int) -> Floats:
+    def beside(self, left: F64, right: F64, right_size: int) -> F64:
         """Rounds taken so far and a subtree of `right_size` blocks after them."""
         return self._merge(left, right, 0, right_size)
 
-    def _merge(self, left: Floats, right: Floats, left_size: int, right_size: int) -> Floats:
+    def _merge(self, left: F64, right: F64, left_size: int, right_size: int) -> F64:
         """Two neighbours; left_size is looked at only where `left` has more than one row."""
         starts, ends = np.arange(left.shape[1]), np.arange(self.apart)
         most = min(self.most, len(left) + len(right) - 2)
@@ -159,7 +157,7 @@ class _Search:
         return merged
 
 
-def _counted(states: Floats) -> Floats:
+def _counted(states: F64) -> F64:
     """The states with the node above them."""
-    above: Floats = states + (np.arange(len(states)) ** 2.0)[:, None, None]
+    above: F64 = states + (np.arange(len(states)) ** 2.0)[:, None, None]
     return above

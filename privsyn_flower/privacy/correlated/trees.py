@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.participation import Participation
 from privsyn_flower.privacy.correlated.stream import Draw, Keep, ReadRecord, Stream, open_stream
 from privsyn_flower.privacy.correlated.tree_sensitivity import cumulative_squares, squares_by_count
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class Tree:
         """L2 norm of all nodes for one user of norm 1 a round, at the worst rounds."""
         return float(self.cumulative_sensitivity(participation)[-1])
 
-    def cumulative_sensitivity(self, participation: Participation) -> Floats:
+    def cumulative_sensitivity(self, participation: Participation) -> F64:
         """The sensitivity of the first 1, 2, ... rounds: (rounds,); see `cumulative_squares`."""
         participation.check(self.rounds)
         squares = cumulative_squares(
@@ -70,7 +68,7 @@ class Tree:
         )
         return np.sqrt(squares)
 
-    def sensitivity_by_count(self, participation: Participation) -> Floats:
+    def sensitivity_by_count(self, participation: Participation) -> F64:
         """The sensitivity to users with at most 1, 2, ... rounds: (participation.most,)."""
         participation.check(self.rounds)
         squares = squares_by_count(
@@ -78,11 +76,11 @@ class Tree:
         )
         return np.sqrt(squares)
 
-    def release_std(self) -> Floats:
+    def release_std(self) -> F64:
         """Standard deviation of each release's noise when a node's has 1: (rounds,)."""
         return np.sqrt([self._weights.release_variance(r) for r in range(1, self.rounds + 1)])
 
-    def prefix_std(self) -> Floats:
+    def prefix_std(self) -> F64:
         """Standard deviation of the noise of the sum of the first 1, 2, ... releases: (rounds,)."""
         finished, variances = 0.0, []
         for rnd in range(1, self.rounds + 1):
@@ -190,7 +188,7 @@ class _Nodes:
         heights = [h for h in range(before.bit_length()) if before >> h & 1]
         return sorted(start + (before >> h << h) for h in heights)
 
-    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[Floats, Floats]:
+    def step(self, rnd: int, draw: Draw, record: ReadRecord) -> tuple[F64, F64]:
         top = self.top(rnd)
         if not self.honaker:
             noise = draw(rnd, top)

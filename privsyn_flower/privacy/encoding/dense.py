@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import F32, F64, I64, U64
 from privsyn_flower.privacy.encoding.quantize import (
     MAX_SENSITIVITY,
     SENSITIVITY,
@@ -162,7 +163,7 @@ def check_dense(plan: DensePlan, noise_multiplier: float, weight: float, min_wei
         )
 
 
-def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> NDArray[np.int64]:
+def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> I64:
     """One user's clipped vector as integers of L2 norm at most `plan.sensitivity`, PRIVATE.
 
     vector: (plan.length,), of norm at most `plan.bound`; returns (plan.padded_length,). A
@@ -189,7 +190,7 @@ def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> NDArray[np.
     return truncate(scaled.astype(np.float64), places, plan.sensitivity)
 
 
-def decode_dense(residues: NDArray[np.uint64], plan: DensePlan, seed: bytes) -> NDArray[np.float64]:
+def decode_dense(residues: U64, plan: DensePlan, seed: bytes) -> F64:
     """A sum modulo 2^bits back in units of the vectors: (padded_length,) -> (length,)."""
     return unrotate(from_modulus(residues, plan.bits) / plan.scale, seed, plan.length)
 
@@ -256,7 +257,7 @@ def _sum_reach(norm: float, length: int, weight: float) -> float:
     return weight * (norm * (share + FLOAT32_ERROR) + 1)
 
 
-def _rounded(scaled: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
+def _rounded(scaled: NDArray[np.floating[Any]]) -> I64:
     """Each coordinate to one of its two neighbours, to the upper one as often as it is close."""
     rounded = np.empty(len(scaled), dtype=np.int64)
     for start in range(0, len(scaled), _CHUNK):
@@ -265,7 +266,7 @@ def _rounded(scaled: NDArray[np.floating[Any]]) -> NDArray[np.int64]:
     return rounded
 
 
-def _uniform(size: int) -> NDArray[np.float32]:
+def _uniform(size: int) -> F32:
     """Rounding coins in [0, 1]: ChaCha20's under a key of the operating system (RFC 8439).
 
     For unbiased sums only: the norm of the result is bounded whatever the coins are.
@@ -274,5 +275,5 @@ def _uniform(size: int) -> NDArray[np.float32]:
 
     cipher = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None)
     words = np.frombuffer(cipher.encryptor().update(bytes(4 * size)), dtype="<u4")
-    coins: NDArray[np.float32] = (words * 2.0**-32).astype(np.float32)
+    coins: F32 = (words * 2.0**-32).astype(np.float32)
     return coins

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64, I64, U8, U64, Ints
 from privsyn_flower.privacy.noise.discrete_gaussian import (
     seeded_discrete_gaussian,
     system_discrete_gaussian,
@@ -64,9 +64,7 @@ class IntegerPlan:
         if self.length < 1:
             raise ValueError(f"length = {self.length} must be at least 1")
 
-    def encode_users(
-        self, values: NDArray[np.float64], users: NDArray[np.intp]
-    ) -> NDArray[np.int64]:
+    def encode_users(self, values: F64, users: Ints) -> I64:
         """Integers of many users' entries, each user encoded by itself: (n,) -> (n,), PRIVATE.
 
         values: (n,) entries of the clipped vectors, entries of 0 left out or not. users: (n,)
@@ -124,7 +122,7 @@ def check_plan(
         )
 
 
-def decode(residues: NDArray[np.uint64], plan: IntegerPlan) -> NDArray[np.float64]:
+def decode(residues: U64, plan: IntegerPlan) -> F64:
     """A sum modulo 2^bits back in units of the vectors: (d,) residues -> (d,) float64."""
     return from_modulus(residues, plan.bits) / plan.scale
 
@@ -136,7 +134,7 @@ def node_noise_integers(
     noise_multiplier: float,
     sensitivity: float,
     rng: np.random.Generator | None = None,
-) -> NDArray[np.int64]:
+) -> I64:
     """One node's share of the noise on a sum of integers, as one draw: (length,), PRIVATE.
 
     Discrete Gaussian of variance weight / min_weight * ((noise_multiplier * sensitivity)^2 + 1/12):
@@ -159,14 +157,14 @@ def node_noise_integers(
 # --- arithmetic modulo 2^bits ---------------------------------------------------------------
 
 
-def to_modulus(values: NDArray[np.int64], bits: int) -> NDArray[np.uint64]:
+def to_modulus(values: I64, bits: int) -> U64:
     """Residues of integers modulo 2^bits: (d,) int64 -> (d,) uint64 in [0, 2^bits)."""
     _check_bits(bits)
     # int64 to uint64 is taken modulo 2^64, which 2^bits divides.
     return np.asarray(values, dtype=np.int64).astype(np.uint64) & np.uint64(2**bits - 1)
 
 
-def from_modulus(residues: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+def from_modulus(residues: U64, bits: int) -> I64:
     """The integers in [-2^(bits-1), 2^(bits-1)) with these residues modulo 2^bits: (d,) int64.
 
     Takes any uint64, as sums of residues modulo 2^64 are residues too.
@@ -176,7 +174,7 @@ def from_modulus(residues: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
     return top.view(np.int64) >> np.int64(64 - bits)
 
 
-def pack(residues: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
+def pack(residues: U64, bits: int) -> U8:
     """Residues as bytes, little endian, bits / 8 bytes a coordinate: (d,) -> (d * bits / 8,).
 
     Raises ValueError on a residue of 2^bits or more.
@@ -189,9 +187,7 @@ def pack(residues: NDArray[np.uint64], bits: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(kept).reshape(-1)
 
 
-def unpack(
-    data: bytes | bytearray | memoryview | NDArray[np.uint8], bits: int, length: int
-) -> NDArray[np.uint64]:
+def unpack(data: bytes | bytearray | memoryview | U8, bits: int, length: int) -> U64:
     """The `length` residues that `pack` wrote: (length,) uint64.
 
     Raises ValueError unless there are exactly length * bits / 8 bytes.
@@ -242,9 +238,7 @@ def noise_tail(variance: float, length: int) -> float:
     return math.sqrt(2 * (math.log(2.0 * length) + _LOG_WRAP) * variance)
 
 
-def truncate(
-    scaled: NDArray[np.float64], users: NDArray[np.intp], sensitivity: float
-) -> NDArray[np.int64]:
+def truncate(scaled: F64, users: Ints, sensitivity: float) -> I64:
     """Integers towards zero, of L2 norm at most `sensitivity` for every user: (n,), PRIVATE.
 
     scaled: (n,) entries in integers. users: (n,) the user of each, counted from 0. A user's norm

@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from privsyn_flower.arrays import F64, I8
+
 BLOCK = 1 << 12
 # Two products over 64 numbers each, |sum x_i s_i| <= sum |x_i| <= 64 norm(x) over a block: off by
 # (64 + 64) 2^-24 norm at most (Higham 2002, "Accuracy and stability of numerical algorithms",
@@ -64,7 +66,7 @@ def rotate(vector: ArrayLike, seed: bytes, *, scale: float = 1.0, single: bool =
     return rotated
 
 
-def unrotate(rotated: ArrayLike, seed: bytes, length: int) -> NDArray[np.float64]:
+def unrotate(rotated: ArrayLike, seed: bytes, length: int) -> F64:
     """What `rotate` was given, of `length` coordinates: (padded_length(length),) -> (length,).
 
     Raises ValueError on another shape.
@@ -81,7 +83,7 @@ def unrotate(rotated: ArrayLike, seed: bytes, length: int) -> NDArray[np.float64
 
 
 @functools.lru_cache(maxsize=1)  # a round's users share them
-def _signs(size: int, seed: bytes) -> NDArray[np.int8]:
+def _signs(size: int, seed: bytes) -> I8:
     """Independent signs from the seed by SHAKE-256 (FIPS 202): the same on every machine."""
     stream = hashlib.shake_256(b"privsyn rotation" + seed).digest((size + 7) // 8)
     bits = np.unpackbits(np.frombuffer(stream, dtype=np.uint8), count=size)

@@ -23,21 +23,21 @@ from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 
 import numpy as np
-from numpy.typing import NDArray
+
+from privsyn_flower.arrays import I64, U64
 
 EXACT_UP_TO = 1 << 16  # coordinates; above, the random bits are ChaCha20's
 MIN_VARIANCE = 1e-9
 MAX_VARIANCE = 2.0**104  # beyond what a modulus of 2^56 holds: whatever fits can be drawn
 
-Words = Callable[[int], NDArray[np.uint64]]  # that many independent uniform 64-bit words
-Integers = NDArray[np.int64]
+Words = Callable[[int], U64]  # that many independent uniform 64-bit words
 
 _CHUNK = 1 << 14  # proposals computed side by side: they stay in the processor's cache
 _MARGIN = 1e-11  # acceptances within it are decided exactly; float64 is off by less than 1e-12
 _LN2 = math.log(2.0)
 
 
-def system_discrete_gaussian(size: int, variance: float) -> Integers:
+def system_discrete_gaussian(size: int, variance: float) -> I64:
     """`size` independent draws of N_Z(0, variance), exact in distribution: (size,).
 
     The bits come from `os.urandom`, for more than EXACT_UP_TO draws from ChaCha20 keyed by 32
@@ -47,7 +47,7 @@ def system_discrete_gaussian(size: int, variance: float) -> Integers:
     return _draws(size, variance, _system_words if size <= EXACT_UP_TO else _stream())
 
 
-def seeded_discrete_gaussian(size: int, variance: float, rng: np.random.Generator) -> Integers:
+def seeded_discrete_gaussian(size: int, variance: float, rng: np.random.Generator) -> I64:
     """`size` draws of N_Z(0, variance) from a given generator: simulation and tests only.
 
     Raises ValueError as `system_discrete_gaussian` does.
@@ -55,7 +55,7 @@ def seeded_discrete_gaussian(size: int, variance: float, rng: np.random.Generato
     return _draws(size, variance, lambda count: rng.integers(0, 2**64, count, dtype=np.uint64))
 
 
-def _draws(size: int, variance: float, words: Words) -> Integers:
+def _draws(size: int, variance: float, words: Words) -> I64:
     if size < 0:
         raise ValueError(f"size = {size} must be at least 0")
     if variance != 0 and not MIN_VARIANCE <= variance <= MAX_VARIANCE:
@@ -74,7 +74,7 @@ def _draws(size: int, variance: float, words: Words) -> Integers:
     return draws
 
 
-def _system_words(count: int) -> NDArray[np.uint64]:
+def _system_words(count: int) -> U64:
     return np.frombuffer(os.urandom(8 * count), dtype="<u8").astype(np.uint64, copy=False)
 
 
@@ -84,7 +84,7 @@ def _stream() -> Words:
 
     encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
 
-    def words(count: int) -> NDArray[np.uint64]:
+    def words(count: int) -> U64:
         stream = encryptor.update(bytes(8 * count))
         return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
 
@@ -132,7 +132,7 @@ def _log_height(variance: float, shift: int) -> float:
     return max(b * _LN2 - b * b * curve for b in (top, top + 1)) + 1e-9
 
 
-def _accepted(count: int, stairs: _Staircase, words: Words) -> Integers:
+def _accepted(count: int, stairs: _Staircase, words: Words) -> I64:
     """`count` proposals from the staircase; those that were accepted, in order."""
     place, uniform = words(2 * count).reshape(2, count)
     shift = stairs.shift
@@ -153,11 +153,11 @@ def _accepted(count: int, stairs: _Staircase, words: Words) -> Integers:
     for unsure in np.flatnonzero(np.abs(chance) <= _MARGIN).tolist():
         drawn = [int(array[unsure]) for array in (uniform, n, block)]
         kept[unsure] = _accept(drawn[0], drawn[1], drawn[2], stairs, words)
-    accepted: Integers = n[kept]
+    accepted: I64 = n[kept]
     return accepted
 
 
-def _zeros_before_one(bits: NDArray[np.uint64], width: int, words: Words) -> Integers:
+def _zeros_before_one(bits: U64, width: int, words: Words) -> I64:
     """Zeros before the first one in each row of `width` random bits, which goes on for ever."""
     lowest = bits & (~bits + np.uint64(1))
     zeros = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1

@@ -16,10 +16,11 @@ import math
 import os
 
 import numpy as np
-from numpy.typing import NDArray
+
+from privsyn_flower.arrays import F64
 
 
-def system_gaussian(size: int, std: float) -> NDArray[np.float64]:
+def system_gaussian(size: int, std: float) -> F64:
     """`size` independent draws of N(0, std^2) from operating-system randomness: (size,).
 
     Raises ValueError on a negative size or a standard deviation that is not finite and >= 0.
@@ -32,11 +33,11 @@ def system_gaussian(size: int, std: float) -> NDArray[np.float64]:
     angle = words[1].astype(np.float64) * (2.0 * math.pi * 2.0**-64)
     radius = np.sqrt(-2.0 * np.log(np.minimum(uniform, 1.0)))
     draws = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
-    noise: NDArray[np.float64] = draws[:size] * std
+    noise: F64 = draws[:size] * std
     return noise
 
 
-def gaussian(size: int, std: float, rng: np.random.Generator) -> NDArray[np.float64]:
+def gaussian(size: int, std: float, rng: np.random.Generator) -> F64:
     """`size` draws of N(0, std^2) from a given generator: simulation and tests only."""
     _check(size, std)
     return rng.standard_normal(size) * std
@@ -48,7 +49,7 @@ def node_noise(
     std: float,
     min_weight: float,
     rng: np.random.Generator | None,
-) -> NDArray[np.float64]:
+) -> F64:
     """One node's share of the noise on a sum: one draw of N(0, weight * std^2 / min_weight).
 
     length: of the sum. weight: users that the node stands for (public, fixed for the run).

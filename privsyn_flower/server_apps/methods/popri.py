@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.benchmark.feedback import Feedback, response_feedback
-from privsyn_flower.benchmark.private import Floats, Private, distance_to_development
+from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
@@ -19,7 +20,6 @@ from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.server_apps.selection import check_selection, select_round
-from privsyn_flower.strategies.engine.rounds import Vector
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
@@ -158,7 +158,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     def noise_answers(
         self, strategy: POPri, row: Mapping[str, Any], rng: np.random.Generator
-    ) -> Vector:
+    ) -> F64:
         """Around zero: only the scores' order counts."""
         return rng.normal(0.0, row["noise_std"], strategy.ask(row["round"]).length)
 
@@ -183,7 +183,7 @@ class POPriRecipe(Synthesis[POPri]):
                 sets[self.config.evaluation.rival] = rival.written("rival", rival.as_rival(private))
         return sets
 
-    def feedback(self, strategy: POPri, private: Private, held_out: Floats) -> Feedback:
+    def feedback(self, strategy: POPri, private: Private, held_out: F32) -> Feedback:
         return response_feedback(self.folder, private, held_out, self.config.popri.rejected_rank)
 
 

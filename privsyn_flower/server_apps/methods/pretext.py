@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
-from privsyn_flower.benchmark.private import Floats, Private
+from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
-from privsyn_flower.strategies.engine.rounds import Vector
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.text.prompts import LabelledText, expand
 
@@ -99,7 +99,7 @@ class PrETextRecipe(Synthesis[PrEText]):
 
     def noise_answers(
         self, strategy: PrEText, row: Mapping[str, Any], rng: np.random.Generator
-    ) -> Vector:
+    ) -> F64:
         """Around the mean of the released votes, as if every candidate had been equally popular:
         around zero hardly any would pass the threshold, and there would be next to nothing."""
         size = self.config.pretext.population
@@ -114,7 +114,7 @@ class PrETextRecipe(Synthesis[PrEText]):
         noise = {self.noise: self.noise_seeds} if self.noise_seeds else {}
         return {"seeds": strategy.seeds, **noise}
 
-    def feedback(self, strategy: PrEText, private: Private, held_out: Floats) -> Feedback:
+    def feedback(self, strategy: PrEText, private: Private, held_out: F32) -> Feedback:
         return vote_feedback(self.folder, private, strategy.seeds)
 
     def as_rival(self, private: Private) -> PrEText:
@@ -124,7 +124,7 @@ class PrETextRecipe(Synthesis[PrEText]):
         strategy = self.strategy(folder)
         noise_std = self.run.session.promise.main.multiplier * self.config.pretext.vote_bound
 
-        def answers(rnd: int) -> tuple[Vector, float]:
+        def answers(rnd: int) -> tuple[F64, float]:
             votes = private.votes(strategy.ask(rnd).question())
             return votes + system_gaussian(len(votes), noise_std), noise_std
 

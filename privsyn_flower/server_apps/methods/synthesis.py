@@ -9,16 +9,16 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.benchmark import run_benchmark
 from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.pictures import draw_benchmark
-from privsyn_flower.benchmark.private import Floats, Private
+from privsyn_flower.benchmark.private import Private
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.strategies.engine.rounds import Vector
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.prompts import LabelledText
 
@@ -36,13 +36,11 @@ class Synthesis(Recipe[S]):
         """The strategy's synthetic texts. purpose: of the randomness."""
 
     @abstractmethod
-    def noise_answers(
-        self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator
-    ) -> Vector:
+    def noise_answers(self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator) -> F64:
         """Noise like that of a round, in the answers' place. row: of the round's metrics."""
 
     @abstractmethod
-    def feedback(self, strategy: S, private: Private, held_out: Floats) -> Feedback:
+    def feedback(self, strategy: S, private: Private, held_out: F32) -> Feedback:
         """What the users' answers were worth, for the benchmark."""
 
     def seeds(self, strategy: S) -> dict[str, Sequence[str]]:
@@ -73,7 +71,7 @@ class Synthesis(Recipe[S]):
         strategy = self.strategy(folder)
         rows = {row["round"]: row for row in record.metrics()}
 
-        def answers(rnd: int) -> tuple[Vector, float]:
+        def answers(rnd: int) -> tuple[F64, float]:
             rng = seeded(self.config.seed, rnd, "control")
             return self.noise_answers(strategy, rows[rnd], rng), rows[rnd]["noise_std"]
 

@@ -17,12 +17,13 @@ import numpy as np
 from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.queries.updates import update_bound
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
-from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizer, Vector
+from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizer
 from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout, trained_layout
@@ -130,7 +131,7 @@ class GeneralisedFedAvg(Strategy):
             options=options,
         )
 
-    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """One server step with the noisy sum (d,) or (d + 1,), public from here.
 
         The denominator is fixed: users who did not answer count as users who changed nothing.
@@ -243,7 +244,7 @@ class GeneralisedFedAvg(Strategy):
         return arrays
 
 
-def update_facts(mean: Vector, noise_std: float) -> dict[str, float]:
+def update_facts(mean: F64, noise_std: float) -> dict[str, float]:
     """Public figures of a noisy mean update (d,) with noise of std `noise_std` per coordinate.
 
     signal_to_noise: the norm of the mean without noise is not known; what is estimated is
@@ -256,7 +257,7 @@ def update_facts(mean: Vector, noise_std: float) -> dict[str, float]:
     return facts
 
 
-def _unflatten(layout: Layout, vector: Vector, like: Mapping[str, NDArray[Any]]) -> Arrays:
+def _unflatten(layout: Layout, vector: F64, like: Mapping[str, NDArray[Any]]) -> Arrays:
     """The vector (d,) as named arrays, each in the type that it has in `like`."""
     arrays: Arrays = {}
     start = 0

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
-Vector = NDArray[np.float64]
-Slots = Mapping[str, Vector]
+from privsyn_flower.arrays import F64
+
+Slots = Mapping[str, F64]
 ServerOptimizerName = Literal["fedavg", "fedavgm", "fedadam", "fedyogi"]
 
 
 class ServerOptimizer(Protocol):
     """mean (d,) -> change (d,); slots: what is remembered between rounds, arrays (d,) by name."""
 
-    def start(self, length: int) -> dict[str, Vector]:
+    def start(self, length: int) -> dict[str, F64]:
         """The slots before round 1."""
 
-    def step(self, mean: Vector, slots: Slots) -> tuple[Vector, dict[str, Vector]]:
+    def step(self, mean: F64, slots: Slots) -> tuple[F64, dict[str, F64]]:
         """What is added to the parameters, and the slots after it."""
 
 
@@ -36,10 +36,10 @@ class FedAvg:
 
     learning_rate: float = 1.0
 
-    def start(self, length: int) -> dict[str, Vector]:
+    def start(self, length: int) -> dict[str, F64]:
         return {}
 
-    def step(self, mean: Vector, slots: Slots) -> tuple[Vector, dict[str, Vector]]:
+    def step(self, mean: F64, slots: Slots) -> tuple[F64, dict[str, F64]]:
         return self.learning_rate * mean, {}
 
 
@@ -60,10 +60,10 @@ class FedAvgM:
     learning_rate: float = 1.0
     momentum: float = 0.9
 
-    def start(self, length: int) -> dict[str, Vector]:
+    def start(self, length: int) -> dict[str, F64]:
         return {"momentum": np.zeros(length)}
 
-    def step(self, mean: Vector, slots: Slots) -> tuple[Vector, dict[str, Vector]]:
+    def step(self, mean: F64, slots: Slots) -> tuple[F64, dict[str, F64]]:
         velocity = self.momentum * slots["momentum"] + mean
         return self.learning_rate * velocity, {"momentum": velocity}
 
@@ -82,16 +82,16 @@ class FedAdam:
     beta_2: float = 0.99
     tau: float = 1e-3
 
-    def start(self, length: int) -> dict[str, Vector]:
+    def start(self, length: int) -> dict[str, F64]:
         return {"first": np.zeros(length), "second": np.full(length, self.tau**2)}
 
-    def step(self, mean: Vector, slots: Slots) -> tuple[Vector, dict[str, Vector]]:
+    def step(self, mean: F64, slots: Slots) -> tuple[F64, dict[str, F64]]:
         first = self.momentum * slots["first"] + (1 - self.momentum) * mean
         second = self.second(slots["second"], np.square(mean))
         change = self.learning_rate * first / (np.sqrt(second) + self.tau)
         return change, {"first": first, "second": second}
 
-    def second(self, before: Vector, squares: Vector) -> Vector:
+    def second(self, before: F64, squares: F64) -> F64:
         """v^t from v^{t-1} and (g^t)^2."""
         return self.beta_2 * before + (1 - self.beta_2) * squares
 
@@ -100,7 +100,7 @@ class FedAdam:
 class FedYogi(FedAdam):
     """As FedAdam, with v^t = v^{t-1} - (1 - beta_2) (g^t)^2 sign(v^{t-1} - (g^t)^2)."""
 
-    def second(self, before: Vector, squares: Vector) -> Vector:
+    def second(self, before: F64, squares: F64) -> F64:
         return before - (1 - self.beta_2) * squares * np.sign(before - squares)
 
 

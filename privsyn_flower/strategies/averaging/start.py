@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import DROP_IN, show
@@ -38,7 +39,6 @@ from privsyn_flower.strategies.averaging.app_records import (
     server_figures,
 )
 from privsyn_flower.strategies.averaging.generalised_fedavg import GeneralisedFedAvg
-from privsyn_flower.strategies.averaging.server_optimizers import Vector
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.cohort import RoundPlan, check_enough
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism
@@ -95,7 +95,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         main = self.phase(rounds, spare_rounds, nodes=nodes)
         return [main, *evaluation_phases(main, evaluations)]
 
-    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """One server step, and the evaluation on the nodes that is due after it."""
         metrics = super().learn(rnd, released, noise_std)
         if self._evaluations is not None:

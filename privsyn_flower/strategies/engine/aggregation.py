@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import F64, U64
 from privsyn_flower.messaging import Absence, Arrived, record_bytes, send_and_wait, tally
 from privsyn_flower.privacy.accounting.sampling import AggregationName
 from privsyn_flower.privacy.encoding.rotation import rotate
@@ -46,8 +47,6 @@ from privsyn_flower.secagg import SecaggError, Transport, run_session
 
 logger = logging.getLogger("privsyn_flower")
 
-Residues = np.ndarray[Any, np.dtype[np.uint64]]
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 _CHUNK = 1 << 20  # coordinates that noise is rounded and added to at a time
 
 
@@ -70,12 +69,12 @@ class ModularSum:
     `decoded`, which wants to know what noise is on.
     """
 
-    residues: Residues = field(repr=False)
+    residues: U64 = field(repr=False)
     query: Query
     noise: Noise
     weight: float
 
-    def add(self, unit: Vector, multiplier: float) -> None:
+    def add(self, unit: F64, multiplier: float) -> None:
         """Gaussian noise in place: multiplier * sensitivity * unit, rounded, modulo 2^bits.
 
         unit: (encoded_length,), the noise at standard deviation 1, PRIVATE; the sum's padding gets
@@ -265,10 +264,10 @@ def _is_final(absence: Absence) -> bool:
     return absence.code in FINAL and not passing
 
 
-def _modular_sum(residues: Residues, exchange: Exchange, survivors: list[int]) -> ModularSum:
+def _modular_sum(residues: U64, exchange: Exchange, survivors: list[int]) -> ModularSum:
     weight = float(sum(exchange.cohort[node].weight for node in survivors))
     return ModularSum(residues, exchange.query, exchange.noise, weight)
 
 
-def _reduce(residues: Residues, bits: int) -> None:
+def _reduce(residues: U64, bits: int) -> None:
     residues &= np.uint64((1 << bits) - 1)

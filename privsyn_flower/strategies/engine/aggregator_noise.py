@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.files import replace_private
 from privsyn_flower.privacy.correlated import (
     Factorization,
@@ -77,9 +77,7 @@ class AggregatorNoise:
         if not 0 < self.z < math.inf:
             raise ValueError(f"z = {self.z} must be finite and above 0")
         self.folder = Path(self.folder)
-        self._cumulative: NDArray[np.float64] = self.factorization.cumulative_sensitivity(
-            self.participation
-        )
+        self._cumulative: F64 = self.factorization.cumulative_sensitivity(self.participation)
 
     @property
     def name(self) -> str:

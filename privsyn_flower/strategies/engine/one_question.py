@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
@@ -19,8 +19,6 @@ from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import Mechanism
 from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
-
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class OneQuestion(Strategy):
@@ -48,7 +46,7 @@ class OneQuestion(Strategy):
         """The question."""
         return self.query
 
-    def learn(self, rnd: int, released: Floats, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """Keep the noisy sums; whoever asked makes figures of them."""
         self.released, self.noise_std = [float(value) for value in released], noise_std
         return {"released": self.released}

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from flwr.serverapp import Grid
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.local.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.release import TooFewSurvivors, release
@@ -38,8 +38,6 @@ logger = logging.getLogger("privsyn_flower")
 # Attempts that end before a node was asked to unmask cost no privacy, but they do cost time. So
 # they are counted for each start alone: what made them fail may have been mended since.
 MOST_ABORTS = 3
-
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class NothingLearned(RuntimeError):
@@ -68,7 +66,7 @@ class Strategy(Protocol):
     def ask(self, rnd: int) -> Query:
         """The public question of round `rnd` (1-based)."""
 
-    def learn(self, rnd: int, released: Vector, noise_std: float) -> dict[str, Any]:
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """Use the noisy sum; returns public metrics. All of it is post-processing."""
 
     def state(self) -> dict[str, Any]:
@@ -303,7 +301,7 @@ class Rounds:
             raise
         seconds = round(time.monotonic() - start, 3)
 
-        def store(released: Vector) -> None:
+        def store(released: F64) -> None:
             std = self.mechanism.released_std(rnd, plan, query, noise, total.weight)
             facts = {"charge": charge, "mechanism": self.mechanism.name, "noise_std": std}
             facts |= _facts(ticket, query, collected)

@@ -9,8 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Places = npt.NDArray[np.intp]
+from privsyn_flower.arrays import F64, Ints
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,9 @@ class Ranking:
     last usable one, because there are fewer usable ones than the rank.
     """
 
-    prompts: Places
-    chosen: Places
-    rejected: Places
+    prompts: Ints
+    chosen: Ints
+    rejected: Ints
     identical: int
     unusable: int
     shortened: int
@@ -107,7 +106,7 @@ def rank_responses(
     )
 
 
-def score_facts(released: Floats, sizes: Sequence[int], noise_std: float) -> dict[str, float]:
+def score_facts(released: F64, sizes: Sequence[int], noise_std: float) -> dict[str, float]:
     """Public figures about the released scores (m,), m = sum of sizes (responses by prompt).
 
     The signal-to-noise ratios compare variances: what the scores have beyond the noise, over the

@@ -9,14 +9,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import write_json
 from privsyn_flower.text.prompts import Prompt, PromptSource, read_text
 from privsyn_flower.text.protocols import AdaptableGenerator
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Responses:
         """The class of each prompt that is asked about."""
         return [p.label for p, own in zip(self.prompts, self.places, strict=True) if own]
 
-    def matrix(self, released: Floats) -> Floats:
+    def matrix(self, released: F64) -> F64:
         """Scores (m,) of the asked texts -> (K, J); 0 where nothing was asked.
 
         Equal responses to one prompt get the same score. Raises ValueError when m is another

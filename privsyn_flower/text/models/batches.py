@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
+
+from privsyn_flower.arrays import I64
 
 if TYPE_CHECKING:
     import torch
@@ -23,16 +24,14 @@ def encode(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]
     return rows
 
 
-def token_batches(
-    lengths: Sequence[int] | npt.NDArray[np.int64], budget: int, rng: np.random.Generator
-) -> list[npt.NDArray[np.int64]]:
+def token_batches(lengths: Sequence[int] | I64, budget: int, rng: np.random.Generator) -> list[I64]:
     """Row numbers of one epoch's batches, each of at most `budget` padded tokens.
 
     Every row appears once; a row longer than the budget gets a batch of its own.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     order = rng.permutation(len(sizes))
-    batches: list[npt.NDArray[np.int64]] = []
+    batches: list[I64] = []
     for start in range(0, len(order), WINDOW):
         window = order[start : start + WINDOW]
         window = window[np.argsort(sizes[window], kind="stable")]

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.arrays import U8
 from privsyn_flower.text.fingerprints import file_digest
 
 Array = npt.NDArray[Any]
@@ -46,7 +47,7 @@ class ParametersError(ValueError):
     """Parameters do not fit the base model; the text names the array and what was expected."""
 
 
-def pack_parameters(parameters: Parameters) -> npt.NDArray[np.uint8]:
+def pack_parameters(parameters: Parameters) -> U8:
     """Named float32 or float16 arrays -> the bytes of a safetensors file: (n,) uint8."""
     from safetensors.numpy import save
 
