@@ -72,8 +72,8 @@ def user_app_metrics(
     usable = np.isfinite(count) & (count > 0) & np.isfinite(found).all(axis=1)
     count, found = np.where(usable, count, 0.0), np.where(usable[:, None], found, 0.0)
     weight = np.minimum(count, max_examples) / max_examples if max_examples else usable * 1.0
-    low, high = np.array(bounds, dtype=np.float64).T
-    centred = (2 * ((found.clip(low, high) - low) / (high - low)) - 1).clip(-1, 1)
+    low, high = np.array(bounds, dtype=np.float64).T  # (k,), (k,)
+    centred = (2 * ((found.clip(low, high) - low) / (high - low)) - 1).clip(-1, 1)  # (u, k)
     return np.concatenate([weight[:, None], weight[:, None] * centred], axis=1)
 
 

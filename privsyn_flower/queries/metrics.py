@@ -88,16 +88,16 @@ def user_metrics(
     usable = np.isfinite(count) & (count > 0)
     usable &= np.isfinite(hits).all(axis=1) & np.isfinite(nats).all(axis=1)
     count = np.where(usable, count, 0.0).clip(0, max_tokens)
-    vectors = np.zeros((len(count), size))
+    vectors = np.zeros((len(count), size))  # (u, 1 + 2 R)
     vectors[:, 0] = count / max_tokens
     for column, sums, cap in ((1, hits, 1.0), (2, nats, max_loss)):
         kept = np.where(usable[:, None], sums, 0.0).clip(0, count[:, None] * cap)
-        share = kept / (max_tokens * cap)
+        share = kept / (max_tokens * cap)  # (u, R)
         if gap:
             most = gap * vectors[:, :1]
             share[:, 1:] = (share[:, 1:] - share[:, :1]).clip(-most, most) / gap
         vectors[:, column::2] = share
-    norms = np.linalg.norm(vectors, axis=1)
+    norms = np.linalg.norm(vectors, axis=1)  # (u,)
     factor = np.minimum(1.0, bound / np.maximum(norms, 1e-300))
     clipped: F64 = vectors * factor[:, None]
     return clipped
@@ -142,11 +142,11 @@ def encoded_sum(
     if plan is None:
         total = (vectors * summed[:, None]).sum(axis=0)
         return total
-    whole = np.rint(vectors * plan.scale)
+    whole = np.rint(vectors * plan.scale)  # (u, d)
     # A quarter beyond the integer: an encoder that truncates and one that rounds agree on it.
     values = (whole + 0.25 * np.sign(whole)) / plan.scale
-    users = np.repeat(np.arange(len(vectors)), vectors.shape[1])
-    integers = plan.encode_users(values.ravel(), users).reshape(vectors.shape)
+    users = np.repeat(np.arange(len(vectors)), vectors.shape[1])  # (u d,)
+    integers = plan.encode_users(values.ravel(), users).reshape(vectors.shape)  # (u, d)
     total = (integers * summed[:, None]).sum(axis=0)
     return total
 

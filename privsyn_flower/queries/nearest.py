@@ -59,8 +59,8 @@ def prepare(candidates: F32, neighbors: int, metric: str) -> Question:
         )
     if not np.isfinite(candidates).all():
         raise ValueError("candidates has entries that are not finite: they are public, fix them")
-    exact = candidates.astype(np.float64)
-    offset = np.zeros(len(exact))
+    exact = candidates.astype(np.float64)  # (m, d)
+    offset = np.zeros(len(exact))  # (m,)
     if metric == "l2":
         offset = (exact * exact).sum(axis=1)
         exact = 2 * exact
@@ -92,7 +92,7 @@ def nearest_candidates(rows: F32, kept: Ints | None, question: Question) -> tupl
     for start in range(0, total, step):
         block = rows[start : start + step] if kept is None else rows[kept[start : start + step]]
         with np.errstate(over="ignore", invalid="ignore"):
-            norms = np.sqrt(np.einsum("ij,ij->i", block, block))
+            norms = np.sqrt(np.einsum("ij,ij->i", block, block))  # (b,)
         finite = np.isfinite(norms)
         if not finite.all():  # an overflowing norm may still belong to a finite row
             finite = np.isfinite(block).all(axis=1)
@@ -106,7 +106,7 @@ def _nearest_in_block(block: F32, norms: F32, question: Question) -> Ints:
     if question.neighbors == question.size:  # every candidate wins
         return np.tile(np.arange(question.size), (len(block), 1))
     with np.errstate(over="ignore", invalid="ignore"):
-        scores = block @ question.slope32.T
+        scores = block @ question.slope32.T  # (b, m)
         np.subtract(question.offset32, scores, out=scores)
         error = _rounding_error(norms, question)
         chosen, unsure, ceiling = _least(scores, error, question.neighbors)
@@ -139,17 +139,17 @@ def _least(scores: F32, error: F64, neighbors: int) -> tuple[Ints, Ints, F32]:
 
     Overwrites the winners' scores while it looks for the next, and puts them back.
     """
-    line = np.arange(len(scores))
+    line = np.arange(len(scores))  # (b,)
     chosen = np.empty((len(scores), neighbors), dtype=np.intp)
     values = np.empty((len(scores), neighbors), dtype=np.float32)
     for k in range(neighbors):
         chosen[:, k] = scores.argmin(axis=1)
         values[:, k] = scores[line, chosen[:, k]]
         scores[line, chosen[:, k]] = np.inf
-    last = values[:, -1].astype(np.float64)
+    last = values[:, -1].astype(np.float64)  # (b,)
     # Beyond twice the error no other candidate can win. Rounded up on the way to float32.
     ceiling = np.nextafter((last + 2 * error).astype(np.float32), np.float32(np.inf))
-    unsure = np.flatnonzero(~(scores.min(axis=1) > ceiling))
+    unsure = np.flatnonzero(~(scores.min(axis=1) > ceiling))  # (s,) of b
     scores[line[:, None], chosen] = values
     return chosen, unsure, ceiling
 
@@ -157,13 +157,13 @@ def _least(scores: F32, error: F64, neighbors: int) -> tuple[Ints, Ints, F32]:
 def _decide(rows: F32, near: Bools, question: Question) -> Ints:
     """The k least exact scores among the near candidates of each row; lowest index on ties."""
     chosen = np.empty((len(rows), question.neighbors), dtype=np.intp)
-    counts = near.sum(axis=1)
+    counts = near.sum(axis=1)  # (s,)
     groups = (np.cumsum(counts) - counts) // _PAIRS
     for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(groups)) + 1):
-        line, column = np.nonzero(near[part])
+        line, column = np.nonzero(near[part])  # (p,), (p,): pairs
         # Row by row products: the same numbers wherever the row lies.
         products = question.slope[column] * rows[part[line]].astype(np.float64)
-        exact = question.offset[column] - products.sum(axis=1)
+        exact = question.offset[column] - products.sum(axis=1)  # (p,)
         order = np.lexsort((column, exact, line))
         first = np.searchsorted(line, np.arange(len(part)))
         chosen[part] = column[order][first[:, None] + np.arange(question.neighbors)]

@@ -46,7 +46,7 @@ def whole_sums(sums: F64) -> tuple[F32, F64]:
 
     sums * scale are about the whole numbers. A row of norm below 1e-6 becomes zeros, of scale 0.
     """
-    lengths = np.sqrt((sums * sums).sum(axis=-1))
+    lengths = np.sqrt((sums * sums).sum(axis=-1))  # (...,)
     scales = np.where(lengths > _DUST, longest_norm(sums.shape[-1]), 0.0)
     scales /= np.where(lengths > _DUST, lengths, 1.0)
     return np.rint(sums * scales[..., None]).astype(np.float32), scales
@@ -69,8 +69,8 @@ def units(rows: F32) -> tuple[F64, Ints]:
     Each row by itself. Left out: NaN, infinity, and zeros.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        exact = rows.astype(np.float64)
-        lengths = np.sqrt((exact * exact).sum(axis=1))
+        exact = rows.astype(np.float64)  # (n, d)
+        lengths = np.sqrt((exact * exact).sum(axis=1))  # (n,)
     directed = np.flatnonzero((lengths > 0) & (lengths < np.inf))
     return exact[directed] / lengths[directed, None], directed
 
@@ -83,7 +83,7 @@ def user_sums(
     labels: (n,) the class of each row; those below 0 count nowhere. A user's sums are made of its
     own rows only, in their order.
     """
-    _, user = np.unique(owners, return_inverse=True)
+    _, user = np.unique(owners, return_inverse=True)  # (n,) counted from 0
     order = np.argsort(user, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(user))]).astype(np.intp)
     for first in range(0, len(starts) - 1, step):
@@ -91,12 +91,12 @@ def user_sums(
         chosen = order[starts[first] : starts[last]]
         rank = np.arange(starts[first], starts[last]) - starts[user[chosen]]
         chosen = chosen[(rank < cap) & (labels[chosen] >= 0)]
-        own, directed = units(rows[chosen])
+        own, directed = units(rows[chosen])  # (c, d), (c,)
         cells = (user[chosen] - first)[directed] * classes + labels[chosen][directed]
         by_cell = np.argsort(cells, kind="stable")
         found, begin, counts = np.unique(cells[by_cell], return_index=True, return_counts=True)
-        sums = np.zeros(((last - first) * classes, rows.shape[1]))
-        numbers = np.zeros(len(sums))
+        sums = np.zeros(((last - first) * classes, rows.shape[1]))  # (u B, d)
+        numbers = np.zeros(len(sums))  # (u B,)
         if len(found):
             sums[found] = np.add.reduceat(own[by_cell], begin, axis=0)
             numbers[found] = counts

@@ -59,7 +59,7 @@ def similarity_scores(
     Raises ValueError on shapes and on candidates that are not finite.
     """
     rows, question = _matrices(private, candidates)
-    own, _ = units(rows)
+    own, _ = units(rows)  # (n, d)
     scores: F64 = _directions(question).astype(np.float64) @ own.sum(axis=0)
     if not standardize:
         return scores
@@ -116,20 +116,20 @@ def shard_scores(
         raise ValueError(f"bound = {bound} must be finite and above 0")
     if samples_cap < 1:
         raise ValueError(f"samples_cap = {samples_cap} must be at least 1")
-    rows, question = _matrices(embeddings, candidates)
-    owners = _whole("users", users, len(rows))
+    rows, question = _matrices(embeddings, candidates)  # (n, d), (m, d)
+    owners = _whole("users", users, len(rows))  # (n,)
     if (classes is None) != (sample_classes is None):
         raise ValueError("classes and sample_classes belong together: give both or none")
     names = None if classes is None else _whole("classes", classes, len(question))
     counts = None if groups is None else np.asarray(groups)
     blocks = _blocks(_directions(question) if cosines else question, score, counts, names)
-    labels = np.zeros(len(rows), dtype=np.intp)
+    labels = np.zeros(len(rows), dtype=np.intp)  # (n,)
     if sample_classes is not None:
         labels = _labels(_whole("sample_classes", sample_classes, len(rows)), blocks)
     scoring = _Scoring(blocks, score, bound, plan)
     total = np.zeros(len(question), dtype=np.float64 if plan is None else np.int64)
-    columns = np.concatenate([block.columns for block in blocks])
-    who = np.unique(owners)
+    columns = np.concatenate([block.columns for block in blocks])  # (m,)
+    who = np.unique(owners)  # (u,)
     summed = np.ones(len(who), bool) if counted is None else np.asarray(counted)[who]
     done = 0
     for sums, numbers in user_sums(rows, owners, labels, samples_cap, scoring.step, len(blocks)):
@@ -154,7 +154,7 @@ class _Scoring:
         self, blocks: list[_Block], score: str, bound: float, plan: ScoreEncoding | None
     ) -> None:
         self.blocks, self.score, self.bound, self.plan = blocks, score, bound, plan
-        self.sizes = np.array([len(block.columns) for block in blocks])
+        self.sizes = np.array([len(block.columns) for block in blocks])  # (B,)
         self.ends = np.cumsum(self.sizes)
         size, dimension = int(self.ends[-1]), blocks[0].question.rows.shape[1]
         self.step = max(1, BLOCK_BYTES // (4 * size + 8 * dimension * len(blocks)))
@@ -166,15 +166,15 @@ class _Scoring:
 
         summed: (u,) whether each user is; a product at the end, so that both cost the same.
         """
-        scores, scratch = self._arrays[:, : len(sums)]
-        whole, scales = whole_sums(sums)
+        scores, scratch = self._arrays[:, : len(sums)]  # (u, m), (u, m)
+        whole, scales = whole_sums(sums)  # (u, B, d), (u, B)
         for b, columns in self._columns():
             question = self.blocks[b].question
             np.matmul(whole[:, b], question.rows.T, out=scores[:, columns])
         np.square(scores, out=scratch)
         parts = [scratch[:, columns].sum(axis=1) for _, columns in self._columns()]
-        lengths = np.sqrt(np.stack(parts, axis=1).astype(np.float64))
-        factors = self._factors(lengths, scales, counts)
+        lengths = np.sqrt(np.stack(parts, axis=1).astype(np.float64))  # (u, B)
+        factors = self._factors(lengths, scales, counts)  # (u, B)
         if self.plan is None:
             return self._floats(scores, factors * summed[:, None])
         integers = self._integers(scores, scratch, factors, lengths, self.plan)
@@ -200,7 +200,7 @@ class _Scoring:
             fine = np.array([block.question.scale for block in self.blocks])
             factors = 1.0 / np.where(known, fine * scales * counts, 1.0)
         factors = np.where(known, factors, 0.0)
-        found = np.sqrt(np.square(factors * lengths).sum(axis=1))
+        found = np.sqrt(np.square(factors * lengths).sum(axis=1))  # (u,)
         limit = np.minimum(found, self.bound) if self.score != "centred" else self.bound
         clipped: F64 = factors * (limit / np.where(found > 0, found, 1.0))[:, None]
         return clipped
@@ -209,14 +209,14 @@ class _Scoring:
         parts = [
             factors[:, b] @ scores[:, columns].astype(np.float64) for b, columns in self._columns()
         ]
-        return np.concatenate(parts)
+        return np.concatenate(parts)  # (m,)
 
     def _integers(
         self, scores: F32, scratch: F32, factors: F64, lengths: F64, plan: ScoreEncoding
     ) -> NDArray[Any]:
         """Each user's vector as whole numbers (u, m)."""
         factors = factors * plan.scale
-        found = np.sqrt(np.square(factors * lengths).sum(axis=1))
+        found = np.sqrt(np.square(factors * lengths).sum(axis=1))  # (u,)
         longest = rounding_room(plan.sensitivity, int(self.ends[-1]))
         factors *= np.minimum(1.0, longest / np.where(found > 0, found, 1.0))[:, None]
         scaled: NDArray[Any] = scores
@@ -242,8 +242,8 @@ def _blocks(
         raise ValueError("classes must be 0 or more, and the same for all candidates of a prompt")
     blocks = []
     for name in np.unique(names):
-        columns = np.flatnonzero(names == name)
-        rows: Any = question[columns]
+        columns = np.flatnonzero(names == name)  # (m_b,)
+        rows: Any = question[columns]  # (m_b, d)
         if score == "standardised":
             rows -= rows.mean(axis=0, dtype=np.float64).astype(np.float32)
         elif score == "centred":
@@ -262,7 +262,7 @@ def _labels(labels: Ints, blocks: list[_Block]) -> Ints:
 
 def _directions(question: F32) -> F32:
     """Candidates at norm 1; a zero one stays zero, of similarity 0 to everything."""
-    lengths = norms(question)
+    lengths = norms(question)  # (m,)
     divisors: F32 = np.where(lengths > 0, lengths, 1.0).astype(np.float32)
     return np.divide(question, divisors[:, None], dtype=np.float32)
 

@@ -48,7 +48,7 @@ def user_update(delta: ArrayLike | None, *, clip_norm: float, indicator: float) 
     values = np.asarray(delta)
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise ValueError(f"delta is {values.dtype} {values.shape}, expected numbers (d,)")
-    vector = np.empty(len(values) + (indicator > 0))
+    vector = np.empty(len(values) + (indicator > 0))  # (d,) or (d + 1,)
     body = vector[: len(values)]
     body[:] = values
     norm = _norm(body)

@@ -75,18 +75,18 @@ def shard_votes(
     vote_sensitivity(clip, bound)
     if samples_cap < 1:
         raise ValueError(f"samples_cap = {samples_cap} must be at least 1")
-    rows = _rows("embeddings", embeddings)
-    owners = np.asarray(users)
+    rows = _rows("embeddings", embeddings)  # (n, d)
+    owners = np.asarray(users)  # (n,)
     if owners.shape != (len(rows),) or not (owners.size == 0 or owners.dtype.kind in "iu"):
         raise ValueError(
             f"users has shape {owners.shape} and type {owners.dtype}, expected one integer for "
             f"each of the {len(rows)} embeddings"
         )
     question = prepare(_rows("candidates", candidates), neighbors, metric)
-    kept, user_of_row = _first_rows(owners, samples_cap)
-    chosen, voted = nearest_candidates(rows, kept, question)
-    voters = np.repeat(user_of_row[voted], neighbors)
-    names = np.unique(owners)
+    kept, user_of_row = _first_rows(owners, samples_cap)  # (v,), (v,)
+    chosen, voted = nearest_candidates(rows, kept, question)  # (w, k), (w,): rows that are finite
+    voters = np.repeat(user_of_row[voted], neighbors)  # (w k,)
+    names = np.unique(owners)  # (u,)
     summed = np.ones(len(names), bool) if counted is None else np.asarray(counted)[names]
     return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound, plan, summed)
 
@@ -119,7 +119,7 @@ def _first_rows(owners: NDArray[np.integer], cap: int) -> tuple[Ints | None, Int
     _, user_of_row = np.unique(owners, return_inverse=True)
     order = np.argsort(user_of_row, kind="stable")
     starts = np.concatenate([[0], np.cumsum(np.bincount(user_of_row))]).astype(np.intp)
-    rank = np.empty(len(owners), dtype=np.intp)
+    rank = np.empty(len(owners), dtype=np.intp)  # (n,) of each row among its user's
     rank[order] = np.arange(len(owners)) - starts[user_of_row[order]]
     if not len(rank) or rank.max() < cap:
         return None, user_of_row
@@ -142,14 +142,14 @@ def _clipped_sum(
     """
     if not len(voters):
         return np.zeros(size, dtype=np.float64 if plan is None else np.int64)
-    cells, counts = np.unique(voters * size + chosen, return_counts=True)
-    users, columns = cells // size, cells % size
+    cells, counts = np.unique(voters * size + chosen, return_counts=True)  # (c,), (c,)
+    users, columns = cells // size, cells % size  # (c,), (c,)
     values = np.sqrt(counts) if clip == "sqrt-count" else counts.astype(np.float64)
     # Counts are integers below 2^53, so their squares sum exactly.
     squares = counts if clip == "sqrt-count" else counts**2
-    norms = np.sqrt(np.bincount(users, weights=squares))
+    norms = np.sqrt(np.bincount(users, weights=squares))  # (u,)
     limit = np.full_like(norms, bound) if clip == "normalised" else np.minimum(norms, bound)
-    scaled = values * limit[users] / norms[users]
+    scaled = values * limit[users] / norms[users]  # (c,)
     if plan is None:
         weights = scaled * summed[users]
         return np.bincount(columns, weights=weights, minlength=size).astype(np.float64)
