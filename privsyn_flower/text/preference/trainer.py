@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from privsyn_flower.files import file_digest, write_atomic
+from privsyn_flower.files import file_digest, replace_private
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.adapters import WEIGHTS
@@ -113,7 +113,7 @@ class PreferenceTrainer:
 
             metrics = fit(self.setting, self.tuning, pairs, start=start, work=work, seed=seed)
             report = json.dumps(metrics, indent=1) + "\n"
-            write_atomic(work / FINISHED, report.encode())
+            replace_private(work / FINISHED, report.encode())
         shutil.rmtree(work / CHECKPOINTS, ignore_errors=True)
         epochs = json.loads((work / FINISHED).read_text("utf-8"))
         return [
@@ -142,4 +142,4 @@ class PreferenceTrainer:
                 f"{work} holds a training of other pairs, settings, start or seed: use an empty "
                 "folder"
             )
-        write_atomic(path, json.dumps({"task": task}).encode())
+        replace_private(path, json.dumps({"task": task}).encode())
