@@ -23,8 +23,9 @@ from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
-from privsyn_flower.strategies.engine.cohort import RoundPlan
+from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
+from privsyn_flower.strategies.engine.one_question import OneQuestion, ask_once
 from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
 from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
 
@@ -129,6 +130,34 @@ class Session:
             self.progress,
             mechanism or self.mechanism(),
             self.node_caches,
+        )
+
+    def ask(
+        self, question: OneQuestion, phase: str, *, number: int = 1, cohort: Cohort | None = None
+    ) -> None:
+        """One question of a phase beside the rounds; inside `begun`. See `ask_once`.
+
+        number: which of the phase's it is; asked again, its release is read from disk. cohort: of
+        the rounds, whose nodes are then known. Raises ValueError for one more than is paid for.
+        """
+        paid = self.promise[phase]
+        if not 1 <= number <= paid.rounds:
+            raise ValueError(f"{phase} {number}: the run has paid for {paid.rounds} of them")
+        self.folder.save_value(PROMISED, self._promised())
+        name = phase if paid.rounds == 1 else f"{phase}-{number:04d}"
+        ask_once(
+            question,
+            grid=self.grid,
+            folder=self.folder,
+            name=name,
+            plan=self.plan(paid),
+            ledger=self.ledger,
+            aggregation=self.aggregation,
+            mechanism=self.mechanism(paid, name),
+            spare=paid.spare,
+            progress=self.progress,
+            cohort=cohort,
+            node_caches=self.node_caches,
         )
 
     def _promised(self) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+"""Several kinds of questions in one run, under one calibrated budget and one ledger."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.privacy import BudgetExceeded
+from privsyn_flower.privacy.accounting.sampling import Sampler
+from privsyn_flower.privacy.promise import EVALUATIONS, ROUNDS, Phase, evaluation_phases, promise
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.strategies.engine.aggregation import SecureAggregation
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.session import Session, Terms
+from privsyn_flower.text import load_embedder
+from tests.conftest import sentences
+from tests.server_apps.test_pipeline import Asking, deployed, grid_for
+
+EPSILON, DELTA = 40.0, 1e-5
+TOPICS = 4
+
+
+def topics() -> OneQuestion:
+    """A histogram: how many samples are closest to each of some public topics."""
+    embedder = load_embedder("ngram-32")
+    rows = embedder.embed(sentences(TOPICS, 9))
+    query = Query.votes(rows, bound=1.0, model=embedder.fingerprint)
+    return OneQuestion(query, [f"topic {number}" for number in range(TOPICS)])
+
+
+def session(tmp_path: Path, grid: Any, phases: list[Phase]) -> Session:
+    terms = Terms(6, nodes=3, round_timeout=5.0, node_timeout=5.0)
+    made = promise(EPSILON, DELTA, phases)
+    return Session(grid, RunFolder(tmp_path / "run"), made, terms, SecureAggregation())
+
+
+SAMPLED = Sampler("poisson", 0.5)
+PLANS = {
+    "a share": [Phase("topics", share=0.1), Phase(ROUNDS, 2, 1)],
+    "given noise": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1)],
+    "coins": [Phase("topics", multiplier=3.0), Phase(ROUNDS, 2, 1, SAMPLED)],
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_histogram_and_then_rounds(tmp_path: Path, loopback: Any, name: str) -> None:
+    _, contexts = deployed(tmp_path)
+    run = session(tmp_path, grid_for(loopback, contexts), PLANS[name])
+    made = run.promise
+    assert made.epsilon == pytest.approx(EPSILON, rel=1e-4) and made.epsilon <= EPSILON
+    question, strategy = topics(), Asking("scores")
+    with run.begun() as ledger:
+        run.ask(question, "topics")
+        assert run.rounds(strategy).run() == 2
+        charges = ledger.charges()
+        asked = {(c.query, c.noise_multiplier, c.sampling_rate) for c in charges}
+        first, then = made["topics"], made.main
+        assert asked == {
+            ("votes", first.multiplier, 1.0),
+            ("scores", then.multiplier, then.rate),
+        }
+        assert ledger.spent_epsilon() < EPSILON  # the spare round is left
+        assert sum(c.total_variation for c in charges) <= ledger.header.total_variation
+        spare = {"noise_multiplier": then.multiplier, "sampling_rate": then.rate}
+        assert ledger.room_for([spare] * 2) == 1
+    assert len(question.released) == TOPICS and np.isfinite(question.released).all()
+    said = run.statement.sentence()
+    assert "over 1 of 'topics' with integer (discrete Gaussian) noise of at least" in said
+    # The same questions again are read from disk.
+    again, sent = topics(), len(run.grid.sent)  # type: ignore[attr-defined]
+    with run.begun() as ledger:
+        run.ask(again, "topics")
+        assert run.rounds(Asking("scores")).run() == 2
+        assert len(ledger.charges()) == len(charges)
+    assert again.released == question.released
+    assert len(run.grid.sent) == sent  # type: ignore[attr-defined]
+
+
+def test_rounds_and_then_evaluations(tmp_path: Path, loopback: Any) -> None:
+    """As many as were paid for, each charged once, and not one more."""
+    _, contexts = deployed(tmp_path)
+    rounds = Phase(ROUNDS, 2, 0)
+    run = session(tmp_path, grid_for(loopback, contexts), [rounds, *evaluation_phases(rounds, 2)])
+    with run.begun() as ledger:
+        engine = run.rounds(Asking("votes"))
+        assert engine.run() == 2
+        for number in (1, 2):
+            run.ask(topics(), EVALUATIONS, number=number, cohort=engine.cohort)
+        with pytest.raises(ValueError, match="evaluation 3: the run has paid for 2 of them"):
+            run.ask(topics(), EVALUATIONS, number=3)
+        runs = Counter(charge.run for charge in ledger.charges())
+        assert sorted(runs.values()) == [1, 1, 2]
+        assert ledger.spent_epsilon() == pytest.approx(EPSILON, rel=1e-6)
+        with pytest.raises(BudgetExceeded):
+            ledger.reserve(run="x", query="votes", round=1, attempt=1, noise_multiplier=50.0)
+    assert "2 evaluations of models on the nodes" in run.statement.sentence()
+
+
+def test_a_phase_that_was_not_paid_for_is_not_asked(tmp_path: Path, loopback: Any) -> None:
+    _, contexts = deployed(tmp_path)
+    run = session(tmp_path, grid_for(loopback, contexts), [Phase(ROUNDS, 2)])
+    with run.begun(), pytest.raises(KeyError, match=r"topics: the run has paid for \['rounds'\]"):
+        run.ask(topics(), "topics")
