@@ -50,9 +50,6 @@ class Sampler:
             )
 
 
-EVERYBODY = Sampler()
-
-
 def check_sampler(name: str, rate: float) -> None:
     """Raises ValueError on an unknown sampler, or on a rate that it does not have."""
     if name not in get_args(SamplerName):
@@ -60,6 +57,9 @@ def check_sampler(name: str, rate: float) -> None:
     check_rate("sampling rate", rate)
     if name != "poisson" and rate != 1.0:
         raise ValueError(f"sampling rate = {rate} belongs to sampler = 'poisson', not {name!r}")
+
+
+EVERYBODY = Sampler()
 
 
 def coins(count: int, rate: float) -> Bools:
