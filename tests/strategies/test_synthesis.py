@@ -19,8 +19,7 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import SynthesisStrategy
 from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.text import load_embedder
-from privsyn_flower.text.preference import trainer as preference
+from privsyn_flower.text import load_embedder, preference
 from tests.conftest import sentences
 from tests.strategies.test_popri import (
     EMBEDDER,
