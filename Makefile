@@ -74,7 +74,7 @@ results: install  ## docs/results.md: seeds and noise repeated over epsilons
 assets: install  ## the shipped tiny models, trained on public packages only (about an hour)
 	$(BIN)/python scripts/make_assets.py
 
-app-config: install  ## what is generated from config/schema.py: keys in pyproject.toml and in the docs
+app-config: install  ## what is generated from privsyn_flower/config: keys in pyproject.toml and in the docs
 	$(BIN)/python scripts/update_app_config.py
 	$(BIN)/python scripts/update_docs.py
 

@@ -3,9 +3,9 @@
     python benchmarks/secure_round.py [--rounds 6]
 
 1,000 users x 8 samples on 8 simulated SuperNodes, 384 candidates, d = 384, embeddings cached.
-Secure aggregation has four exchanges more than the plain sum; what an exchange costs in Flower
-itself is measured with next to no work in it (16 users, 8 candidates). Goal: at most 1.5 x the
-plain round, plus those four exchanges. Round 1 is left out.
+Secure aggregation has four stages more than the plain sum; what a stage costs in Flower itself is
+measured with next to no work in it (16 users, 8 candidates). Goal: at most 1.5 x the plain round,
+plus those four stages. Round 1 is left out.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def main() -> None:
     secure, facts = seconds(rounds, 1000, 384, "secure")
     allowed = 1.5 * plain + 4 * empty
     print("1,000 users x 8 samples, 8 SuperNodes, 384 candidates, d = 384")
-    print(f"an exchange with next to no work {empty:.3f} s")
+    print(f"a stage with next to no work {empty:.3f} s")
     print(f"plain round {plain:.3f} s   secure round {secure:.3f} s")
-    print(f"secure / (1.5 x plain + 4 exchanges)  {secure / allowed:.2f}   (goal: at most 1)")
+    print(f"secure / (1.5 x plain + 4 stages)  {secure / allowed:.2f}   (goal: at most 1)")
     for name, row in (("plain", plain_facts), ("secure", facts)):
         down, up = row["bytes_down_per_node"], row["bytes_up_per_node"]
         print(f"bytes per node, {name}: down {down:,}  up {up:,}")

@@ -59,7 +59,7 @@ def table(name: str, section: BaseModel) -> str:
 def values(field: FieldInfo) -> str:
     """What a key accepts: the words, or the type with its bounds."""
     if get_origin(field.annotation) is Literal:
-        return ", ".join(code(str(word)) for word in get_args(field.annotation))
+        return ", ".join(code(str(word) or '""') for word in get_args(field.annotation))
     kinds: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
     bounds = [
         f"{word} {getattr(bound, attribute):g}"

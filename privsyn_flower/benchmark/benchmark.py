@@ -1,7 +1,7 @@
 """What a simulated run is worth, measured with private and held-out text.
 
 With `private.py` the ONLY file that opens private or held-out text outside the nodes
-(ARCHITECTURE, rule 4). It runs in simulation with `benchmark = true`, and its figures are no part
+(rule 4). It runs in simulation with `benchmark = true`, and its figures are no part
 of the private result: they go under `benchmark` in summary.json and are not covered by epsilon.
 """
 

@@ -1,6 +1,6 @@
 """Private and held-out text of a simulated run, with embeddings, for its benchmark.
 
-With `benchmark.py` the ONLY file that opens such text outside the nodes (ARCHITECTURE, rule 4):
+With `benchmark.py` the ONLY file that opens such text outside the nodes (rule 4):
 in simulation, with `benchmark = true`, and only the ServerApp may import it.
 """
 

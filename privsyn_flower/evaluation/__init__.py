@@ -1,7 +1,7 @@
 """Measures of synthetic text: next-token prediction, distances of distributions, intervals.
 
-Importing this package loads numpy only. `benchmark.py` is the one file that opens private or
-held-out text outside the nodes, and only in simulation; strategies cannot import it.
+Importing this package loads numpy only. Nothing here opens private or held-out text: that
+is the room `benchmark`, in simulation only.
 """
 
 from .bootstrap import paired_bootstrap

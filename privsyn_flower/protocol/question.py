@@ -35,7 +35,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Noise:
-    """What the nodes of one query add, and what its sum must carry (ARCHITECTURE, rule 6).
+    """What the nodes of one query add, and what its sum must carry (rule 6).
 
     Users' vectors become integers of L2 norm at most `sensitivity`, summed mod 2^bits. A node
     that stands for w users adds discrete Gaussian noise of variance w / min_weight times

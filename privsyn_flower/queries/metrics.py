@@ -22,7 +22,7 @@ from privsyn_flower.arrays import F64, I64, Ints
 
 
 class GridEncoder(Protocol):
-    """What metrics need of an integer plan (`privacy.IntegerPlan`)."""
+    """What metrics need of an integer plan (`IntegerPlan`)."""
 
     @property
     def scale(self) -> float:

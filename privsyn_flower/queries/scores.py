@@ -36,7 +36,7 @@ _CONSTANT = 2.0**-11 * LARGEST  # products that differ by less are the rounding 
 
 
 class ScoreEncoding(Protocol):
-    """What scores need of an integer plan (`privacy.IntegerPlan`).
+    """What scores need of an integer plan (`IntegerPlan`).
 
     scale: integers per unit of a user's vector. sensitivity: L2 norm that no user's integers
     may exceed.

@@ -20,7 +20,7 @@ Clip = Literal["normalised", "worst-case", "sqrt-count"]  # strings off the wire
 
 
 class UserEncoder(Protocol):
-    """What votes need of an integer plan (`privacy.IntegerPlan`): each user encoded by itself."""
+    """What votes need of an integer plan (`IntegerPlan`): each user encoded by itself."""
 
     def encode_users(self, values: F64, users: Ints) -> I64:
         """Integers of the entries of many users' clipped vectors: (n,), (n,) -> (n,)."""

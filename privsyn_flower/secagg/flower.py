@@ -1,4 +1,4 @@
-"""The secure sum over Flower messages: five exchanges under one message type.
+"""The secure sum over Flower messages: five stages under one message type.
 
 Each message carries the record "secagg" (stage, session, payload) beside whatever the
 application sends along; each reply carries it alone: a stage's bytes or a refusal code, and

@@ -20,7 +20,7 @@ Without a total the composed number holds only for plans fixed before the first 
 `is_guarantee` is False.
 
 Noise that is correlated across rounds is charged by what each release adds to the cost of all
-before it (`strategies.mechanisms.AggregatorNoise.charge` says why that is right).
+before it (`AggregatorNoise.charge` of `strategies.engine` says why that is right).
 """
 
 from __future__ import annotations
