@@ -79,6 +79,11 @@ class Phase:
             )
         if self.source == "nodes" and (self.correlation or self.participation):
             raise ValueError(f"{self.name}: noise of the nodes is independent in every round")
+        if (self.correlation is None) != (self.participation is None):
+            raise ValueError(f"{self.name}: give correlation and participation, or neither")
+        if self.correlation is not None and self.participation is not None:
+            self.participation.check(self.rounds)
+            self.participation.check(self.correlation.rounds)
         if self.source == "aggregator" and self.rate < 1:
             raise ValueError(
                 f"{self.name}: sampling-rate = {self.rate}: secret coins amplify nothing where the "
@@ -201,7 +206,7 @@ class Promise:
         """What may be said of the run. facts: of the federation and its data, as
         `PrivacyStatement` has them."""
         main = self.main
-        same = [p for p in self.phases if p.evaluates and p.equivalent == main.equivalent]
+        same = [p for p in self.phases if p.evaluates and _alike(p, main)]
         others = [p for p in self.phases if p is not main and p not in same]
         claims: dict[str, Any] = {
             "epsilon": self.epsilon,
@@ -213,7 +218,9 @@ class Promise:
             "sampling_rate": main.rate,
             "noise_source": main.source,
             "evaluations": sum(phase.rounds for phase in same),
-            "others": tuple((p.name, p.rounds + _spare(p), p.equivalent, p.source) for p in others),
+            "others": tuple(
+                (p.name, p.rounds + _spare(p), p.equivalent, p.source, p.rate) for p in others
+            ),
         }
         if main.correlation is not None and main.correlation.name != "independent":
             claims["correlated"] = main.correlation.name
@@ -250,6 +257,12 @@ def promise(
     names = [phase.name for phase in phases]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"phases = {names} must have distinct names, and there must be one")
+    if 0 < ledger_epsilon < epsilon:
+        raise PromiseError(
+            f"ledger-epsilon = {ledger_epsilon:g} is the total of all runs and below epsilon = "
+            f"{epsilon:g} of this one: lower epsilon, or raise ledger-epsilon"
+        )
+    _check_mixture(phases)
     left = gaussian_delta(delta)
     mu = gaussian_mu(epsilon, left)
     settled = [_shared(phase, mu) for phase in phases]
@@ -267,13 +280,25 @@ def promise(
     return made
 
 
+def _check_mixture(phases: Sequence[Phase]) -> None:
+    """Raises ValueError where rounds are correlated beside users who toss coins: the plan of their
+    ledger counts releases one by one, and a correlated one alone may cost more than its share."""
+    if any(phase.rate < 1 for phase in phases):
+        for phase in phases:
+            if phase.correlation is not None and phase.correlation.name != "independent":
+                raise ValueError(
+                    f"{phase.name}: noise that is correlated across rounds is not accounted beside "
+                    "a phase with a sampling-rate below 1"
+                )
+
+
 def _too_much(made: Promise, rest: Sequence[Phase]) -> str:
     """What given noise costs, and how much of it would do where one number says that."""
     releases = f"{sum(phase.most for phase in made.phases)} releases"
     names = ", ".join(phase.name for phase in made.phases)
     text = f"costs epsilon {made.epsilon:.4f} for {releases} ({names}), above epsilon = "
     noise = f"noise-multiplier = {made.main.multiplier:g} {text}{made.target}: raise it"
-    if rest or len({phase.equivalent for phase in made.phases}) > 1:
+    if rest or not all(_equal(p.equivalent, made.main.equivalent) for p in made.phases):
         return f"{noise}, or the others' (their share), or lower rounds"
     own = [replace(phase, multiplier=0.0, share=0.0) for phase in made.phases]
     least = promise(made.target, made.delta, own).main.multiplier
@@ -285,6 +310,18 @@ def _shared(phase: Phase, mu: float) -> Phase:
     if phase.multiplier or not phase.share:
         return phase
     return phase.costing(math.sqrt(phase.most / phase.share) / mu)
+
+
+def _alike(evaluation: Phase, main: Phase) -> bool:
+    """Whether what is said of the main phase's releases holds for this one's."""
+    if evaluation.spare or (evaluation.source, evaluation.sampler) != (main.source, main.sampler):
+        return False
+    return _equal(evaluation.equivalent, main.equivalent)
+
+
+def _equal(one: float, other: float) -> bool:
+    """But for rounding: noise before it is correlated, told as independent noise, and back."""
+    return math.isclose(one, other, rel_tol=1e-9)
 
 
 def _spare(phase: Phase) -> int:

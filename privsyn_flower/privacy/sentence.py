@@ -44,7 +44,7 @@ class PrivacyStatement:
     nodes enforce for each user (0: as many as fit); participations: most rounds of one user that
     epsilon counts (0: from those two). adaptive_clipping: one coordinate of the answer says
     whether the clip norm was reached. others: further questions of the run (name, releases, noise
-    multiplier, noise source), covered by the same epsilon.
+    multiplier, noise source, sampling rate), covered by the same epsilon.
     """
 
     epsilon: float
@@ -74,7 +74,7 @@ class PrivacyStatement:
     max_participations: int = 0
     participations: int = 0
     adaptive_clipping: bool = False
-    others: tuple[tuple[str, int, float, str], ...] = ()
+    others: tuple[tuple[str, int, float, str, float], ...] = ()
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -130,7 +130,17 @@ class PrivacyStatement:
     @property
     def accountant(self) -> Literal["exact", "pld"]:
         """How epsilon was computed: by Gaussians' closed form, or a privacy loss distribution."""
-        return "exact" if self.sampling_rate == 1.0 else "pld"
+        return "pld" if self._samples else "exact"
+
+    @property
+    def _sources(self) -> set[str]:
+        """Who adds noise, to the rounds or to another question: epsilon is of all together."""
+        return {self.noise_source, *(source for _, _, _, source, _ in self.others)}
+
+    @property
+    def _samples(self) -> bool:
+        """Whether epsilon counts on secret coins, of the rounds or of another question."""
+        return min([self.sampling_rate, *(rate for *_, rate in self.others)]) < 1.0
 
     @property
     def threat_model(self) -> str:
@@ -144,7 +154,7 @@ class PrivacyStatement:
             return "none: checkpoints were chosen by private text, which epsilon does not cover"
         if self.simulation_seeded:
             return "none: the noise came from the run's seed"
-        if self.noise_source == "aggregator":
+        if "aggregator" in self._sources:
             hidden = ", single answers stay hidden from it" if self.aggregation == "secure" else ""
             return (
                 f"trusted aggregator: it has the sums without noise{hidden}; holds against readers "
@@ -198,8 +208,8 @@ class PrivacyStatement:
             return "NO PRIVACY IS CLAIMED: the noise came from the run's seed."
         if self.private_selection:
             return "NO PRIVACY IS CLAIMED: private text chose checkpoints."
-        own = ", never a user's own node" if self.sampling_rate < 1.0 else ""
-        if self.noise_source == "aggregator" or self.aggregation == "plain":
+        own = ", never a user's own node" if self._samples else ""
+        if "aggregator" in self._sources or self.aggregation == "plain":
             seen = "sums without noise" if self.aggregation == "secure" else "each node's answer"
             return (
                 f"The server is TRUSTED, it sees {seen}: holds against readers of the released "
@@ -236,26 +246,37 @@ class PrivacyStatement:
         return (
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
             f"{self._accounting()}, over {releases}, {each}{self._others()}; "
-            f"{sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)}."
+            f"{self._sampling()}."
             f"{self._integers()}{self._participation()}"
         )
 
     def _others(self) -> str:
         """Questions of other kinds under the same epsilon."""
-        return "".join(
-            f", and over {count} of {name!r} with {_NOISE[source]} noise of at least "
-            f"{at_least(multiplier)} times its bound"
-            for name, count, multiplier, source in self.others
-        )
+        text = ""
+        for name, count, multiplier, source, rate in self.others:
+            text += (
+                f", and over {count} of {name!r} with {_NOISE[source]} noise of at least "
+                f"{at_least(multiplier)} times its bound"
+            )
+            if rate != self.sampling_rate:
+                text += f", in which each user takes part with probability {rate:g}"
+        return text
+
+    def _sampling(self) -> str:
+        """What is claimed for sampling: where only other questions toss coins, for those."""
+        if self.sampling_rate == 1.0 and self._samples:
+            name, *_, rate = min(self.others, key=lambda other: other[-1])
+            return f"for {name!r}, {sampling_sentence('poisson', rate, self.aggregation)}"
+        return sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)
 
     def _accounting(self) -> str:
-        if self.accountant == "exact":
+        if not self._samples:
             return "the exact privacy curve of the composed Gaussian noise"
         return "the privacy loss distribution (PLD) of the composed, sampled Gaussian noise"
 
     def _integers(self) -> str:
         """What of delta is not the Gaussians'."""
-        if self.noise_source == "aggregator":
+        if "nodes" not in self._sources:
             return ""
         return (
             f" Of delta, {SHARE_OF_DELTA * self.delta:.3g} pays for the integers: but for "
@@ -280,7 +301,7 @@ class PrivacyStatement:
         return text
 
     def _unit(self) -> str:
-        who = "who takes part" if self.sampling_rate == 1.0 else "who is enrolled"
+        who = "who is enrolled" if self._samples else "who takes part"
         return (
             f"The unit is the user: the record of one node's user with all its {self.data}, so a "
             "person with two devices counts twice. Adjacency is zero-out: everything one user "
@@ -291,7 +312,7 @@ class PrivacyStatement:
     def _against(self) -> str:
         secure, terms = self.aggregation == "secure", assumed(self.colluding_weight, self.keys)
         readers = "everyone who sees the released sums or anything made from them"
-        if self.noise_source == "nodes":
+        if "aggregator" not in self._sources:
             if not secure:
                 return (
                     "Aggregation is plain, so the aggregator is trusted: the claim holds against "
@@ -303,10 +324,15 @@ class PrivacyStatement:
                 f"one. The claim holds against the server and {readers}, {terms}"
             )
         sums = "each round's and evaluation's" if self.evaluations else "each round's"
+        to = ""
+        if "nodes" in self._sources:  # to some questions; epsilon is of all together
+            named = [repr(name) for name, _, _, source, _ in self.others if source == "aggregator"]
+            rounds = ["the rounds"] if self.noise_source == "aggregator" else []
+            to, sums = f" to {' and '.join(rounds + named)}", "their"
         seen = f"{sums} sum without noise" if secure else "each node's own answer"
         text = (
-            f"The aggregator is TRUSTED: the nodes add no noise, so the server learns {seen}; it "
-            "adds the noise before anything else is done with the sum. The claim holds against "
+            f"The aggregator is TRUSTED: the nodes add no noise{to}, so the server learns {seen}; "
+            "it adds the noise before anything else is done with the sum. The claim holds against "
             f"{readers}, and claims nothing against the server."
         )
         if secure:
@@ -316,7 +342,7 @@ class PrivacyStatement:
     def _noise(self) -> str:
         fixed = self.sampler == "fixed"
         whose = "weight of the nodes drawn for a round" if fixed else "declared users' weight"
-        if self.noise_source == "aggregator":
+        if "nodes" not in self._sources:
             return (
                 "The aggregator adds all of the noise, so it suffices whoever answers; a sum of "
                 f"less than {percent(self.min_surviving_weight)} of the weight of the nodes asked "
@@ -347,12 +373,11 @@ class PrivacyStatement:
         ]
         if self.simulated and self.split == "unknown":
             left_out.append("the preparation of a simulated split")
-        if self.noise_source == "aggregator":
+        if "aggregator" in self._sources:
             left_out.append(
                 "how far Gaussian noise made in floating-point arithmetic, before it is rounded to "
                 "integers, is from an exact one"
             )
-        if self.noise_source == "aggregator":
             left_out.append(
                 "whoever reads the key of the noise, which is on the aggregator's disk while the "
                 "run lasts"

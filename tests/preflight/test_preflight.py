@@ -360,9 +360,11 @@ def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) 
     settings = (*POISSON, "epsilon=8", "ledger-epsilon=20")
     config = load_config(place / "run.toml", chosen(*settings))
     ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
-    assert ledger.header.plan is not None and ledger.header.plan.releases > 27
+    assert ledger.header.plan is not None
+    [kind] = ledger.header.plan
+    assert kind.releases > 27
     charge = {"noise_multiplier": promised(config).main.multiplier, "sampling_rate": 0.5}
-    for number in range(ledger.header.plan.releases - 8):
+    for number in range(kind.releases - 8):
         ledger.reserve(run="earlier", query="votes", round=number, attempt=1, **charge)  # type: ignore[arg-type]
     assert run(*settings).stderr == ""
     ledger.reserve(run="earlier", query="votes", round=99, attempt=2, **charge)  # type: ignore[arg-type]

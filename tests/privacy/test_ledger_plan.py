@@ -276,3 +276,25 @@ def test_bad_plans(path: Path, plan: Kind, words: str) -> None:
         make(path, (plan,))
     with pytest.raises(ValueError, match=words):
         make(path, (*PLANNED, plan))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"budget": 1.0},  # fewer than beside it
+        {"budget": float("nan")},
+        {"beside": [[2.0, 0.1, -3]]},
+        {"beside": [[0.0, 0.1, 2]]},
+        {"beside": [[2.0, 1.5, 2]]},
+        {"beside": [["2", 0.1, 2]]},
+        {"beside": 7},
+    ],
+)
+def test_a_header_that_no_version_wrote_is_refused(changed: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    plan = (Kind(2.0, 0.1, 3), Kind(4.0, 1.0, 2))
+    Ledger.open(path, population="p", total_epsilon=50.0, total_delta=1e-5, plan=plan)
+    header = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(header | changed) + "\n", "utf-8")
+    with pytest.raises(LedgerError, match="unreadable header"):
+        Ledger.open(path, population="p")

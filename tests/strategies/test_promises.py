@@ -14,7 +14,7 @@ from tests.strategies.test_popri import federation, make
 from tests.strategies.test_pretext import strategy as pretext
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"epsilon": 10.0}, r"epsilon = 9\.99\d* was 19\.99\d*, noise_multiplier = .* was"),
+    ({"epsilon": 10.0}, r"epsilon = 10\.0 was 20\.0, noise_multiplier = .* was"),
     ({"delta": 1e-6}, "delta = 1e-06 was 1e-05"),
     ({"users": 130}, "users = 130 was 120"),
     ({"spare_rounds": 2}, "noise_multiplier = .*, spare_rounds = 2 was 1"),

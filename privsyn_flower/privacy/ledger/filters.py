@@ -220,7 +220,10 @@ def parse_header(row: Row, path: Path) -> Header:
     try:
         others = tuple(Kind(z, rate, int(n)) for z, rate, n in values.pop("beside", ()))
         header = Header(**values, beside=others)
-    except (TypeError, ValueError) as error:
+        plan = header.plan or ()
+        if not all(z > 0 and 0 < rate <= 1 and count > 0 for z, rate, count in plan):
+            raise ValueError(f"{plan} is no plan of releases")
+    except (TypeError, ValueError, OverflowError) as error:
         raise LedgerError(f"{path} has an unreadable header: {error}") from None
     if header.filter not in (MU_SQUARED, PLAN):
         raise LedgerError(f"{path} has a filter that this version does not know: {header.filter}")
