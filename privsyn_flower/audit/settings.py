@@ -14,7 +14,6 @@ from privsyn_flower.audit.statistics import whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.promise import EVALUATIONS
 from privsyn_flower.server_apps.parts import AGGREGATIONS
 from privsyn_flower.server_apps.promised import ledger_terms, promised
 from privsyn_flower.strategies.engine.cohort import RoundPlan
@@ -82,8 +81,8 @@ def _split(total: int, parts: int) -> list[int]:
 
 def aggregator_noise(config: RunConfig, *, evaluation: bool) -> AggregatorNoise:
     """The run's noise of a trusted aggregator, its keys nowhere yet; or that of its evaluation."""
-    made = promised(config)
-    return trusted_noise(made[EVALUATIONS] if evaluation else made.main, run="audit")
+    noise = trusted_noise(promised(config).main, run="audit")
+    return noise.beside("evaluation") if evaluation else noise
 
 
 def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:

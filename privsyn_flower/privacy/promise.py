@@ -294,10 +294,14 @@ def _check_mixture(phases: Sequence[Phase]) -> None:
 
 def _too_much(made: Promise, rest: Sequence[Phase]) -> str:
     """What given noise costs, and how much of it would do where one number says that."""
-    releases = f"{sum(phase.most for phase in made.phases)} releases"
-    names = ", ".join(phase.name for phase in made.phases)
-    text = f"costs epsilon {made.epsilon:.4f} for {releases} ({names}), above epsilon = "
-    noise = f"noise-multiplier = {made.main.multiplier:g} {text}{made.target}: raise it"
+    asked = " and ".join(
+        f"{phase.rounds} {phase.name}" + (f" and {_spare(phase)} spare" if _spare(phase) else "")
+        for phase in made.phases
+    )
+    noise = (
+        f"noise-multiplier = {made.main.multiplier} costs epsilon {made.epsilon:.4f} for {asked}, "
+        f"above epsilon = {made.target}: raise it"
+    )
     if rest or not all(_equal(p.equivalent, made.main.equivalent) for p in made.phases):
         return f"{noise}, or the others' (their share), or lower rounds"
     own = [replace(phase, multiplier=0.0, share=0.0) for phase in made.phases]

@@ -6,6 +6,7 @@ the sensitivity and the charges.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.correlated.stream import Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree
+from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
 
@@ -153,6 +155,15 @@ def test_a_separation_that_nodes_ignore_is_caught(monkeypatch: pytest.MonkeyPatc
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What was promised before is computed again, and not remembered."""
+    promised.cache_clear()
+    yield
+    promised.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten")
 def test_a_sensitivity_of_one_participation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     def once(self: Toeplitz, participation: Participation) -> Any:
         return np.pad(self.coefficients, (0, self.rounds - self.bands))

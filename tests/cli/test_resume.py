@@ -15,18 +15,17 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower import preflight
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.run import RunFailed, run_command
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.local.federation import find_run
 from privsyn_flower.local.simulation import LocalFlower
-from privsyn_flower.preflight import checks
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.runs import RunFolder, read_jsonl, write_json
 from privsyn_flower.server_apps import main as server
 from privsyn_flower.server_apps.run import Run
-from privsyn_flower.strategies.engine.rounds import Rounds
 from tests.strategies.test_rounds import Counting, VotingNode, nodes
 
 __all__ = ["nodes"]
@@ -53,10 +52,8 @@ class OnlyRounds(Run):
     """A run without data and models: the same votes in every round."""
 
     def run(self) -> None:
-        with self.charged() as ledger:
-            strategy, grid = Counting(self.config.rounds), self.grid
-            engine = Rounds(grid, strategy, self.plan(), self.folder, ledger, self.aggregation)
-            done = engine.run()
+        with self.charged():
+            done = self.session.rounds(Counting(self.config.rounds)).run()
         write_json(self.folder.path / "summary.json", self.summary(done, samples=0))
 
 
@@ -110,7 +107,7 @@ def begun(
     monkeypatch.setattr(server, "Pipeline", OnlyRounds)
     monkeypatch.setattr(cli_run, "LocalFlower", InProcess)
     for data in ("private_file", "public_file"):  # the stand-in reads none
-        monkeypatch.setattr(checks, data, lambda config: ())
+        monkeypatch.setattr(preflight, data, lambda config: ())
     monkeypatch.setattr(cli_run, "_prepare", lambda config: None)
     monkeypatch.setattr(cli_run, "STATUS_EVERY", 0.0)
     monkeypatch.setattr(cli_run, "GRACE", 0.0)

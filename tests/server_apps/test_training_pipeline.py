@@ -24,7 +24,7 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
-from privsyn_flower.server_apps.methods import training
+from privsyn_flower.server_apps.methods import recipe_of, training
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.parts import PublicText, public_text
 from privsyn_flower.server_apps.pipeline import Pipeline
@@ -406,7 +406,7 @@ def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
     # The model is what one process makes of the stored releases, bit for bit.
     replayed = RunFolder(tmp_path / "replay")
     models = Models(config, PublicText([], None), replayed, silent)
-    method = training.Training(Pipeline(config, grid, replayed), models)
+    method = recipe_of(config)(Pipeline(config, grid, replayed), models)
     method.start = public_folder(config)
     strategy = method.strategy(replayed)
     folder = RunFolder(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig
@@ -12,9 +12,11 @@ from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.rounds import Strategy
+
+if TYPE_CHECKING:
+    from privsyn_flower.server_apps.models import Models
+    from privsyn_flower.server_apps.run import Run
 
 S = TypeVar("S", bound=Strategy)
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +27,6 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.selection import evaluation_caps, unused_spares
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import NoRelease
@@ -37,6 +35,10 @@ from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import base_folder
 from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
 from privsyn_flower.training import LocalTraining
+
+if TYPE_CHECKING:
+    from privsyn_flower.server_apps.models import Models
+    from privsyn_flower.server_apps.run import Run
 
 logger = logging.getLogger("privsyn_flower")
 
