@@ -195,7 +195,7 @@ def test_a_phase_names_what_cannot_be_accounted(fields: dict[str, Any], words: s
 def test_a_promise_names_what_it_cannot_keep() -> None:
     with pytest.raises(ValueError, match=r"phases = \['a', 'a'\] must have distinct names"):
         promise(1.0, DELTA, [Phase("a"), Phase("a")])
-    with pytest.raises(PromiseError, match=r"noise-multiplier = 1 costs epsilon .* raise it to"):
+    with pytest.raises(PromiseError, match=r"noise-multiplier = 1\.0 costs epsilon .* raise it to"):
         promise(1.0, DELTA, [Phase("a", multiplier=1.0)])
     with pytest.raises(PromiseError, match=r"ledger-epsilon = 1 .* below epsilon = 2"):
         promise(2.0, DELTA, [Phase("a")], ledger_epsilon=1.0)
