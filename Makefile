@@ -28,11 +28,14 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7.58
 	$(BIN)/privsyn run $(CONFIG) $(if $(SET),--set $(SET))
 
+# A process of two has a core: models as small as the tests' lose more to threads than they gain.
+test fast e2e noninterference fuzz: export OMP_NUM_THREADS := 1
+
 test: install  ## the whole suite, two files at a time
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 fast: install  ## the fast part of the suite: nothing slow, no Flower runs
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not e2e and not slow"
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
 e2e: install  ## the rest of the suite: what is slow, and real Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
@@ -85,12 +88,15 @@ benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/vote_round.py
 	$(BIN)/python benchmarks/score_round.py
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/embedders.py
 	$(BIN)/python benchmarks/discrete_gaussian.py
 	$(BIN)/python benchmarks/secure_round.py
 	$(BIN)/python benchmarks/secure_sum.py
+	$(BIN)/python benchmarks/messages.py
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/training_round.py
 	$(BIN)/python benchmarks/correlated.py
+	$(BIN)/python benchmarks/busy.py
 	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py; fi
 
 vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it runs as a server

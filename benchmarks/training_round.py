@@ -27,6 +27,7 @@ from local_training import EMBEDDED, RANK, chosen, made_up
 from privsyn_flower.client_apps import updates
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node.device import Node
+from privsyn_flower.config import AveragingConfig
 from privsyn_flower.messaging import in_process
 from privsyn_flower.privacy import Ledger, calibrate
 from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
@@ -126,7 +127,7 @@ def round_of(
         trained=patterns,
     )
     noise = calibrate(EPSILON, RELEASES, gaussian_delta(DELTA))
-    strategy, run = DPFedAvg(0.5), RunFolder(folder / "run")
+    strategy, run = DPFedAvg(AveragingConfig(clip_norm=0.5)), RunFolder(folder / "run")
     strategy.begin(
         initial_parameters(model, kind, rank=RANK, factors="up"), model=folder_fingerprint(model),
         rounds=1, users=len(users), options=options.to_options(), noise_multiplier=noise,

@@ -12,6 +12,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 COPIES = DOCS / "_root"  # the pages of the repository's root, with links as from here
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
+INTERVAL = re.compile(r"(\[[-+\d.]+), ([-+\d.]+\])")
 
 project = "privsyn-flower"
 author = copyright = "The privsyn-flower authors"
@@ -22,6 +23,9 @@ exclude_patterns = ["_build", "examples", "results/*"]
 html_theme = "sphinx_book_theme"
 html_title = f"{project} {release}"
 html_copy_source = False
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 
 myst_heading_anchors = 4  # GitHub's anchors, so that links work here and there
 linkcheck_ignore = [r"https?://"]  # nothing is fetched
@@ -37,8 +41,8 @@ python_use_unqualified_type_names = True
 def setup(app: Any) -> None:
     """Sphinx calls this."""
     copy_root()
-    app.connect("source-read", lambda _, name, source: relink_page(name, source))
-    app.connect("autodoc-process-signature", lambda *event: short_aliases(*event[-2:]))
+    app.connect("source-read", lambda _, name, source: for_the_site(name, source))
+    app.connect("autodoc-process-signature", lambda *event: short_signature(*event[-2:]))
     app.connect("autodoc-process-docstring", lambda *event: as_rest(event[-1]))
 
 
@@ -51,10 +55,11 @@ def copy_root() -> None:
             copy.write_text(text, encoding="utf-8")
 
 
-def relink_page(name: str, source: list[str]) -> None:
-    """Links of a page in docs/ that lead out of it, in place."""
+def for_the_site(name: str, source: list[str]) -> None:
+    """A page's links that lead out of docs/, and intervals that stay on one line, in place."""
     if not name.startswith(COPIES.name):
         source[0] = relinked(source[0], DOCS, DOCS)
+    source[0] = INTERVAL.sub("\\1,\N{NO-BREAK SPACE}\\2", source[0])
 
 
 def relinked(text: str, here: Path, there: Path) -> str:
@@ -77,9 +82,13 @@ def relinked(text: str, here: Path, there: Path) -> str:
     return LINK.sub(link, text)
 
 
-def short_aliases(signature: str | None, returns: str | None) -> tuple[str | None, str | None]:
-    """A signature with `autodoc_type_aliases` by their names, in unions too."""
-    return re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature or "") or None, returns
+def short_signature(signature: str | None, returns: str | None) -> tuple[str | None, str | None]:
+    """A signature with `autodoc_type_aliases` by their names, in unions too, and short zeros."""
+    if signature == "(*args, **kwargs)":  # of a protocol, which nobody calls
+        return "", returns
+    named = re.sub(r"TypeAliasForwardRef\('(\w+)'\)", r"\1", signature or "")
+    short = re.sub(r"b'(\\x00)+'", lambda zeros: f"bytes({len(zeros[0][2:-1]) // 4})", named)
+    return short or None, returns
 
 
 def as_rest(lines: list[str]) -> None:

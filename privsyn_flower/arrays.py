@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 F32 = NDArray[np.float32]
+F16 = NDArray[np.float16]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 I8 = NDArray[np.int8]

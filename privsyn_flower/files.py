@@ -48,11 +48,11 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)  # releases the lock
 
 
-def make_private(path: Path) -> Path:
-    """Make `path` its owner's only: a file 0600; a folder 0700, created when nothing is there."""
-    if not path.is_file():
-        path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
-    path.chmod(PRIVATE_FILE if path.is_file() else PRIVATE_FOLDER)
+def private_folder(path: Path) -> Path:
+    """Make a folder its owner's only (0700), created when nothing is there. Raises OSError where
+    a file is, whose mode stays."""
+    path.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    path.chmod(PRIVATE_FOLDER)
     return path
 
 

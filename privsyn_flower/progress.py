@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 logger = logging.getLogger("privsyn_flower")
 
+BENCHMARK = "benchmark"  # the stage after the result, on a line of its own
 QUIET_BELOW = 300  # items; fewer are done before a bar would be read
 
 
@@ -57,6 +58,23 @@ def bar(progress: bool | Progress, stage: str, total: int) -> Iterator[Callable[
             drawn.update(count)
 
         yield draw
+
+
+class Steps:
+    """Several long tasks on one line of progress, each named when it begins."""
+
+    def __init__(self, progress: Progress, stage: str, total: int) -> None:
+        self.progress, self.stage, self.total = progress, stage, total
+        self.begun = 0
+
+    def begin(self, name: str) -> None:
+        """The next task; the one before is done."""
+        self.progress(self.stage, self.begun, self.total, name)
+        self.begun += 1
+
+    def end(self) -> None:
+        """All are done, also where they came to be fewer."""
+        self.progress(self.stage, self.total, self.total)
 
 
 class ProgressLog:

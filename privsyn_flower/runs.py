@@ -7,6 +7,8 @@
     models/       NAME.safetensors (named arrays of a training, public)
     run.log       this package's own log lines
 
+summary.json comes with the result; `unfinished` stands in it until the benchmark is done, too.
+
 A question of kind "update" or "evaluation" holds whole models; it is kept until its round has a
 checkpoint.
 
@@ -36,6 +38,8 @@ from privsyn_flower.files import write_atomic
 from privsyn_flower.protocol.question import Query
 
 Json = dict[str, Any]
+
+UNFINISHED = "unfinished"  # in summary.json: what is still to come after the result
 
 
 class RunLocked(RuntimeError):
@@ -78,6 +82,17 @@ def failure(error: Exception, folder: Path | str = "FOLDER") -> str:
             text += f" (free space there, then `privsyn run --resume {folder}`)"
         return text
     return f"{type(error).__name__}: {error}"
+
+
+def complete(folder: Path) -> bool:
+    """Whether a run has its result, and the benchmark of it that it is to have."""
+    return (folder / "summary.json").exists() and not benchmark_due(folder)
+
+
+def benchmark_due(folder: Path) -> bool:
+    """Whether a run has its result, and not yet the benchmark of it."""
+    path = folder / "summary.json"
+    return path.exists() and UNFINISHED in json.loads(path.read_text(encoding="utf-8"))
 
 
 class RunFolder:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from privsyn_flower.files import PRIVATE_FILE, make_private
+from privsyn_flower.files import PRIVATE_FILE, private_folder
 
 LOCK_SECONDS = 20.0  # that another process's transaction is waited for
 
@@ -40,6 +40,7 @@ def transaction(
 
 def private_file(path: Path) -> Path:
     """`path`, empty and 0600 when nothing is there, in a folder 0700: never open to others."""
-    make_private(path.parent)
-    path.touch(mode=PRIVATE_FILE)
-    return make_private(path)
+    private_folder(path.parent)
+    path.touch(mode=PRIVATE_FILE)  # made with its mode
+    path.chmod(PRIVATE_FILE)
+    return path

@@ -2,7 +2,8 @@
 
     python scripts/check_wheel.py dist
 
-The wheel is installed without extras, as a device would, into an environment of its own.
+The wheel is installed without extras, as a device of hashed n-grams would, into an environment of
+its own. What the extra `edge` adds is tried in tests/end_to_end/test_edge.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "privsyn_flower"
+# What a device's owner types, and what no device pays for.
+COMMANDS = (
+    "--help",
+    "node show --folder node",
+    "node key --folder node",
+    "embedder show ngram-256",
+)
+ABSENT = ("torch", "onnxruntime", "dp_accounting", "scipy", "pandas", "pyarrow")
 
 
 def package_files(root: Path) -> set[str]:
@@ -35,14 +44,17 @@ def differences(wheel: Path, root: Path = ROOT) -> list[str]:
 
 
 def try_command(wheel: Path) -> None:
-    """Install the wheel and run `privsyn --help`; CalledProcessError when either fails."""
+    """Install the wheel, run COMMANDS, and look for ABSENT; CalledProcessError when one fails."""
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         binaries = Path(folder) / "bin"
         install = [binaries / "python", "-m", "pip", "install", "--quiet"]
         options = ["--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
         subprocess.run([*install, *options, wheel], check=True, cwd=folder)
-        subprocess.run([binaries / "privsyn", "--help"], check=True, cwd=folder)
+        for command in COMMANDS:
+            subprocess.run([binaries / "privsyn", *command.split()], check=True, cwd=folder)
+        found = f"import importlib.util as u; assert not any(map(u.find_spec, {ABSENT!r}))"
+        subprocess.run([binaries / "python", "-c", found], check=True, cwd=folder)
 
 
 def main(folder: Path) -> None:
@@ -51,7 +63,7 @@ def main(folder: Path) -> None:
     if wrong:
         sys.exit(f"{wheel}: " + "; ".join(wrong))
     try_command(wheel.resolve())
-    print(f"{wheel}: {len(package_files(ROOT))} files, and `privsyn --help` works")
+    print(f"{wheel}: {len(package_files(ROOT))} files, and its commands work")
 
 
 if __name__ == "__main__":

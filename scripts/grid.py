@@ -31,6 +31,7 @@ from privsyn_flower.config import (
     parse_override,
     toml_value,
 )
+from privsyn_flower.runs import complete
 from privsyn_flower.server_apps.promised import statement
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,7 +71,7 @@ def execute(command: Sequence[str]) -> int:
 
 def summary_of(path: Path, settings: Point, folder: Path, run: Run) -> dict[str, Any] | None:
     """The summary of one point's run; made now unless it is there. None when the run failed."""
-    if not (folder / "summary.json").exists():
+    if not complete(folder):
         if (folder / "config.toml").exists():
             command = ["run", "--resume", str(folder)]
         else:

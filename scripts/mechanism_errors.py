@@ -17,13 +17,14 @@ from privsyn_flower.privacy.correlated import Participation, factorization
 def rows(users: Participation, restart_every: int) -> list[tuple[str, float, float, float]]:
     """(mechanism, sensitivity, root mean square error, largest error)."""
     restart = {"restart_every": restart_every}
+    completed = {**restart, "completion": True}
     choices: list[tuple[str, str, dict]] = [
         ("independent", "independent", {}),
         ("tree", "tree", {}),
         ("tree-honaker", "tree-honaker", {}),
-        (f"tree-restart, every {restart_every}", "tree-restart", {**restart, "completion": False}),
-        ("  with completion at restarts", "tree-restart", restart),
-        ("  and at the end", "tree-restart", {**restart, "complete_last": True}),
+        (f"tree-restart, every {restart_every}", "tree-restart", restart),
+        ("  with completion at restarts", "tree-restart", completed),
+        ("  and at the end", "tree-restart", {**completed, "complete_last": True}),
         ("banded", "banded", {}),
         ("banded-optimised", "banded-optimised", {}),
         ("blt, 4 buffers", "blt", {}),

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.cli.report import report
+from privsyn_flower.runs import complete
 
 ROOT = Path(__file__).resolve().parent.parent
 RAW = ROOT / "results" / "raw"
@@ -119,7 +120,7 @@ def kept(demo: Demo, epsilon: float, seed: int) -> dict[str, Any] | None:
     """The summary of a finished run, from results/raw or docs/results; None: not run yet."""
     folder = folder_of(demo, epsilon, seed)
     place = KEPT / f"{folder.name}.json"
-    if (folder / "summary.json").exists():
+    if complete(folder):
         KEPT.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / "summary.json", place)
     if not place.exists():

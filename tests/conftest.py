@@ -14,6 +14,11 @@ import pytest
 from flwr.app import Error, Message, Metadata, RecordDict
 
 from privsyn_flower import messaging
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy import Ledger
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.promised import ledger_terms
+from privsyn_flower.strategies.engine.run_ledger import open_ledger
 
 WORDS = (
     "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel neuron lemma "
@@ -23,7 +28,7 @@ WORDS = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a real Flower run come first: each takes minutes, and what takes long must not be
-    left to one worker at the end (`--no-loadscope-reorder`)."""
+    left to one worker at the end."""
     real = {item.path for item in items if item.get_closest_marker("e2e")}
     items.sort(key=lambda item: item.path not in real)
 
@@ -129,3 +134,9 @@ def node_context(
         run_id=1,
         state=RecordDict(),
     )
+
+
+def config_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
+    """The ledger that a run of this configuration opens in `folder`."""
+    names = {"ledger": config.ledger, "population_name": config.population_name}
+    return open_ledger(folder, **names, **ledger_terms(config))

@@ -8,21 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.files import create_private, make_private, replace_private, write_atomic
+from privsyn_flower.files import create_private, private_folder, replace_private, write_atomic
+from privsyn_flower.sqlite_file import private_file
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_make_private_creates_and_tightens(tmp_path: Path) -> None:
-    assert mode(make_private(tmp_path / "new" / "folder")) == 0o700
+def test_a_private_folder_is_made_and_tightened_and_a_file_left_alone(tmp_path: Path) -> None:
+    assert mode(private_folder(tmp_path / "new" / "folder")) == 0o700
     (tmp_path / "old").mkdir(mode=0o755)
-    assert mode(make_private(tmp_path / "old")) == 0o700
+    assert mode(private_folder(tmp_path / "old")) == 0o700
     (tmp_path / "file").write_text("x")
     (tmp_path / "file").chmod(0o644)
-    assert mode(make_private(tmp_path / "file")) == 0o600
-    assert (tmp_path / "file").read_text() == "x"
+    for make in (private_folder, lambda path: private_file(path / "records.sqlite")):
+        with pytest.raises(OSError, match="file"):
+            make(tmp_path / "file")
+    assert mode(tmp_path / "file") == 0o644
 
 
 def test_write_atomic_keeps_the_old_file_when_the_disk_fails(

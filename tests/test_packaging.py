@@ -12,6 +12,7 @@ import yaml
 from scripts.check_wheel import differences, package_files
 
 ROOT = Path(__file__).parent.parent
+CONSTRAINTS = ROOT / "constraints.txt"
 WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
 
 
@@ -23,6 +24,27 @@ def test_the_workflow_tests_the_versions_that_we_name() -> None:
     assert matrix["python"] == named
     assert project["requires-python"] == f">={named[0]}"
     assert {row["python"] for row in matrix["include"]} <= set(named)
+
+
+def test_a_device_installs_nothing_that_is_the_servers() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    names = [re.split(r"[<>=\[]", wanted)[0] for wanted in project["dependencies"]]
+    assert sorted(names) == [
+        "cryptography",
+        "flwr",
+        "numpy",
+        "pydantic",
+        "rich",
+        "safetensors",
+        "typer",
+    ]
+    extras = project["optional-dependencies"]
+    assert extras["edge"] == ["onnxruntime>=1.24", "tokenizers>=0.21"]
+    tested = {line.partition("==")[0].lower() for line in CONSTRAINTS.read_text().splitlines()}
+    known = {
+        re.split(r"[<>=\[]", wanted)[0].lower() for extra in extras.values() for wanted in extra
+    }
+    assert known - {"privsyn-flower", "pre-commit", "import-linter"} <= tested
 
 
 def test_the_workflow_may_only_read_and_pins_its_actions() -> None:

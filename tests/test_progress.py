@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from privsyn_flower.progress import ProgressLog, read_events
+from privsyn_flower.progress import ProgressLog, Steps, read_events
 
 
 def test_half_a_line_costs_the_events_on_it_and_nothing_else(tmp_path: Path) -> None:
@@ -19,3 +20,12 @@ def test_half_a_line_costs_the_events_on_it_and_nothing_else(tmp_path: Path) -> 
     events, offset = read_events(path, 0)
     assert [event["stage"] for event in events] == ["first", "third"]
     assert offset == path.stat().st_size and read_events(path, offset) == ([], offset)
+
+
+def test_steps_are_named_when_they_begin() -> None:
+    events: list[Any] = []
+    steps = Steps(lambda *event: events.append(event), "benchmark", 3)
+    steps.begin("one")
+    steps.begin("two")
+    steps.end()  # the third was not needed
+    assert events == [("benchmark", 0, 3, "one"), ("benchmark", 1, 3, "two"), ("benchmark", 3, 3)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from flwr.app import MetricRecord
 
-from privsyn_flower.config import load_config
+from privsyn_flower.config import AveragingConfig, load_config
 from privsyn_flower.privacy.correlated import Participation, epsilon_correlated, factorization
 from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.strategies import DPFedAvg
@@ -52,7 +52,7 @@ def test_the_sentence_of_an_aggregator_is_that_of_the_demo() -> None:
 
 
 def test_every_metric_of_a_training_is_explained(tmp_path: Path, loopback: Any) -> None:
-    result = DPFedAvg(0.5, adaptive_clipping=True).start(
+    result = DPFedAvg(AveragingConfig(clip_norm=0.5, adaptive_clipping=True)).start(
         loopback(trainers()),
         record(),
         num_rounds=1,

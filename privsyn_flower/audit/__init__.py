@@ -5,7 +5,7 @@ Tests of many trials through the real path (`trials`), with one canary user pres
 
 threshold   the canary's shift is looked for with a matched filter. Its hits and false alarms
             bound mu of Gaussian differential privacy from below, and so epsilon (Nasr et al.
-            2023, "Tight auditing of differentially private machine learning").
+            2023, arXiv 2302.07956, "Tight auditing of differentially private machine learning").
 variance    what is left of the sums without users' vectors, at survivors of honest weight W_min,
             against the variance that is charged.
 correlation of an aggregator's noise, which is correlated between rounds: whitened, the rounds
@@ -19,10 +19,10 @@ aggregator's noise all rounds of a run together.
 With coins the claim is that of a sampled release, and the adversary, who knows everybody else's
 coins, has N(0, 1) against (1 - q) N(0, 1) + q N(mu, 1). Hits and false alarms alone certify
 log((hits - delta) / alarms) at most, which takes far more trials than there are
-(Zanella-Beguelin et al. 2023, "Bayesian estimation of differential privacy"). So the form of the
-pair is taken as given, as in Nasr et al., but neither of its numbers: the auditor sees the coins,
-bounds mu by the trials in which the canary's vector was in the sum and q by how often it was, and
-epsilon of that pair is exact.
+(Zanella-Beguelin et al. 2023, arXiv 2206.05199, "Bayesian estimation of differential privacy"). So
+the form of the pair is taken as given, as in Nasr et al., but neither of its numbers: the auditor
+sees the coins, bounds mu by the trials in which the canary's vector was in the sum and q by how
+often it was, and epsilon of that pair is exact.
 
 What this does not know: the bound reads epsilon off mu and q, which is exact for Gaussian noise
 and coins that are independent of it, and as good as exact for integer noise as close to it as the

@@ -63,6 +63,7 @@ def update_case(config: RunConfig, users: int, folder: Path) -> Case:
         users=users,
         options=dict(local.to_options()),
         noise_multiplier=promised(config).main.multiplier,
+        nodes=config.nodes,
     )
     cap = config.data.samples_per_user
     canary, other = ([side] * cap for side in SIDES)

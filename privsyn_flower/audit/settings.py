@@ -14,8 +14,9 @@ from privsyn_flower.audit.statistics import whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
-from privsyn_flower.server_apps.parts import AGGREGATIONS
+from privsyn_flower.privacy.promise import evaluation_phases
 from privsyn_flower.server_apps.promised import ledger_terms, promised
+from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
@@ -81,8 +82,9 @@ def _split(total: int, parts: int) -> list[int]:
 
 def aggregator_noise(config: RunConfig, *, evaluation: bool) -> AggregatorNoise:
     """The run's noise of a trusted aggregator, its keys nowhere yet; or that of its evaluation."""
-    noise = trusted_noise(promised(config).main, run="audit")
-    return noise.beside("evaluation") if evaluation else noise
+    main = promised(config).main
+    [phase] = evaluation_phases(main, 1) if evaluation else [main]
+    return trusted_noise(phase, run="audit")
 
 
 def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:

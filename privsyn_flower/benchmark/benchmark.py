@@ -1,8 +1,8 @@
 """What a simulated run is worth, measured with private and held-out text.
 
-With `private.py` the ONLY file that opens private or held-out text outside the nodes
-(rule 4). It runs in simulation with `benchmark = true`, and its figures are no part
-of the private result: they go under `benchmark` in summary.json and are not covered by epsilon.
+With `private.py` the ONLY file that opens private or held-out text outside the nodes (rule 4). It
+runs in simulation with `benchmark = true`, and its figures are no part of the private result: they
+go under `benchmark` in summary.json and are not covered by epsilon.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from privsyn_flower.evaluation.distances import frechet_by_size
 from privsyn_flower.evaluation.downstream import Downstream, Tuning
 from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.public import rehearse, rehearse_classes
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.progress import BENCHMARK, Progress, Steps, silent
 from privsyn_flower.randomness import seeded
 
 Sets = Mapping[str, Sequence[str]]
@@ -59,6 +59,19 @@ PAIRS = (
 )
 
 
+def steps_of(
+    config: RunConfig, progress: Progress, made: Sequence[str], models: Sequence[str] = ()
+) -> Steps:
+    """The benchmark's line of progress: what is made for comparison (names in METHODS), what is
+    measured, and a fine-tuning for each set of texts. models: made, too, and not fine-tuned."""
+    public = [name for name in ("random_public",) if config.evaluation.compares(RANDOM_PUBLIC)]
+    own = ["trained"] if config.trains else ["synthetic"]
+    tuned = {*public, *own, *made, "private"} - {*models, "trained"}
+    rate = len(split_list(config.evaluation.learning_rates)) > 1
+    measured = 0 if config.trains else 2
+    return Steps(progress, BENCHMARK, len(made) + measured + rate + len(tuned))
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """summary: figures for summary.json. For the pictures: held_out (n, d) embeddings of
@@ -78,6 +91,7 @@ def run_benchmark(
     synthetic: Sets,
     seeds: Sets,
     progress: Progress = silent,
+    steps: Steps | None = None,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -85,8 +99,9 @@ def run_benchmark(
     what the users' answers were worth. synthetic: texts by the names in METHODS, "synthetic" the
     run's own and the others its controls; with their labels (`data.LabelledText`) for
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
-    methods without.
+    methods without. steps: those begun already (`steps_of`).
     """
+    steps = steps or steps_of(config, progress, [])
     federation = private.federation
     pool = federation.public() if config.evaluation.compares(RANDOM_PUBLIC) else ()
     held_out = private.held_out()
@@ -94,17 +109,17 @@ def run_benchmark(
         "note": NOTE,
         "held_out": config.evaluation.on,
     }
-    progress("benchmark: distances", 0, 2)
+    steps.begin("distances to held-out text")
     found, candidates = feedback(held_out)
     summary |= found
     groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
     summary["frechet"] = distances(groups, pool, private, held_out, config)
-    progress("benchmark: distances", 1, 2)
+    steps.begin("texts that repeat others")
     summary["near_duplicates"] = repeated(synthetic["synthetic"], federation, config)
-    progress("benchmark: distances", 2, 2)
     measure = classification if config.evaluation.task == "classification" else next_token
     summary |= {"task": config.evaluation.task}
-    summary |= measure(config, federation, downstream, synthetic, progress)
+    summary |= measure(config, federation, downstream, synthetic, progress, steps)
+    steps.end()
     return Benchmark(summary, held_out, candidates)
 
 
@@ -115,6 +130,7 @@ def training_benchmark(
     downstream: str | Path,
     models: Folders,
     progress: Progress = silent,
+    steps: Steps | None = None,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
@@ -123,12 +139,15 @@ def training_benchmark(
     """
     if not config.benchmark:
         raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
+    steps = steps or steps_of(config, progress, [], list(models))
+    found = next_token(config, federation, downstream, {}, progress, steps, models=models)
+    steps.end()
     return {
         "note": NOTE,
         "held_out": config.evaluation.on,
         "frechet": {},
         "task": config.evaluation.task,
-        **next_token(config, federation, downstream, {}, progress, models=models),
+        **found,
     }
 
 
@@ -191,6 +210,7 @@ def next_token(
     downstream: str | Path,
     synthetic: Sets,
     progress: Progress = silent,
+    steps: Steps | None = None,
     *,
     models: Folders | None = None,
 ) -> dict[str, Any]:
@@ -203,6 +223,8 @@ def next_token(
     options, folders = config.evaluation, models or {}
     length, device = options.sequence_length, config.models.device
     model = Downstream(downstream, length=length, device=device)
+    steps = steps or steps_of(config, progress, [])
+    _choosing(config, steps)
     rate, tried = rehearse(config, federation, model, progress)
     tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
@@ -214,6 +236,7 @@ def next_token(
     for name, folder in folders.items():
         sums[name] = Downstream(folder, length=length, device=device).user_sums(held_out)
     for name, source in sets.items():
+        steps.begin(METHODS[name])
         model.fine_tune(model.encode(source), tuning, progress, f"fine-tuning on {name}")
         sums[name] = model.user_sums(held_out)
     result: dict[str, Any] = {
@@ -244,6 +267,7 @@ def classification(
     downstream: str | Path,
     synthetic: Sets,
     progress: Progress = silent,
+    steps: Steps | None = None,
 ) -> dict[str, Any]:
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
@@ -258,6 +282,8 @@ def classification(
         return model.encode(texts, [label_of(text) for text in texts])
 
     public = model.encode(federation.public(), federation.public_labels())
+    steps = steps or steps_of(config, progress, [])
+    _choosing(config, steps)
     rate, tried = rehearse_classes(config, model, public, progress)
     tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
     held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
@@ -268,6 +294,7 @@ def classification(
     sums = {"pretrained": model.user_sums(held_out)}
     for name, examples in sets.items():
         if examples or name in {"synthetic", "private"}:  # these two without examples: an error
+            steps.begin(METHODS[name])
             model.fine_tune(examples, tuning, progress, f"fine-tuning on {name}")
             sums[name] = model.user_sums(held_out)
     names = [name for name in METHODS if name in sums]
@@ -285,6 +312,11 @@ def classification(
         **figures("accuracy", found["accuracy"]),
         **figures("macro_f1", found["macro_f1"]),
     }
+
+
+def _choosing(config: RunConfig, steps: Steps) -> None:
+    if len(split_list(config.evaluation.learning_rates)) > 1:
+        steps.begin("the learning rate, on public text")
 
 
 def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:

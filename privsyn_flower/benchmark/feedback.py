@@ -107,8 +107,8 @@ def response_rounds(
         rng = seeded(private.config.seed, row["round"], "response distances")
         sets = [private.rows, held_out]
         if projection is not None:  # what is lost to the question is lost to both sides
-            lost = projection.astype(np.float32)
-            sets = [rows @ lost @ lost.T for rows in sets]
+            kept = _span(projection)
+            sets = [np.asarray(rows @ kept @ kept.T, dtype=np.float32) for rows in sets]
         size = min(MOST_TEXTS, len(question), *map(len, sets))
         drawn = [rows[rng.choice(len(rows), size, replace=False)] for rows in (question, *sets)]
         to_private.append(round(frechet_distance(drawn[0], drawn[1]), 5))
@@ -120,6 +120,15 @@ def response_rounds(
         "frechet_private": to_private,
     }
     return figures, responses
+
+
+def _span(projection: np.ndarray[Any, Any]) -> F32:
+    """An orthonormal basis (d, r) of what a projection (d, c) keeps; columns may be repeated."""
+    columns: F32 = projection.astype(np.float32)
+    columns /= np.maximum(np.linalg.norm(columns, axis=0), 1e-30)
+    basis, sizes, _ = np.linalg.svd(columns, full_matrices=False)
+    found: F32 = basis[:, sizes > 0.1]  # directions are orthogonal, or the same
+    return found
 
 
 def query_groups(query: Any, row: dict[str, Any]) -> list[int]:

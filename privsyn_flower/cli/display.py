@@ -6,12 +6,50 @@ import contextlib
 import io
 import sys
 from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
+
+from privsyn_flower.runs import read_jsonl
+
+SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
+SURE_AFTER = 2.0  # seconds of a stage that tell its speed
+LONG = 20.0  # seconds left that are worth a line of their own
+
+
+class Pace:
+    """How long stages still take, by their own speed so far.
+
+    Events bring their time, so that this needs no clock.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[str, tuple[float, float, float]] = {}  # first time, first done, last done
+
+    def left(self, event: Mapping[str, Any]) -> float | None:
+        """Seconds that the stage of this event still takes; None: it cannot be said."""
+        stage, now, done = event["stage"], float(event["t"]), float(event["done"])
+        start, first, last = self.seen.get(stage, (now, done, done))
+        if done < last:  # the stage began again
+            start, first = now, done
+        self.seen[stage] = (start, first, done)
+        if done <= first or done >= float(event["total"]) or now - start < SURE_AFTER:
+            return None
+        return (float(event["total"]) - done) * (now - start) / (done - first)
+
+
+def spoken(seconds: float | None) -> str:
+    """Seconds left, in words; "" for None."""
+    if seconds is None:
+        return ""
+    if seconds < 90:
+        return f"about {max(10, 10 * round(seconds / 10))} s left"
+    return f"about {seconds / 60:.0f} min left"
 
 
 class Display:
@@ -22,11 +60,13 @@ class Display:
         self.live = self.console.is_terminal
         self.tasks: dict[str, Any] = {}
         self.printed: dict[str, float] = {}
+        self.foretold: set[str] = set()
+        self.pace = Pace()
         self.progress = Progress(
             TextColumn("{task.description:<28}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TextColumn("{task.fields[left]}"),
             TextColumn("{task.fields[note]}"),
             console=self.console,
         )
@@ -49,14 +89,15 @@ class Display:
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""
         stage, done, total = event["stage"], float(event["done"]), float(event["total"])
+        left = self.pace.left(event)
         if not self.live:
-            self._print(stage, done, total, str(event["note"]))
+            self._print(stage, done, total, str(event["note"]), left)
             return
         if stage not in self.tasks:
-            self.tasks[stage] = self.progress.add_task(stage, total=total, note="")
+            self.tasks[stage] = self.progress.add_task(stage, total=total, note="", left="")
         task = self.tasks[stage]
         note = event["note"] or self.progress.tasks[task].fields["note"]
-        self.progress.update(task, completed=done, total=total, note=note)
+        self.progress.update(task, completed=done, total=total, note=note, left=spoken(left))
         if stage == "rounds":  # its bar tells what is over
             for one, other in self.tasks.items():
                 if one.startswith("round "):
@@ -71,12 +112,42 @@ class Display:
         else:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def _print(self, stage: str, done: float, total: float, note: str) -> None:
+    def say(self, lines: list[str]) -> None:
+        """What the run has to tell, above the bars."""
+        for line in lines:
+            if self.live:
+                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            else:
+                print(line, file=sys.stderr, flush=True)
+
+    def _print(self, stage: str, done: float, total: float, note: str, left: float | None) -> None:
         fraction = done / total if total else 1.0
         last = self.printed.get(stage, -1.0)
-        if fraction >= 1.0 or note or last < 0 or fraction - last >= 0.25:
+        foretold = left is not None and left > LONG and stage not in self.foretold
+        if fraction >= 1.0 or note or last < 0 or fraction - last >= 0.25 or foretold:
             self.printed[stage] = fraction
-            print(f"[{stage}] {done:g}/{total:g} {note}".rstrip(), file=sys.stderr, flush=True)
+            self.foretold |= {stage} if left is not None else set()
+            told = ", ".join(word for word in (note, spoken(left)) if word)
+            print(f"[{stage}] {done:g}/{total:g} {told}".rstrip(), file=sys.stderr, flush=True)
+
+
+def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    """What a run has made, before its benchmark begins."""
+    count = int(summary["synthetic_samples"])
+    made = f"{count:,} synthetic texts, synthetic.jsonl" if count else "a trained model, model/"
+    texts = islice(read_jsonl(folder / "synthetic.jsonl"), SHOWN_TEXTS)
+    return [
+        f"the result is ready in {folder}: {made}",
+        *(f"    {_one_line(row['text'])}" for row in texts),
+        f"privacy: {summary['privacy_short']}",
+        "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
+    ]
+
+
+def _one_line(text: str) -> str:
+    """The beginning of a text, for a terminal."""
+    plain = "".join(c for c in " ".join(text.split()) if c.isprintable())
+    return plain if len(plain) <= 90 else f"{plain[:87]}..."
 
 
 def result_table(summary: Mapping[str, Any]) -> str:

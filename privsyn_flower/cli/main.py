@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from privsyn_flower import __version__
+from privsyn_flower.cli.embedder import embedder_app
 from privsyn_flower.cli.errors import Commands, fail
 from privsyn_flower.cli.federation import federation_app
 from privsyn_flower.cli.node import node_app
@@ -28,6 +29,7 @@ app = typer.Typer(
 data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
 app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
+app.add_typer(embedder_app, name="embedder")
 app.add_typer(federation_app, name="federation")
 
 SAMPLING = (
@@ -72,10 +74,11 @@ def run(
 ) -> None:
     """Run a configuration through `flwr run`; the last line on stdout is the run folder.
 
-    Ends with 3 when the run ended early, with a result but fewer rounds than planned.
+    Ends with 3 when the run ended early, with a result but fewer rounds than planned; with 4 when
+    it has its result, but not the benchmark.
     """
     from privsyn_flower.cli.report import ReportError
-    from privsyn_flower.cli.run import ENDED_EARLY, RunFailed, ended_early, run_command
+    from privsyn_flower.cli.run import RunFailed, exit_status, run_command
     from privsyn_flower.config import ConfigError
     from privsyn_flower.local.simulation import FlowerError
     from privsyn_flower.runs import RunLocked, failure
@@ -89,8 +92,8 @@ def run(
     except KeyboardInterrupt:
         raise fail("interrupted; the Flower run was stopped", 130) from None
     print(folder)
-    if ended_early(folder):
-        raise typer.Exit(ENDED_EARLY)
+    if code := exit_status(folder):
+        raise typer.Exit(code)
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]

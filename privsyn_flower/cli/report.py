@@ -59,7 +59,8 @@ def differing(summaries: Sequence[Summary]) -> list[str]:
             }
             if len(found) > 1:
                 lines.append(f"{key} differs: {', '.join(sorted(found))}")
-    return lines
+    due = sum("unfinished" in summary for summary in summaries)
+    return [*lines, f"the benchmark of {due} is not finished"] if due else lines
 
 
 def report(summaries: Sequence[Summary]) -> str:

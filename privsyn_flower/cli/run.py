@@ -14,16 +14,18 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from privsyn_flower.cli.display import Display, result_table
+from privsyn_flower.cli.display import Display, product_lines, result_table
 from privsyn_flower.cli.report import read_summary
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
+    absolute_paths,
     cache_folder,
     load_config,
     parse_override,
     relocated,
     to_toml,
+    without_benchmark,
 )
 from privsyn_flower.data import DataError, prepare
 from privsyn_flower.files import write_atomic
@@ -32,10 +34,13 @@ from privsyn_flower.local.federation import FederationRun, LocalFederation, find
 from privsyn_flower.local.last_word import LAST_WORD
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.preflight import check_ready
-from privsyn_flower.progress import read_events
+from privsyn_flower.progress import BENCHMARK, read_events
 from privsyn_flower.runs import (
+    UNFINISHED,
     RunFolder,
     RunLocked,
+    benchmark_due,
+    complete,
     lock_holder,
     log_size,
     read_warnings,
@@ -44,6 +49,7 @@ from privsyn_flower.runs import (
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
+NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
 Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
@@ -77,10 +83,14 @@ def run_command(
             raise ConfigError("--resume takes the run's own config.toml: drop CONFIG and --set")
         return _resume(resume.expanduser().absolute(), there)
     overrides = dict(parse_override(text) for text in settings)
-    loaded = load_config(config or default_config(), overrides)
+    path = config or default_config()
+    for key, value in without_benchmark(path, overrides).items():
+        _tell(f"benchmark = false: {key} = {value!r} (the file's value goes by private text)")
+        overrides[key] = value
+    loaded = load_config(path, overrides)
     _check_place(loaded, there)
     folder = Path(loaded.run_folder or _fresh_name(loaded)).expanduser().absolute()
-    if (folder / "config.toml").exists():
+    if loaded.run_folder and (folder / "config.toml").exists():
         raise RunFailed(
             f"run folder {folder} already holds a run: continue it with "
             f"`privsyn run --resume {folder}` or choose another run-folder"
@@ -157,41 +167,6 @@ def _own(folder: Path) -> None:
                 )
 
 
-def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
-    """Every path absolute: Flower's processes have another working directory."""
-
-    def absolute(path: str) -> str:
-        return str(Path(path).expanduser().absolute()) if path else ""
-
-    def model(name: str) -> str:
-        return absolute(name) if name and Path(name).expanduser().is_dir() else name
-
-    def place(path: str) -> str:
-        return path if path.startswith("hub:") else absolute(path)
-
-    data = config.data.model_copy(
-        update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
-    )
-    names = ("embedder", "infiller", "generator", "downstream")
-    models = config.models.model_copy(
-        update={name: model(getattr(config.models, name)) for name in names}
-    )
-    generation = config.generation.model_copy(
-        update={"vllm_python": absolute(config.generation.vllm_python)}
-    )
-    return config.model_copy(
-        update={
-            "run_folder": str(folder),
-            "generation": generation,
-            "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
-            "assets": absolute(config.assets),
-            "ledger": absolute(config.ledger),
-            "data": data,
-            "models": models,
-        }
-    )
-
-
 def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     path = folder / "config.toml"
     if not path.exists():
@@ -203,7 +178,8 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     config = RunConfig.from_flat(relocated(stored.flat(), folder))
     _check_place(config, federation)
     flower = find_run(folder)
-    if (folder / "summary.json").exists() and lock_holder(folder) is None:
+    over = (folder / "summary.json").exists() and UNFINISHED not in read_summary(folder)
+    if over and lock_holder(folder) is None:
         if flower is not None:  # the command that started it was killed
             flower.close()
         _finish(folder)
@@ -321,9 +297,9 @@ def _stop(folder: Path, flower: LocalFlower) -> None:
             flower.stop()
         except FlowerError as error:
             _tell(str(error))
-        complete = (folder / "summary.json").exists()
-        what = "it was complete already; show it with" if complete else "continue it with"
-        _tell(f"{what}: privsyn run --resume {folder}")
+        if not benchmark_due(folder):
+            what = "it was complete already; show it" if complete(folder) else "continue it"
+            _tell(f"{what} with: privsyn run --resume {folder}")
 
 
 class _Follower:
@@ -332,26 +308,39 @@ class _Follower:
     def __init__(self, folder: Path, display: Display, log: int) -> None:
         self.folder, self.display = folder, display
         self.events, self.log = 0, log
+        self.told = False
 
     def show(self) -> None:
         """What came since the last look."""
         events, self.events = read_events(self.folder / "progress.jsonl", self.events)
         for event in events:
+            if event["stage"] == BENCHMARK:
+                self._show_result()
             self.display.show(event)
         warnings, self.log = read_warnings(self.folder, self.log)
         for text in warnings:
             self.display.warn(text)
+        self._show_result()
+
+    def _show_result(self) -> None:
+        """Once, as soon as it is there and what comes is its benchmark."""
+        if not self.told and benchmark_due(self.folder):
+            self.told = True
+            self.display.say(product_lines(read_summary(self.folder), self.folder))
 
 
 def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:
-    """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error."""
+    """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error.
+
+    A result stands whatever ends its benchmark.
+    """
     checked, seen_alive, gone = time.monotonic(), False, 0.0
     try:
         with Display() as display:
             follower = _Follower(folder, display, log)
             while True:
                 follower.show()
-                ended = (folder / "summary.json").exists() or (folder / "error.txt").exists()
+                ended = complete(folder) or (folder / "error.txt").exists()
                 # A killed ServerApp lets go of the folder long before Flower misses it.
                 alive = lock_holder(folder) is not None
                 seen_alive = seen_alive or alive
@@ -369,12 +358,16 @@ def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:
         # The ServerApp's own error says enough. Flower's word costs a process start or two, which
         # on a busy machine takes minutes.
         if not (folder / "error.txt").exists():
-            status = _final_status(flower, 60.0 if (folder / "summary.json").exists() else GRACE)
-        if not (folder / "summary.json").exists() or status != "finished:completed":
-            raise RunFailed(_error(folder, flower, status))
+            status = _final_status(flower, 60.0 if complete(folder) else GRACE)
+        if not complete(folder) or status != "finished:completed":
+            error = _error(folder, flower, status)
+            if not benchmark_due(folder):
+                raise RunFailed(error)
+            _tell(f"error: {error}")
     except KeyboardInterrupt:
         _stop(folder, flower)
-        raise
+        if not benchmark_due(folder):
+            raise
     finally:
         _close(flower)
     _finish(folder)
@@ -408,11 +401,17 @@ def _error(folder: Path, flower: LocalFlower, status: str) -> str:
     for line in reversed(log):  # a full disk took no error.txt
         if line.startswith(LAST_WORD):
             return line.removeprefix(LAST_WORD)
-    return "\n".join([*log, f"the run ended with status {status} and no summary"])
+    what = "no benchmark" if benchmark_due(folder) else "no summary"
+    return "\n".join([*log, f"the run ended with status {status} and {what}"])
 
 
 def _finish(folder: Path) -> None:
     print(result_table(read_summary(folder)))
+    if benchmark_due(folder):
+        _tell(
+            "warning: the result is complete, its benchmark is not; finish that alone with: "
+            f"privsyn run --resume {folder}"
+        )
     for line in _node_failures(folder):
         print(f"warning: {line}", file=sys.stderr)
 
@@ -428,6 +427,9 @@ def _node_failures(folder: Path) -> list[str]:
     return report(cache_folder(config) / NODES, run)
 
 
-def ended_early(folder: Path) -> bool:
-    """Whether a finished run has fewer rounds than planned."""
-    return bool(read_summary(folder).get("ended_early"))
+def exit_status(folder: Path) -> int:
+    """0 for a run that has all that it was to have."""
+    summary = read_summary(folder)
+    if UNFINISHED in summary:
+        return NO_BENCHMARK
+    return ENDED_EARLY if summary.get("ended_early") else 0

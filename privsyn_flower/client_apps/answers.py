@@ -93,6 +93,7 @@ def reply(message: Message, context: Context, node: Node, kind: Kind) -> Message
 
 
 def _plain(message: Message, node: Node, kind: Kind) -> Message:
+    _check(*read_head(message), node, kind, "plain", 1.0)  # before its arrays are unpacked
     query, ticket, noise = read_ask(message, node.facts.weight)
     _check(query, ticket, noise, node, kind, "plain", 1.0)
     check_range(query, noise, noise.min_weight)
@@ -134,7 +135,10 @@ def _asked(
     """The question, checked, of the two stages that carry its head; None of the others."""
     if stage not in ("advertise", "mask"):
         return None
-    asked = read_head(message) if stage == "advertise" else read_ask(message)
+    asked = read_head(message)
+    if stage == "mask":
+        _check(*asked, node, kind, "secure", 1.0)  # before its arrays are unpacked
+        asked = read_ask(message)
     bound = session_for(*asked)
     # Without its arrays the head has another digest; everything else must agree.
     expected = replace(bound, context=session.context) if stage == "advertise" else bound

@@ -11,9 +11,10 @@ from flwr.app import Context, Message
 from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
-from privsyn_flower.client_apps.votes import check_embedder, user_rows
-from privsyn_flower.data import label_of
+from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.client_apps.votes import asked_rows
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import MOST_CLASSES, Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.scores import LARGEST_ENTRY, Score, shard_scores
@@ -66,8 +67,11 @@ def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:
         projection = query.extra["projection"]
         if projection.dtype != np.float16 or projection.shape != (len(projection), dimension):
             raise _malformed("the projection has another shape or type")
-        if query.rows.shape[1] != dimension or dimension > len(projection):
+        # A direction has one column or two.
+        if query.rows.shape[1] != dimension or dimension > 2 * len(projection):
             raise _malformed("the candidates do not have the projection's dimension")
+        if query.length * len(projection) > LARGEST:
+            raise _malformed(f"{query.length} candidates of {len(projection)} dimensions")
     with np.errstate(over="ignore", invalid="ignore"):
         if not np.abs(query.question()).max(initial=0.0) <= LARGEST_ENTRY:
             raise _malformed("the candidates are not finite, or beyond any embedding")
@@ -91,16 +95,15 @@ def user_scores(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are counted."""
-    rows, owner = user_rows(query, users, node)
-    kept = taking.asked[owner]
+    rows, owner, of_all = asked_rows(query, users, taking, node)
     groups, labels = query.extra["groups"], _labels(query)
     classes = samples = None
     if labels:
         classes = np.repeat(query.extra["classes"].astype(np.intp), groups)
-        samples = _classes(users, owner, labels)[kept]
+        samples = _classes(users, of_all, labels)[taking.asked[of_all]]
     return shard_scores(
-        rows[kept],
-        owner[kept],
+        rows,
+        owner,
         query.question(),
         score=str(query.options["score"]),
         bound=query.bound,
@@ -119,6 +122,8 @@ def _classes(users: UserTexts, owner: np.ndarray[Any, Any], labels: list[str]) -
 
     A user has a row for each text, or none at all where its texts could not be embedded.
     """
+    from privsyn_flower.data import label_of  # loaded where texts are, not by every stage
+
     place = {name: number for number, name in enumerate(labels)}
     rows = np.bincount(owner, minlength=len(users))
     found = [

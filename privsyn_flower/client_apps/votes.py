@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import cast, get_args
 
 from flwr.app import Context, Message
@@ -10,13 +9,12 @@ from flwr.app import Context, Message
 from privsyn_flower.arrays import F32, I32, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
-from privsyn_flower.data import EmbeddingCache
+from privsyn_flower.client_apps.node.embedder import check_embedder
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.nearest import Metric
 from privsyn_flower.queries.votes import Clip, shard_votes
-from privsyn_flower.text import embedder_fingerprint, load_embedder
 
 
 def votes(message: Message, context: Context) -> Message:
@@ -33,30 +31,9 @@ def check_votes(query: Query, node: Node) -> None:
         raise WireError(Refusal.MALFORMED, "the vote query's options are not known here")
     if not 1 <= int(options["neighbors"]) <= query.length or int(options["samples-cap"]) < 1:
         raise WireError(Refusal.MALFORMED, "neighbors or samples-cap is out of range")
+    if query.extra:  # a projection would make another size of them
+        raise WireError(Refusal.MALFORMED, f"a vote query with {sorted(query.extra)}")
     check_embedder(query, node)
-
-
-def check_embedder(query: Query, node: Node) -> None:
-    """Refuse a question about another embedder than this node's, or one that is not there."""
-    try:
-        fingerprint = embedder_fingerprint(node.embedder)
-        if not query_embedder_installed(node.embedder):
-            raise ImportError("sentence-transformers is not installed")
-    except Exception as error:
-        raise WireError(
-            Refusal.MODEL, f"embedder {node.embedder!r} is not available: {error}"
-        ) from error
-    if fingerprint != query.model:
-        raise WireError(
-            Refusal.EMBEDDER, f"the query is about {query.model}, this node has {fingerprint}"
-        )
-
-
-def query_embedder_installed(name: str) -> bool:
-    """Whether the library behind the embedder is there (data-independent, loads nothing)."""
-    if name.startswith("ngram-"):
-        return True
-    return importlib.util.find_spec("sentence_transformers") is not None
 
 
 def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:
@@ -64,6 +41,8 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:
 
     Of all users, whoever takes part: the cache keeps exactly those it is shown.
     """
+    from privsyn_flower.data import EmbeddingCache
+    from privsyn_flower.text.embedders import load_embedder
 
     def embed(texts: list[str]) -> F32:
         try:
@@ -75,16 +54,24 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:
     return EmbeddingCache(node.cache / "embeddings", query.model).get(users, embed)
 
 
+def asked_rows(query: Query, users: UserTexts, taking: Taking, node: Node) -> tuple[F32, I32, I32]:
+    """`user_rows` of those who are asked (n, d) and (n,), and the user of every row (all,)."""
+    rows, owner = user_rows(query, users, node)
+    if taking.asked.all():  # the usual case: no copy of all embeddings
+        return rows, owner, owner
+    kept = taking.asked[owner]
+    return rows[kept], owner[kept], owner
+
+
 def user_votes(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
-    rows, owner = user_rows(query, users, node)
-    kept = taking.asked[owner]
+    rows, owner, _ = asked_rows(query, users, taking, node)
     options = query.options
     return shard_votes(
-        rows[kept],
-        owner[kept],
+        rows,
+        owner,
         query.question(),
         clip=cast(Clip, options["clip"]),
         bound=query.bound,

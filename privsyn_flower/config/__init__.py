@@ -25,16 +25,19 @@ if TYPE_CHECKING:
     from privsyn_flower.config.pretext import PreTextConfig
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
     from privsyn_flower.config.toml import (
+        absolute_paths,
         load_config,
         parse_override,
         relocated,
         to_toml,
         toml_value,
+        without_benchmark,
     )
-    from privsyn_flower.config.training import FtrlConfig, TrainingConfig
+    from privsyn_flower.config.training import AveragingConfig, FtrlConfig, TrainingConfig
 else:
     __getattr__ = on_demand(
         __name__,
+        AveragingConfig="training",
         DataConfig="data",
         EvaluationConfig="evaluation",
         ExpandConfig="models",
@@ -45,6 +48,7 @@ else:
         PreTextConfig="pretext",
         RunConfig="schema",
         TrainingConfig="training",
+        absolute_paths="toml",
         cache_folder="schema",
         flat_defaults="schema",
         ledger_folder="schema",
@@ -53,9 +57,11 @@ else:
         relocated="toml",
         to_toml="toml",
         toml_value="toml",
+        without_benchmark="toml",
     )
 
 __all__ = [
+    "AveragingConfig",
     "ConfigError",
     "DataConfig",
     "EvaluationConfig",
@@ -69,6 +75,7 @@ __all__ = [
     "Scalar",
     "Section",
     "TrainingConfig",
+    "absolute_paths",
     "cache_folder",
     "explain",
     "flat_defaults",
@@ -80,4 +87,5 @@ __all__ = [
     "split_list",
     "to_toml",
     "toml_value",
+    "without_benchmark",
 ]

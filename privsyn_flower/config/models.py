@@ -12,7 +12,9 @@ from privsyn_flower.config.section import Section
 class ModelsConfig(Section):
     """`[models]`: an embedded tiny model (tiny), a local folder, or a Hugging Face name."""
 
-    embedder: str = Field("minilm", description="minilm, ngram-DIM, a folder, or a hub name")
+    embedder: str = Field(
+        "minilm", description="minilm, minilm-int8, ngram-DIM, a folder, or a hub name"
+    )
     infiller: str = Field("tiny", description="masked LM: tiny, a folder, or a hub name")
     generator: str = Field("tiny", description="causal LM: tiny, a folder, or a hub name")
     downstream: str = Field(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
 
+SectionType = TypeVar("SectionType", bound="Section")
 Scalar = bool | int | float | str
 
 
@@ -31,6 +32,11 @@ class Section(BaseModel):
 
     def check(self, config: RunConfig) -> None:
         """What the table needs of the others. Raises ValueError."""
+
+
+def checked(section: SectionType) -> SectionType:
+    """The section again, with all checks: `model_copy` makes none. Raises ValueError."""
+    return type(section).model_validate(section.model_dump(exclude_unset=True))
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

@@ -11,24 +11,85 @@ from pydantic import BaseModel
 from privsyn_flower.config.schema import RunConfig, flat_defaults
 from privsyn_flower.config.section import ConfigError, Scalar, flatten
 
+# What may stand without a benchmark in keys that can choose by private text.
+NOT_BY_TEXT: Mapping[str, tuple[Scalar, ...]] = {
+    "data.near-duplicates": ("own", "keep"),
+    "data.partition": ("natural", "uniform"),
+    "data.min-samples-per-user": (1,),
+    "popri.checkpoint": ("last", "public"),
+}
+
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) -> RunConfig:
     """A TOML file with `--set` overrides on top -> configuration; ConfigError if wrong."""
-    values: dict[str, Scalar] = {}
-    if path is not None:
-        try:
-            values = flatten(tomllib.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            raise ConfigError(f"no configuration file at {path}") from None
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8"
-            ) from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path} is not valid TOML: {error}") from None
-    return RunConfig.from_flat({**values, **overrides})
+    return RunConfig.from_flat({**_read(path), **overrides})
+
+
+def _read(path: Path | None) -> dict[str, Scalar]:
+    """The keys of a TOML file, dotted. Raises ConfigError."""
+    if path is None:
+        return {}
+    try:
+        return flatten(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"no configuration file at {path}") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path} is not UTF-8 (byte {error.start + 1}): save it as UTF-8"
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def without_benchmark(path: Path | None, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What `--set benchmark=false` takes along: keys by which the file's benchmark chooses by
+    private text, at their defaults; not those that are overridden themselves."""
+    values = _read(path) if overrides.get("benchmark") is False else {}
+    if not values.get("benchmark"):
+        return {}
+    return {
+        key: default
+        for key, default in flat_defaults().items()
+        if key in values.keys() - overrides.keys()
+        and values[key] not in NOT_BY_TEXT.get(key, (values[key],))
+    }
+
+
+def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
+    """Every path absolute: Flower's processes have another working directory."""
+
+    def absolute(path: str) -> str:
+        return str(Path(path).expanduser().absolute()) if path else ""
+
+    def model(name: str) -> str:
+        return absolute(name) if name and Path(name).expanduser().is_dir() else name
+
+    def place(path: str) -> str:
+        return path if path.startswith("hub:") else absolute(path)
+
+    data = config.data.model_copy(
+        update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
+    )
+    names = ("embedder", "infiller", "generator", "downstream")
+    models = config.models.model_copy(
+        update={name: model(getattr(config.models, name)) for name in names}
+    )
+    generation = config.generation.model_copy(
+        update={"vllm_python": absolute(config.generation.vllm_python)}
+    )
+    return config.model_copy(
+        update={
+            "run_folder": str(folder),
+            "generation": generation,
+            "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
+            "assets": absolute(config.assets),
+            "ledger": absolute(config.ledger),
+            "data": data,
+            "models": models,
+        }
+    )
 
 
 def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:

@@ -11,9 +11,47 @@ from privsyn_flower.config.section import Section
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
 
+ServerOptimizerName = Literal["fedavg", "fedavgm", "fedadam", "fedyogi"]
+MechanismName = Literal[
+    "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"
+]
 
-class TrainingConfig(Section):
-    """`[training]`: DP-FedAvg and DP-FTRL, training of `models.downstream` on the nodes."""
+
+class AveragingConfig(Section):
+    """The server's keys of `[training]`: all that DP-FedAvg and DP-FTRL need in anybody's app."""
+
+    clip_norm: float = Field(1.0, gt=0, description="L2 bound of one user's update, all layers")
+    adaptive_clipping: bool = Field(
+        False, description="the bound follows a quantile of the norms (Andrew et al. 2021)"
+    )
+    target_quantile: float = Field(0.5, gt=0, lt=1, description="adaptive: share within the bound")
+    clip_learning_rate: float = Field(
+        0.2, gt=0, description="adaptive: geometric step of the bound"
+    )
+    server_optimizer: ServerOptimizerName = Field(
+        "fedavg", description="what the server does with the noisy mean update"
+    )
+    server_learning_rate: float = Field(1.0, gt=0, description="of the server's step")
+    server_momentum: float = Field(0.9, ge=0, lt=1, description="fedavgm, fedadam, fedyogi")
+    beta_2: float = Field(0.99, ge=0, lt=1, description="fedadam, fedyogi: of the second moment")
+    tau: float = Field(1e-3, gt=0, description="fedadam, fedyogi: added to its root")
+    noise: Literal["nodes", "aggregator"] = Field(
+        "nodes", description="who adds it: nodes (the server learns noisy sums only), or an "
+        "aggregator that is trusted with the sums"
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> Self:
+        if self.adaptive_clipping and self.noise != "nodes":
+            raise ValueError(
+                "training.adaptive-clipping = true needs training.noise = 'nodes': the noise of a "
+                "trusted aggregator is made for one bound in all rounds"
+            )
+        return self
+
+
+class LocalConfig(Section):
+    """The nodes' keys of `[training]`: what is trained of `models.downstream`, and how."""
 
     parameters: Literal["full", "lora", "layers"] = Field(
         "full", description="what is trained: all, low-rank factors, or the named layers"
@@ -33,34 +71,9 @@ class TrainingConfig(Section):
         0, ge=0, description="most local steps of a user in a round; 0: those that "
         "data.samples-per-user texts take"
     )  # fmt: skip
-    clip_norm: float = Field(1.0, gt=0, description="L2 bound of one user's update, all layers")
-    adaptive_clipping: bool = Field(
-        False, description="the bound follows a quantile of the norms (Andrew et al. 2021)"
-    )
-    target_quantile: float = Field(0.5, gt=0, lt=1, description="adaptive: share within the bound")
-    clip_learning_rate: float = Field(
-        0.2, gt=0, description="adaptive: geometric step of the bound"
-    )
-    server_optimizer: Literal["fedavg", "fedavgm", "fedadam", "fedyogi"] = Field(
-        "fedavg", description="what the server does with the noisy mean update"
-    )
-    server_learning_rate: float = Field(1.0, gt=0, description="of the server's step")
-    server_momentum: float = Field(0.9, ge=0, lt=1, description="fedavgm, fedadam, fedyogi")
-    beta_2: float = Field(0.99, ge=0, lt=1, description="fedadam, fedyogi: of the second moment")
-    tau: float = Field(1e-3, gt=0, description="fedadam, fedyogi: added to its root")
-    noise: Literal["nodes", "aggregator"] = Field(
-        "nodes", description="who adds it: nodes (the server learns noisy sums only), or an "
-        "aggregator that is trusted with the sums"
-    )  # fmt: skip
-    public_steps: int = Field(
-        0, ge=0, description="fine-tuning on public text before round 1; 0: none"
-    )
-    evaluate: bool = Field(
-        False, description="one paid evaluation on the nodes: the final model against the start"
-    )
 
     @model_validator(mode="after")
-    def _across_keys(self) -> Self:
+    def _what_belongs_together(self) -> Self:
         if (self.parameters == "layers") != bool(self.layers.strip(", ")):
             raise ValueError(
                 f"training.layers = {self.layers!r} with training.parameters = "
@@ -71,12 +84,18 @@ class TrainingConfig(Section):
                 f"training.momentum = {self.momentum} belongs to training.optimizer = 'sgd', and "
                 f"it is {self.optimizer!r}: set momentum = 0"
             )
-        if self.adaptive_clipping and self.noise != "nodes":
-            raise ValueError(
-                "training.adaptive-clipping = true needs training.noise = 'nodes': the noise of a "
-                "trusted aggregator is made for one bound in all rounds"
-            )
         return self
+
+
+class TrainingConfig(AveragingConfig, LocalConfig):
+    """`[training]`: DP-FedAvg and DP-FTRL, training of `models.downstream` on the nodes."""
+
+    public_steps: int = Field(
+        0, ge=0, description="fine-tuning on public text before round 1; 0: none"
+    )
+    evaluate: bool = Field(
+        False, description="one paid evaluation on the nodes: the final model against the start"
+    )
 
     def check(self, config: RunConfig) -> None:
         """What cannot go with Gaussian noise of a trusted aggregator."""
@@ -97,9 +116,7 @@ class TrainingConfig(Section):
 class FtrlConfig(Section):
     """`[ftrl]`: DP-FTRL's noise, correlated over the rounds, added by a trusted aggregator."""
 
-    mechanism: Literal[
-        "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"
-    ] = Field("blt", description="how the noise of the rounds is correlated")
+    mechanism: MechanismName = Field("blt", description="how the noise of the rounds is correlated")
     schedule: Literal["users", "nodes"] = Field(
         "users", description="who takes turns when min-separation is above 1: the users of every "
         "node, or whole nodes"
@@ -132,14 +149,20 @@ class FtrlConfig(Section):
             )
         return self
 
+    @staticmethod
+    def check_trust(training: AveragingConfig) -> None:
+        """Raises ValueError unless the aggregator is trusted to add the noise."""
+        if training.noise != "aggregator":
+            raise ValueError(
+                f"training.noise = {training.noise!r}: DP-FTRL (method = 'dp-ftrl') correlates the "
+                "noise of its rounds, which only one party that adds all of it can do: set noise = "
+                "'aggregator' if the aggregator is trusted with the sums, or take DP-FedAvg "
+                "(method = 'dp-fedavg')"
+            )
+
     def check(self, config: RunConfig) -> None:
         """What correlated noise needs of the other tables."""
-        if config.training.noise != "aggregator":
-            raise ValueError(
-                "method = 'dp-ftrl' correlates the noise of its rounds, which only one party "
-                "that adds all of it can do: set training.noise = 'aggregator' if the "
-                "aggregator is trusted, or method = 'dp-fedavg'"
-            )
+        self.check_trust(config.training)
         if self.min_separation > config.rounds:
             raise ValueError(
                 f"ftrl.min-separation = {self.min_separation} exceeds rounds = {config.rounds}: "

@@ -1,9 +1,9 @@
 """Exact and near duplicates: two texts are near duplicates when they share 13 words in a row.
 
 Thirteen is the length used to look for overlap between training and test text since GPT-3
-(Brown et al. 2020, appendix C). Words are compared lower-cased and without punctuation; a
-character of a script written without spaces counts as a word. A text of fewer than 13 words
-is a duplicate only of the same words.
+(Brown et al. 2020, arXiv 2005.14165, appendix C). Words are compared lower-cased and without
+punctuation; a character of a script written without spaces counts as a word. A text of fewer than
+13 words is a duplicate only of the same words.
 
 The rule for removals is "first come": texts are offered in the order of their priority (test,
 development, private, public) and a text is refused when any of its 13-grams belongs to a text

@@ -18,13 +18,13 @@ from privsyn_flower.config import DataConfig
 from privsyn_flower.files import (
     DataError,
     build_folder,
-    make_private,
+    private_folder,
 )
 
 from .partition import Split, split
 from .sources import Group, identity, load_source
 from .tables import damaged, read_table, write_table
-from .users import Sample, Tell, texts_of
+from .users import LabelledText, Sample, Tell, texts_of
 
 LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
 
@@ -66,7 +66,7 @@ def prepare(
     if target.is_dir():
         _check_whole(target)
     else:
-        make_private(cache / "data")
+        private_folder(cache / "data")
         build_folder(target, fill)
     if tell is not None:
         for line in (target / SKIPPED).read_text("utf-8").splitlines():
@@ -123,7 +123,11 @@ class Federation:
 
     def shard(self, partition: int, partitions: int) -> Users:
         """user_id -> texts of the users that node `partition` hosts; labels with them. PRIVATE."""
-        return texts_of(self.shard_samples(partition, partitions))
+        sizes = self._sizes(partition, partitions)
+        table = read_table(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
+        rows = zip(table["user"], table["texts"], table["labels"], strict=True)
+        # A simulated node reads its shard for every message: no `Sample` for each text.
+        return {user: _labelled(texts, labels) for user, texts, labels in rows}
 
     def shard_samples(self, partition: int, partitions: int) -> dict[str, list[Sample]]:
         """As `shard`, with labels and dates. PRIVATE."""
@@ -225,6 +229,13 @@ def _write_users(path: Path, users: Sequence[Group]) -> None:
         "dates": [[sample.date for sample in user.samples] for user in users],
     }
     write_table(path, columns, rows_per_batch=256)
+
+
+def _labelled(texts: list[str], labels: list[str]) -> list[str]:
+    if not any(labels):
+        return texts
+    pairs = zip(texts, labels, strict=True)
+    return [LabelledText(text, label) if label else text for text, label in pairs]
 
 
 def _read_users(path: Path, start: int = 0, length: int | None = None) -> dict[str, list[Sample]]:

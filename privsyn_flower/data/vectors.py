@@ -20,7 +20,9 @@ import numpy as np
 from privsyn_flower.arrays import F32
 from privsyn_flower.sqlite_file import LOCK_SECONDS, private_file
 
-LAYOUT = 2  # raise it when rows are computed or kept in another way: older rows are then erased
+# Raise it when rows are computed (further apart than runtimes are, 1e-5) or kept in another way:
+# older rows are then erased.
+LAYOUT = 2
 _SCHEMA = """CREATE TABLE embeddings (
     user TEXT NOT NULL, model TEXT NOT NULL, texts BLOB NOT NULL, rows INTEGER NOT NULL,
     digest BLOB NOT NULL, vectors BLOB NOT NULL, PRIMARY KEY (user, model))"""

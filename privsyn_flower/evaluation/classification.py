@@ -18,14 +18,14 @@ from privsyn_flower.arrays import F64, I64
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.downstream import (
     EVALUATION_BATCH,
-    WEIGHT_DECAY,
     Tuning,
-    learning_rate_factor,
+    fit,
     own_generator,
 )
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import encode, pad_rows
+from privsyn_flower.text.models.devices import one_worker, resolve_device
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Classifier:
         device: str = "cpu",
         seed: int = 0,
     ) -> None:
-        from privsyn_flower.text.models.devices import resolve_device
         from privsyn_flower.text.models.pretrained import load_tokenizer
 
         if len(labels) < 2 or len(set(labels)) < len(labels):
@@ -107,30 +106,15 @@ class Classifier:
         A step sees `tuning.batch_size` texts; dropout and order follow `tuning.seed`. Raises
         ValueError without examples.
         """
+        self.reset()
+        losses = (self._loss(batch) for batch in epochs(examples, tuning))
+        return fit(self.model, losses, tuning, progress, stage)
+
+    def _loss(self, batch: Examples) -> Any:
         import torch
 
-        self.reset()
-        self.model.train().requires_grad_(True)
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=tuning.learning_rate, weight_decay=WEIGHT_DECAY
-        )
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, tuning.steps)
-        )
-        losses = []
-        with own_generator(tuning.seed):
-            for step, batch in enumerate(epochs(examples, tuning), start=1):
-                targets = torch.tensor([example.label for example in batch], device=self.device)
-                loss = torch.nn.functional.cross_entropy(self._logits(batch), targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                schedule.step()
-                losses.append(float(loss.item()))
-                progress(stage, step, tuning.steps)
-        self.model.eval().requires_grad_(False)
-        return float(np.mean(losses))
+        targets = torch.tensor([example.label for example in batch], device=self.device)
+        return torch.nn.functional.cross_entropy(self._logits(batch), targets)
 
     def user_sums(self, users: Mapping[str, Examples]) -> F64:
         """User -> examples (PRIVATE), in order -> (u, c, c): texts of class i taken for class j.
@@ -151,11 +135,11 @@ class Classifier:
         found = np.zeros(len(examples), dtype=np.int64)
         order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
         self.model.eval()
-        for start in range(0, len(order), EVALUATION_BATCH):
-            places = order[start : start + EVALUATION_BATCH]
-            with torch.inference_mode():
+        with one_worker(), torch.inference_mode():
+            for start in range(0, len(order), EVALUATION_BATCH):
+                places = order[start : start + EVALUATION_BATCH]
                 logits = self._logits([examples[i] for i in places])
-            found[places] = logits.argmax(dim=-1).cpu().numpy()
+                found[places] = logits.argmax(dim=-1).cpu().numpy()
         return found
 
     def _logits(self, batch: Examples) -> Any:

@@ -12,9 +12,10 @@ def frechet_distance(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
     """Squared Frechet distance of the normal distributions fitted to x (n, d) and y (k, d).
 
     |m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2)), with the sample covariances (n - 1)
-    (Dowson and Landau 1982; the FID of Heusel et al. 2017). Singular covariances are fine. The
-    estimate falls as n and k grow: compare sets of equal size only (`frechet_by_size`).
-    Raises ValueError on shapes, fewer than two rows, or entries that are not finite.
+    (Dowson and Landau 1982; the FID of Heusel et al. 2017, arXiv 1706.08500). Singular covariances
+    are fine. The estimate falls as n and k grow: compare sets of equal size only
+    (`frechet_by_size`). Raises ValueError on shapes, fewer than two rows, or entries that are not
+    finite.
     """
     first, second = _matrix("x", x), _matrix("y", y)
     if first.shape[1] != second.shape[1]:

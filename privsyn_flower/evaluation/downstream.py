@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
+from privsyn_flower.text.models.devices import one_worker, resolve_device
 
 Rows = list[list[int]]
 
@@ -63,7 +65,6 @@ class Downstream:
     """
 
     def __init__(self, model: str | os.PathLike[str], *, length: int, device: str = "cpu") -> None:
-        from privsyn_flower.text.models.devices import resolve_device
         from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 
         key = "models.downstream"
@@ -92,30 +93,13 @@ class Downstream:
 
         Raises ValueError when there are no rows.
         """
-        import torch
-
         self.reset()
-        self.model.train().requires_grad_(True)
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=tuning.learning_rate, weight_decay=WEIGHT_DECAY
+        padded = (pad_rows(batch, self._pad) for batch in batches(rows, tuning))
+        losses = (
+            causal_loss(self.model, ids.to(self.device), mask.to(self.device))
+            for ids, mask in padded
         )
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, tuning.steps)
-        )
-        losses = []
-        with own_generator(tuning.seed):
-            for step, batch in enumerate(batches(rows, tuning), start=1):
-                ids, mask = pad_rows(batch, self._pad)
-                loss = causal_loss(self.model, ids.to(self.device), mask.to(self.device))
-                loss.backward()  # type: ignore[no-untyped-call]
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                schedule.step()
-                losses.append(float(loss.item()))
-                progress(stage, step, tuning.steps)
-        self.model.eval().requires_grad_(False)
-        return float(np.mean(losses))
+        return fit(self.model, losses, tuning, progress, stage)
 
     def sums(self, rows: Rows) -> F64:
         """Rows -> (n, 3): loss in nats, correct predictions and predicted tokens of each."""
@@ -127,7 +111,7 @@ class Downstream:
         for start in range(0, len(order), EVALUATION_BATCH):
             places = order[start : start + EVALUATION_BATCH]
             ids, mask = pad_rows([rows[i] for i in places], self._pad)
-            with torch.inference_mode():
+            with one_worker(), torch.inference_mode():
                 logits = self.model(
                     input_ids=ids.to(self.device), attention_mask=mask.to(self.device)
                 ).logits
@@ -153,6 +137,34 @@ class Downstream:
         """Micro cross-entropy in nats over `rows`."""
         total = self.sums(rows).sum(axis=0)
         return float(total[0] / total[2])
+
+
+def fit(model: Any, losses: Iterable[Any], tuning: Tuning, progress: Progress, stage: str) -> float:
+    """Train all of `model`, a step for each loss, on a CPU in one worker; returns the mean loss.
+
+    losses: tensors that are computed as they are asked for, with the generator of `tuning.seed`.
+    """
+    import torch
+
+    model.train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=tuning.learning_rate, weight_decay=WEIGHT_DECAY
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: learning_rate_factor(step, tuning.steps)
+    )
+    told = []
+    with one_worker(), own_generator(tuning.seed):
+        for step, loss in enumerate(losses, start=1):
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            schedule.step()
+            told.append(float(loss.item()))
+            progress(stage, step, tuning.steps)
+    model.eval().requires_grad_(False)
+    return float(np.mean(told))
 
 
 def batches(rows: Rows, tuning: Tuning) -> list[Rows]:

@@ -3,7 +3,7 @@
 Nothing here is simulated: every SuperNode is a process with its own node config, data file,
 cache, policy and Flower home, admitted by its key, and every message is handled in a fresh
 process. All listen on 127.0.0.1 and answer this account alone. What belongs to a federation is in
-one folder (`federation_layout`).
+one folder (`layout`).
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import RunConfig, Scalar
-from privsyn_flower.files import locked, make_private, write_atomic
+from privsyn_flower.files import locked, private_folder, write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.certificates import (
     AUTHORITY,
@@ -43,10 +44,14 @@ START_SECONDS = 90.0
 
 
 class LocalFederation:
-    """The federation in a folder made by `create`. Raises FlowerError when there is none."""
+    """The federation in a folder made by `create`. Raises FlowerError when there is none.
 
-    def __init__(self, folder: Path) -> None:
+    node_python: of another installation, as a device's is, which SuperNodes are started from.
+    """
+
+    def __init__(self, folder: Path, *, node_python: str = sys.executable) -> None:
         self.folder = folder.expanduser().absolute()
+        self.node_python = node_python
         self.home = self.folder / "flower"
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         if not (self.folder / FACTS).exists():
@@ -117,7 +122,7 @@ class LocalFederation:
 
     def _start_superlink(self) -> None:
         tls, port = self.folder / "tls", free_port()
-        make_private(tls)
+        private_folder(tls)
         write_certificates(tls)
         connection: dict[str, Scalar] = {
             "address": f"127.0.0.1:{port}",
@@ -156,7 +161,7 @@ class LocalFederation:
 
     def _start_node(self, number: int) -> None:
         folder, nodes = self.node_folder(number), self.facts["nodes"]
-        command = own_account.command("flower-supernode")
+        command = own_account.command("flower-supernode", self.node_python)
         command += ["--superlink", f"127.0.0.1:{self.facts['port']}"]
         command += ["--root-certificates", str(self.folder / "tls" / AUTHORITY)]
         command += ["--auth-supernode-private-key", str(folder / "key")]
@@ -164,7 +169,7 @@ class LocalFederation:
         command += ["--node-config", str(folder / "node.toml")]
         home = folder / "flower"
         home.mkdir(exist_ok=True)
-        environment = flower_environment(home, self.facts["port"])
+        environment = flower_environment(home, self.facts["port"], self.node_python)
         nodes[number]["pid"] = self._spawn(command, environment, folder / "supernode.log").pid
         self._write(nodes=nodes)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from privsyn_flower.config import Scalar
 from privsyn_flower.data import DataError, load_users, shard_sizes
-from privsyn_flower.files import make_private, write_atomic
+from privsyn_flower.files import PRIVATE_FILE, private_folder, write_atomic
 from privsyn_flower.local.simulation import flat_toml
 from privsyn_flower.runs import write_json, write_jsonl
 
@@ -38,17 +38,17 @@ def create(
     """
     if (folder / FACTS).exists():
         raise FileExistsError(f"{folder} holds a federation: start it without --data")
-    make_private(folder)
+    private_folder(folder)
     shards = _dealt(data[0], nodes) if len(data) == 1 and nodes > 1 else list(map(load_users, data))
     for number, users in enumerate(shards):
-        node = make_private(folder / f"node-{number}")
+        node = private_folder(folder / f"node-{number}")
         file = node / "users.jsonl"
         if len(data) == len(shards):
             file = data[number].absolute()
         else:
             rows = ({"user_id": u, "text": text} for u, texts in users.items() for text in texts)
             write_jsonl(file, rows)
-            make_private(file)
+            file.chmod(PRIVATE_FILE)
         if not users:
             raise DataError(f"{file} holds no users: a node needs at least one")
         config = {

@@ -48,11 +48,11 @@ def can_tell() -> bool:
     return ours == (os.getuid(), os.getuid())
 
 
-def command(name: str) -> list[str]:
+def command(name: str, python: str = sys.executable) -> list[str]:
     """How to start one of Flower's servers for this account alone, where that can be."""
     if not can_tell():
         return [name]
-    return [sys.executable, "-P", "-m", "privsyn_flower.local.own_account", name]
+    return [python, "-P", "-m", "privsyn_flower.local.own_account", name]
 
 
 def account_of(here: Address, there: Address, state: str = ESTABLISHED) -> int | None:

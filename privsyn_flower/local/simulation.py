@@ -247,9 +247,12 @@ def private_ray(scratch: Path) -> dict[str, str]:
     }
 
 
-def flower_environment(home: Path, port: int) -> dict[str, str]:
-    """The environment of Flower's commands and daemons: own home, own port, no reporting."""
-    binaries = str(Path(sys.executable).parent)
+def flower_environment(home: Path, port: int, python: str = sys.executable) -> dict[str, str]:
+    """The environment of Flower's commands and daemons: own home, own port, no reporting.
+
+    python: of the installation whose commands they start.
+    """
+    binaries = str(Path(python).parent)
     return {
         **os.environ,
         **QUIET,
@@ -259,6 +262,8 @@ def flower_environment(home: Path, port: int) -> dict[str, str]:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"
         ),
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
+        # Threads of a numeric library that wait for each other would spin, and starve the others.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",  # whatever the locale: paths and texts are not ASCII
         "PYTHONIOENCODING": "utf-8",

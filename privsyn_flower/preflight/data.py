@@ -11,7 +11,7 @@ from privsyn_flower.data.sources import columns_of, package_lists
 from privsyn_flower.data.users import Columns
 from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.parts import is_deployment
+from privsyn_flower.server_apps.public_text import is_deployment
 
 from .findings import Finding, Findings
 

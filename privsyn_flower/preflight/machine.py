@@ -11,10 +11,17 @@ from pathlib import Path
 from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
 from privsyn_flower.local.federation import LocalFederation
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.parts import is_deployment
+from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
 from privsyn_flower.strategies.engine.session import noise_key_folder
-from privsyn_flower.text.embedders import KEY, MINILM_HUB, MINILM_PACKAGE, ngram_dimension
+from privsyn_flower.text.embedders import (
+    KEY,
+    MINILM_HUB,
+    MINILM_INT8,
+    MINILM_PACKAGE,
+    ngram_dimension,
+)
+from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
 from privsyn_flower.text.serving.vllm_server import default_python
 
@@ -22,7 +29,9 @@ from .findings import Finding, Findings
 
 LITTLE, TOO_LITTLE = 2**30, 2**26  # bytes of disk: a warning, and what not even a miniature has
 KINDS = ("embedder", "infiller", "generator", "downstream")
-DESCRIBES = {"embedder": ("modules.json", "config.json")}  # one of them is in a model's folder
+DESCRIBES = {
+    "embedder": ("modules.json", "config.json", FACTS)
+}  # one of them is in a model's folder
 
 
 def missing(*modules: str) -> list[str]:
@@ -47,6 +56,7 @@ def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
     data, names = config.data, used_models(config)
     places = (data.path, data.public_path)
     needed: list[tuple[str, tuple[str, ...]]] = [
+        ("accounting", ("dp_accounting",)),
         ("simulated nodes", ("ray", "pyarrow")) if not is_deployment(config) else ("", ()),
         ("parquet", ("pyarrow",)) if any(p.endswith(".parquet") for p in places) else ("", ()),
         ("noise of an aggregator", ("scipy",)) if config.trusts_aggregator else ("", ()),
@@ -55,12 +65,17 @@ def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
     if data.source.startswith("hub:") or any(place.startswith("hub:") for place in places):
         needed.append(("data.source", ("datasets",)))
     if "embedder" in names and not names["embedder"].startswith("ngram"):
-        needed.append(("models.embedder", ("torch", "sentence_transformers")))
+        needed.append(("models.embedder", _embedder_modules(names["embedder"])))
     for kind in sorted(set(names) - {"embedder"}):
         served = kind == "generator" and config.generation.backend != "huggingface"
         here = ("httpx",) if served else ("torch", "transformers")
         needed.append((f"models.{kind}", here))
     return [*needed, (config.method, recipe_of(config).libraries)]
+
+
+def _embedder_modules(name: str) -> tuple[str, ...]:
+    exported = name == MINILM_INT8 or (Path(name).expanduser() / FACTS).is_file()
+    return ("onnxruntime", "tokenizers") if exported else ("torch", "sentence_transformers")
 
 
 def used_models(config: RunConfig) -> dict[str, str]:
@@ -82,7 +97,7 @@ def models(config: RunConfig) -> Findings:
 def _fault(config: RunConfig, kind: str, name: str) -> str | None:
     """What is wrong with a model's name. Raises ValueError on an n-gram embedder's size."""
     key = f"models.{kind}"
-    if kind == "embedder" and ngram_dimension(name) is not None:
+    if kind == "embedder" and (name == MINILM_INT8 or ngram_dimension(name) is not None):
         return None
     if kind != "embedder" and (name == "tiny" or (kind, name) == ("downstream", "lstm")):
         if not is_deployment(config):

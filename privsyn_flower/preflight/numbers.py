@@ -17,8 +17,8 @@ from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
-from privsyn_flower.server_apps.parts import check_deployment
 from privsyn_flower.server_apps.promised import ledger_terms, promised
+from privsyn_flower.server_apps.public_text import check_deployment
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import encoding_of
 from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
@@ -60,7 +60,7 @@ def _noise(config: RunConfig) -> tuple[float, float, str]:
             "a released sum",
         )
     # A model is the sum of its rounds: what counts is the noise of all of them together.
-    answers = training_strategy(config).expected_users(users) * rounds
+    answers = training_strategy(config).expected_users(users, config.nodes) * rounds
     summed = f"the sum of all {rounds} rounds"
     if not config.trusts_aggregator:
         return promised(config).main.multiplier * math.sqrt(rounds), answers, summed

@@ -14,6 +14,7 @@ from privsyn_flower.privacy.accounting.composition import (
     epsilon,
     gaussian_epsilon,
 )
+from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
@@ -54,6 +55,7 @@ __all__ = [
     "NoisySum",
     "PrivacyStatement",
     "ReleaseRefused",
+    "Sampler",
     "TooFewSurvivors",
     "calibrate",
     "clip_l2",

@@ -87,7 +87,7 @@ class Phase:
         if self.source == "aggregator" and self.rate < 1:
             raise ValueError(
                 f"{self.name}: sampling-rate = {self.rate}: secret coins amplify nothing where the "
-                "aggregator adds the noise"
+                "aggregator adds the noise: set sampler = 'full', or noise = 'nodes'"
             )
 
     @property

@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, F64, I8, U8, U16, U64
+from privsyn_flower.arrays import F16, F32, F64, I8, U8, U16, U64
 from privsyn_flower.privacy.encoding.dense import DensePlan, check_dense, decode_dense
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, check_plan, decode
 from privsyn_flower.privacy.encoding.rotation import padded_length
 from privsyn_flower.privacy.noise.integer_noise import release_distance
+from privsyn_flower.protocol.packing import pack_rows
 
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 OptionValue = str | int | float
 Source = Literal["nodes", "aggregator"]
 MOST_CLASSES = 1024  # of a class-conditional question
 ROTATION_BYTES = 32
+_STEP = 2.0**-11  # of a projected entry times the root of its direction's eigenvalue, at most 1
+_COARSE = 255  # fine steps in a coarse one: what is left lies within -127..127
 METRICS = "metrics"  # the option of an evaluation by an app's own metrics: their names and bounds
 
 
@@ -79,8 +83,14 @@ class Query:
     extra: Mapping[str, np.ndarray[Any, Any]] = field(default_factory=dict)
 
     def arrays(self) -> list[np.ndarray[Any, Any]]:
-        """All arrays of the question, in the order in which they travel and are hashed."""
+        """All arrays of the question, in the order in which they are hashed."""
         return [self.rows, self.scales, *(self.extra[name] for name in sorted(self.extra))]
+
+    @cached_property
+    def packed(self) -> list[np.ndarray[Any, Any]]:
+        """The same arrays as they travel, rows and scales in one; made once for all nodes."""
+        rows = pack_rows(self.rows, self.scales)
+        return [rows, *(self.extra[name] for name in sorted(self.extra))]
 
     @classmethod
     def votes(
@@ -133,7 +143,7 @@ class Query:
         score: how a user's vector is made (`queries.scores`). groups: (K,) candidates of each
         prompt, in order. classes: (K,) the class of each prompt, one of `labels`, the public
         class list; None: none. dimension: 0 < r < d sends candidates in r dimensions, with the
-        projection; scores are then inner products in those.
+        projection; scores are then inner products in those (`projected`).
         Raises ValueError on candidates that are not a finite matrix, and on groups, classes or a
         dimension that do not belong to them.
         """
@@ -147,9 +157,10 @@ class Query:
             extra["classes"] = _class_numbers(classes, labels, len(counts))
             options["labels"] = json.dumps(list(labels))
         if dimension:
-            matrix, extra["projection"] = projected(matrix, dimension)
-            options["dimension"] = dimension
-        rows, scales = int8_rows(matrix)
+            rows, scales, extra["projection"] = projected(matrix, dimension)
+            options["dimension"] = rows.shape[1]
+        else:
+            rows, scales = int8_rows(matrix)
         return cls("scores", rows, scales, len(rows), float(bound), model, options, extra)
 
     @classmethod
@@ -200,16 +211,21 @@ class Query:
         """The decoded question (m, d) float32, public; what was projected is lifted again."""
         rows = self.rows.astype(np.float32) * self.scales[:, None]
         if "projection" in self.extra:
-            # <P c, P x> = <P^T P c, x>: users' rows stay as they are.
+            # <Q c, x> = <c, Q^T x>: users' rows stay as they are.
             rows = rows @ self.extra["projection"].astype(np.float32).T
         return rows
 
 
-def projected(candidates: F32, dimension: int) -> tuple[F32, np.ndarray[Any, np.dtype[np.float16]]]:
-    """Unit candidates in r = `dimension` of d dimensions (m, r), and the projection (d, r). Public.
+def projected(candidates: F32, dimension: int) -> tuple[I8, F32, F16]:
+    """Unit candidates in r = `dimension` of d dimensions: rows (m, c) int8 and scales (m,) as of
+    any question, and the projection (d, c) that lifts them again. Public.
 
     Onto their own principal directions, not centred: the r dimensions that keep most of their
-    inner products with each other, and so with texts that are like them.
+    inner products with each other, and so with texts that are like them. An error along a direction
+    costs what texts have along it, about the root of its eigenvalue: so each has a step of its
+    own, in inverse proportion to that. Entries are then small where they matter little, and take
+    few bits (`packing.py`). Directions with too many steps for int8 have two columns, c > r.
+    Raises ValueError on a dimension outside 1..d - 1.
     """
     if not 0 < dimension < candidates.shape[1]:
         raise ValueError(
@@ -218,10 +234,20 @@ def projected(candidates: F32, dimension: int) -> tuple[F32, np.ndarray[Any, np.
         )
     lengths = np.linalg.norm(candidates, axis=1, keepdims=True)
     units = (candidates / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-    _, directions = np.linalg.eigh((units.T @ units).astype(np.float64))
-    projection = directions[:, ::-1][:, :dimension].astype(np.float16)
-    rows: F32 = units @ projection.astype(np.float32)
-    return rows, projection
+    values, directions = np.linalg.eigh((units.T @ units).astype(np.float64) / len(units))
+    directions = directions[:, ::-1][:, :dimension]  # (d, r)
+    # float16 has no room for weights that are further apart.
+    kept = np.maximum(values[::-1][:dimension], 1e-4 * values[-1])  # (r,)
+    weights = np.sqrt(kept) if values[-1] > 0 else np.ones(dimension)  # zeros: any will do
+    entries = (units @ directions.astype(np.float32)).astype(np.float64) * weights  # (m, r)
+    whole = np.rint(entries / _STEP)  # (m, r)
+    wide = np.flatnonzero(np.abs(whole).max(axis=0) > 127)
+    coarse = np.rint(whole[:, wide] / _COARSE)
+    whole[:, wide] -= _COARSE * coarse
+    lifts = directions * (weights[-1] / weights)  # (d, r)
+    rows = np.concatenate([coarse, whole], axis=1).astype(np.int8)
+    projection = np.concatenate([_COARSE * lifts[:, wide], lifts], axis=1).astype(np.float16)
+    return rows, np.full(len(rows), _STEP / weights[-1], dtype=np.float32), projection
 
 
 def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> U16:

@@ -23,6 +23,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from privsyn_flower.arrays import U64
 from privsyn_flower.messaging import Absence, outgoing, record_bytes
 from privsyn_flower.privacy.encoding.quantize import pack, unpack
+from privsyn_flower.protocol.packing import unpack_rows
 from privsyn_flower.protocol.question import (
     METRICS,
     Noise,
@@ -36,7 +37,7 @@ from privsyn_flower.protocol.question import (
 )
 from privsyn_flower.secagg.session import Session
 
-PROTOCOL = 5
+PROTOCOL = 6
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
 
@@ -193,7 +194,7 @@ def ask_records(query: Query, ticket: Ticket, noise: Noise, *, question: bool = 
         head["extra"] = ",".join(sorted(query.extra))
     records = RecordDict({"ask": head})
     if question:
-        records["question"] = ArrayRecord(query.arrays())
+        records["question"] = ArrayRecord(query.packed)
     return records
 
 
@@ -317,13 +318,13 @@ def read_ask(message: Message, weight: int | None = None) -> tuple[Query, Ticket
     ]
     if names != sorted(set(names)) or not all(re.fullmatch("[a-z-]+", name) for name in names):
         raise WireError(Refusal.MALFORMED, "the question's extra arrays are not named in order")
-    rows, scales, *extra = _arrays(message.content, "question", 2 + len(names))
-    if rows.dtype != np.int8 or rows.ndim != 2 or scales.shape != (len(rows),):
-        raise WireError(
-            Refusal.MALFORMED, f"question of {rows.dtype} {rows.shape} is not int8 rows"
-        )
-    if scales.dtype != np.float32 or not np.isfinite(scales).all():
-        raise WireError(Refusal.MALFORMED, "the question's scales are not finite float32")
+    packed, *extra = _arrays(message.content, "question", 1 + len(names))
+    try:
+        rows, scales = unpack_rows(packed, query.length)
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, f"the question: {error}") from None
+    if not np.isfinite(scales).all():
+        raise WireError(Refusal.MALFORMED, "the question's scales are not finite")
     if not rows.size and not names:
         raise WireError(Refusal.MALFORMED, "the question is empty")
     named = dict(zip(names, extra, strict=True))

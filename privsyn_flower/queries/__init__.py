@@ -3,8 +3,15 @@
 Pure functions: they send nothing, draw nothing and log nothing.
 """
 
-from privsyn_flower.queries.scores import shard_scores, similarity_scores
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
 from privsyn_flower.queries.votes import shard_votes, vote_histogram, vote_sensitivity
+
+if TYPE_CHECKING:
+    from privsyn_flower.queries.scores import shard_scores, similarity_scores
+else:
+    __getattr__ = on_demand(__name__, shard_scores="scores", similarity_scores="scores")
 
 __all__ = [
     "shard_scores",

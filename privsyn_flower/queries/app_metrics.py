@@ -69,8 +69,8 @@ def user_app_metrics(
         raise ValueError(
             f"examples {count.shape}, values {found.shape}: expected (u,) and (u, {len(bounds)})"
         )
-    usable = np.isfinite(count) & (count > 0) & np.isfinite(found).all(axis=1)
-    count, found = np.where(usable, count, 0.0), np.where(usable[:, None], found, 0.0)
+    usable = np.isfinite(count) & (count > 0) & np.isfinite(found).all(axis=1)  # (u,)
+    count, found = np.where(usable, count, 0.0), np.where(usable[:, None], found, 0.0)  # (u, k)
     weight = np.minimum(count, max_examples) / max_examples if max_examples else usable * 1.0
     low, high = np.array(bounds, dtype=np.float64).T  # (k,), (k,)
     centred = (2 * ((found.clip(low, high) - low) / (high - low)) - 1).clip(-1, 1)  # (u, k)

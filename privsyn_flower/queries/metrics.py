@@ -85,20 +85,20 @@ def user_metrics(
             "(u, R) and (u, R)"
         )
     size = 1 + 2 * hits.shape[1]
-    usable = np.isfinite(count) & (count > 0)
+    usable = np.isfinite(count) & (count > 0)  # (u,)
     usable &= np.isfinite(hits).all(axis=1) & np.isfinite(nats).all(axis=1)
     count = np.where(usable, count, 0.0).clip(0, max_tokens)
     vectors = np.zeros((len(count), size))  # (u, 1 + 2 R)
     vectors[:, 0] = count / max_tokens
     for column, sums, cap in ((1, hits, 1.0), (2, nats, max_loss)):
-        kept = np.where(usable[:, None], sums, 0.0).clip(0, count[:, None] * cap)
+        kept = np.where(usable[:, None], sums, 0.0).clip(0, count[:, None] * cap)  # (u, R)
         share = kept / (max_tokens * cap)  # (u, R)
         if gap:
-            most = gap * vectors[:, :1]
+            most = gap * vectors[:, :1]  # (u, 1)
             share[:, 1:] = (share[:, 1:] - share[:, :1]).clip(-most, most) / gap
         vectors[:, column::2] = share
     norms = np.linalg.norm(vectors, axis=1)  # (u,)
-    factor = np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+    factor = np.minimum(1.0, bound / np.maximum(norms, 1e-300))  # (u,)
     clipped: F64 = vectors * factor[:, None]
     return clipped
 
@@ -137,7 +137,7 @@ def encoded_sum(
     booleans, PRIVATE: whether each user is summed; None: everybody. The work is the same for
     those who are not.
     """
-    summed = np.ones(len(vectors), bool) if counted is None else np.asarray(counted)
+    summed = np.ones(len(vectors), bool) if counted is None else np.asarray(counted)  # (u,)
     total: NDArray[Any]
     if plan is None:
         total = (vectors * summed[:, None]).sum(axis=0)
@@ -147,7 +147,7 @@ def encoded_sum(
     values = (whole + 0.25 * np.sign(whole)) / plan.scale
     users = np.repeat(np.arange(len(vectors)), vectors.shape[1])  # (u d,)
     integers = plan.encode_users(values.ravel(), users).reshape(vectors.shape)  # (u, d)
-    total = (integers * summed[:, None]).sum(axis=0)
+    total = (integers * summed[:, None]).sum(axis=0)  # (d,)
     return total
 
 
@@ -187,7 +187,7 @@ class Reading:
 
     def _weights(self, model: int, part: int) -> F64:
         """Coefficients of the coordinates in a model's sum; part 0: correct, 1: loss."""
-        weights = np.zeros(len(self.released))
+        weights = np.zeros(len(self.released))  # (1 + 2 R,)
         weights[1 + 2 * model + part] = 1.0
         if self.gap and model:
             weights *= self.gap

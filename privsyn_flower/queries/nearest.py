@@ -65,7 +65,7 @@ def prepare(candidates: F32, neighbors: int, metric: str) -> Question:
         offset = (exact * exact).sum(axis=1)
         exact = 2 * exact
     elif metric == "cosine":
-        norms = np.sqrt((exact * exact).sum(axis=1))
+        norms = np.sqrt((exact * exact).sum(axis=1))  # (m,)
         exact /= np.where(norms > 0, norms, 1)[:, None]
     with np.errstate(over="ignore"):
         return Question(
@@ -93,7 +93,7 @@ def nearest_candidates(rows: F32, kept: Ints | None, question: Question) -> tupl
         block = rows[start : start + step] if kept is None else rows[kept[start : start + step]]
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", block, block))  # (b,)
-        finite = np.isfinite(norms)
+        finite = np.isfinite(norms)  # (b,)
         if not finite.all():  # an overflowing norm may still belong to a finite row
             finite = np.isfinite(block).all(axis=1)
             block, norms = block[finite], norms[finite]
@@ -111,7 +111,7 @@ def _nearest_in_block(block: F32, norms: F32, question: Question) -> Ints:
         error = _rounding_error(norms, question)
         chosen, unsure, ceiling = _least(scores, error, question.neighbors)
     if len(unsure):
-        near = ~(scores[unsure] > ceiling[unsure, None])  # NaN counts as near
+        near = ~(scores[unsure] > ceiling[unsure, None])  # (s, m); NaN counts as near
         chosen[unsure] = _decide(block[unsure], near, question)
     return chosen
 
@@ -127,7 +127,7 @@ def _rounding_error(norms: F32, question: Question) -> F64:
     largest = float(question.offset.max(initial=0.0))
     unit = 2.0**-24 * (dimension + 8) * 1.01
     # Squares of entries below 2^-63 vanish from the float32 norm.
-    sizes = norms.astype(np.float64) + math.sqrt(dimension) * 2.0**-62
+    sizes = norms.astype(np.float64) + math.sqrt(dimension) * 2.0**-62  # (b,)
     underflow = dimension * 2.0**-120 * (1 + sizes) * (1 + steepest)
     error: F64 = unit * (steepest * sizes + largest) + underflow
     error[~(sizes <= _SAFE) | (max(steepest, math.sqrt(largest)) > _SAFE)] = math.inf
@@ -156,13 +156,13 @@ def _least(scores: F32, error: F64, neighbors: int) -> tuple[Ints, Ints, F32]:
 
 def _decide(rows: F32, near: Bools, question: Question) -> Ints:
     """The k least exact scores among the near candidates of each row; lowest index on ties."""
-    chosen = np.empty((len(rows), question.neighbors), dtype=np.intp)
+    chosen = np.empty((len(rows), question.neighbors), dtype=np.intp)  # (s, k)
     counts = near.sum(axis=1)  # (s,)
     groups = (np.cumsum(counts) - counts) // _PAIRS
     for part in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(groups)) + 1):
         line, column = np.nonzero(near[part])  # (p,), (p,): pairs
         # Row by row products: the same numbers wherever the row lies.
-        products = question.slope[column] * rows[part[line]].astype(np.float64)
+        products = question.slope[column] * rows[part[line]].astype(np.float64)  # (p, d)
         exact = question.offset[column] - products.sum(axis=1)  # (p,)
         order = np.lexsort((column, exact, line))
         first = np.searchsorted(line, np.arange(len(part)))

@@ -1,9 +1,10 @@
 """Similarity scores: how close each candidate is to all of a user's texts, as one vector.
 
-Source: POPri (Hou et al. 2025), Algorithm 4 (SIMILARITY), Algorithm 3 for classes, and the
-standardising of the paper's code. Every score is linear in the sum of a user's unit rows, up to
-a factor of that user: one product per user, however many samples it has, in arithmetic that does
-not depend on the other users (`products.py`). Integers are the nearest ones (`rounding.py`).
+Source: POPri (Hou et al. 2025, arXiv 2504.16438), Algorithm 4 (SIMILARITY), Algorithm 3 for
+classes, and the standardising of the paper's code. Every score is linear in the sum of a user's
+unit rows, up to a factor of that user: one product per user, however many samples it has, in
+arithmetic that does not depend on the other users (`products.py`). Integers are the nearest ones
+(`rounding.py`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from privsyn_flower.queries.rounding import EXACT, round_within, rounding_room
 Score = Literal["standardised", "centred", "mean-cosine"]  # strings off the wire are checked
 
 LARGEST_ENTRY = 1e15  # of a candidate; beyond, float32 has no room for the arithmetic
-BLOCK_BYTES = 1 << 24  # of a block of scores; there are two
+BLOCK_BYTES = 1 << 26  # of a block of users' scores, one product; smaller ones make it slower
+PART_BYTES = 1 << 20  # of the part of a block that goes through all further steps in the cache
 _CONSTANT = 2.0**-11 * LARGEST  # products that differ by less are the rounding of their factors
 
 
@@ -107,7 +109,7 @@ def shard_scores(
     `plan.sensitivity`, exactly, and the sum of floats by `bound`, but for rounding.
     counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
     is the same for those who are not.
-    Memory beyond the arguments: the candidates once more and about 60 MB; never (users, m).
+    Memory beyond the arguments: the candidates once more and about 80 MB; never (users, m).
     Raises ValueError on shapes and parameters, which are all public.
     """
     if score not in get_args(Score):
@@ -158,7 +160,10 @@ class _Scoring:
         self.ends = np.cumsum(self.sizes)
         size, dimension = int(self.ends[-1]), blocks[0].question.rows.shape[1]
         self.step = max(1, BLOCK_BYTES // (4 * size + 8 * dimension * len(blocks)))
-        self._arrays = np.empty((2, self.step, size), dtype=np.float32)
+        # Whole numbers up to EXACT sum exactly in float32 over so many users.
+        self.part = max(1, min(PART_BYTES // (4 * size), int(LARGEST / EXACT)))
+        self._scores = np.empty((self.step, size), dtype=np.float32)
+        self._scratch = np.empty((self.part, size), dtype=np.float32)
 
     def sum(self, sums: F64, counts: F64, summed: Bools) -> NDArray[Any]:
         """Sum of the vectors of u users: their sums (u, B, d) of unit rows by class, and the
@@ -166,20 +171,29 @@ class _Scoring:
 
         summed: (u,) whether each user is; a product at the end, so that both cost the same.
         """
-        scores, scratch = self._arrays[:, : len(sums)]  # (u, m), (u, m)
+        scores = self._scores[: len(sums)]  # (u, m)
         whole, scales = whole_sums(sums)  # (u, B, d), (u, B)
         for b, columns in self._columns():
             question = self.blocks[b].question
-            np.matmul(whole[:, b], question.rows.T, out=scores[:, columns])
+            np.matmul(whole[:, b], question.rows.T, out=scores[:, columns])  # (u, m_b)
+        total = np.zeros(scores.shape[1], dtype=np.float64 if self.plan is None else np.int64)
+        for start in range(0, len(sums), self.part):
+            own = slice(start, start + self.part)
+            total += self._part(scores[own], scales[own], counts[own], summed[own])
+        return total
+
+    def _part(self, scores: F32, scales: F64, counts: F64, summed: Bools) -> NDArray[Any]:
+        """The vectors of a few users, of their products (u, m), which it overwrites, summed."""
+        scratch = self._scratch[: len(scores)]  # (u, m)
         np.square(scores, out=scratch)
         parts = [scratch[:, columns].sum(axis=1) for _, columns in self._columns()]
         lengths = np.sqrt(np.stack(parts, axis=1).astype(np.float64))  # (u, B)
         factors = self._factors(lengths, scales, counts)  # (u, B)
         if self.plan is None:
             return self._floats(scores, factors * summed[:, None])
-        integers = self._integers(scores, scratch, factors, lengths, self.plan)
+        integers = self._integers(scores, scratch, factors, lengths, self.plan)  # (u, m)
         integers *= summed[:, None]
-        total: I64 = integers.sum(axis=0, dtype=np.float64).astype(np.int64)
+        total: I64 = integers.sum(axis=0).astype(np.int64)  # (m,)
         return total
 
     def _columns(self) -> Iterator[tuple[int, slice]]:
@@ -191,15 +205,15 @@ class _Scoring:
 
         lengths: norms of the products (u, B). scales: of the whole sums (u, B).
         """
-        known = lengths > 0
+        known = lengths > 0  # (u, B)
         if self.score != "mean-cosine":  # which alone has no mean taken off
             known = lengths > _CONSTANT * np.sqrt(self.sizes)
         if self.score == "standardised":
             factors = np.sqrt(self.sizes) / np.where(known, lengths, 1.0)
         else:
-            fine = np.array([block.question.scale for block in self.blocks])
+            fine = np.array([block.question.scale for block in self.blocks])  # (B,)
             factors = 1.0 / np.where(known, fine * scales * counts, 1.0)
-        factors = np.where(known, factors, 0.0)
+        factors = np.where(known, factors, 0.0)  # (u, B)
         found = np.sqrt(np.square(factors * lengths).sum(axis=1))  # (u,)
         limit = np.minimum(found, self.bound) if self.score != "centred" else self.bound
         clipped: F64 = factors * (limit / np.where(found > 0, found, 1.0))[:, None]
@@ -220,7 +234,7 @@ class _Scoring:
         longest = rounding_room(plan.sensitivity, int(self.ends[-1]))
         factors *= np.minimum(1.0, longest / np.where(found > 0, found, 1.0))[:, None]
         scaled: NDArray[Any] = scores
-        integers: NDArray[Any] = scratch
+        integers: NDArray[Any] = scratch  # (u, m), as scaled
         if plan.sensitivity > EXACT:
             scaled, integers = scores.astype(np.float64), scratch.astype(np.float64)
         for b, columns in self._columns():
@@ -235,8 +249,9 @@ def _blocks(
     """Candidates (m, d) by class, one block without classes; centred as the score asks."""
     if score == "centred" and groups is None:
         raise ValueError("score = 'centred' needs groups, the number of candidates of each prompt")
-    starts = _starts(groups, len(question))
-    prompts = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(question))))
+    starts = _starts(groups, len(question))  # (K,)
+    sizes = np.diff(np.append(starts, len(question)))  # (K,)
+    prompts = np.repeat(np.arange(len(starts)), sizes)  # (m,)
     names = np.zeros(len(question), dtype=np.intp) if names is None else names
     if names.min() < 0 or (groups is not None and (names != names[starts][prompts]).any()):
         raise ValueError("classes must be 0 or more, and the same for all candidates of a prompt")
@@ -255,8 +270,8 @@ def _blocks(
 
 def _labels(labels: Ints, blocks: list[_Block]) -> Ints:
     """Classes of samples (n,) -> positions of their blocks, -1 where there is none."""
-    names = np.array([block.name for block in blocks])
-    place = np.minimum(np.searchsorted(names, labels), len(names) - 1)
+    names = np.array([block.name for block in blocks])  # (B,)
+    place = np.minimum(np.searchsorted(names, labels), len(names) - 1)  # (n,)
     return np.where(names[place] == labels, place, -1)
 
 
@@ -281,8 +296,8 @@ def _starts(groups: NDArray[Any] | None, size: int) -> Ints:
 
 def _matrices(private: ArrayLike, candidates: ArrayLike) -> tuple[F32, F32]:
     with np.errstate(over="ignore"):  # beyond float32 is infinite, and infinite rows do not count
-        rows = np.asarray(private, dtype=np.float32)
-        question = np.asarray(candidates, dtype=np.float32)
+        rows = np.asarray(private, dtype=np.float32)  # (n, d)
+        question = np.asarray(candidates, dtype=np.float32)  # (m, d)
     for name, values in (("embeddings", rows), ("candidates", question)):
         if values.ndim != 2:
             raise ValueError(f"{name} have shape {values.shape}, expected (rows, dimension)")

@@ -1,8 +1,9 @@
 """Model updates: one user's delta, clipped over all layers jointly, as one bounded vector.
 
-McMahan et al. 2018, "Learning differentially private recurrent language models", Algorithm 1
-(flat clipping). With adaptive clipping one coordinate more says whether the delta was within the
-clip norm (Andrew et al. 2021, "Differentially private learning with adaptive clipping").
+McMahan et al. 2018 (arXiv 1710.06963), "Learning differentially private recurrent language models",
+Algorithm 1 (flat clipping). With adaptive clipping one coordinate more says whether the delta was
+within the clip norm (Andrew et al. 2021, arXiv 1905.03871, "Differentially private learning with
+adaptive clipping").
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def user_update(delta: ArrayLike | None, *, clip_norm: float, indicator: float) 
     if values.ndim != 1 or values.dtype.kind not in "fiu":
         raise ValueError(f"delta is {values.dtype} {values.shape}, expected numbers (d,)")
     vector = np.empty(len(values) + (indicator > 0))  # (d,) or (d + 1,)
-    body = vector[: len(values)]
+    body = vector[: len(values)]  # (d,)
     body[:] = values
     norm = _norm(body)
     if not norm < math.inf:
@@ -79,7 +80,7 @@ def shard_updates(
     PRIVATE; None: everybody. Those who are not are clipped and encoded all the same. Raises
     ValueError on another shape.
     """
-    empty = np.zeros(length)
+    empty = np.zeros(length)  # (length,)
     total: NDArray[Any] = empty if encode is None else np.zeros_like(encode(empty))
     summed: Iterable[bool] = itertools.repeat(True) if counted is None else counted
     for delta, counts in zip(deltas, summed, strict=counted is not None):
@@ -88,7 +89,7 @@ def shard_updates(
             continue
         if vector.shape != (length,):
             raise ValueError(f"a user's vector has shape {vector.shape}, expected ({length},)")
-        part: NDArray[Any] = vector if encode is None else encode(vector)
+        part: NDArray[Any] = vector if encode is None else encode(vector)  # as total
         part *= int(counts)  # a product, so that both cost the same
         total += part
     return total

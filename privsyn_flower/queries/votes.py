@@ -1,8 +1,9 @@
 """Nearest-neighbour votes: each private sample votes for the candidates closest to it.
 
-Source: PrE-Text (Hou et al. 2024), Algorithm 2, and private evolution (Lin et al. 2024,
-"Differentially private synthetic data via foundation model APIs", Algorithm 2). The papers
-bound a user by its number of samples; here each user's whole vote vector is clipped.
+Source: PrE-Text (Hou et al. 2024, arXiv 2406.02958), Algorithm 2, and private evolution (Lin et al.
+2024, arXiv 2305.15560, "Differentially private synthetic data via foundation model APIs",
+Algorithm 2). The papers bound a user by its number of samples; here each user's whole vote vector
+is clipped.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ def vote_histogram(
     index. Embeddings are compared as float32. A sample with NaN or infinity does not vote.
     Raises ValueError on shapes, on `neighbors` outside 1..m, and on candidates not finite.
     """
-    rows = _rows("private", private)
+    rows = _rows("private", private)  # (n, d)
     question = prepare(_rows("candidates", candidates), neighbors, metric)
-    chosen, _ = nearest_candidates(rows, None, question)
+    chosen, _ = nearest_candidates(rows, None, question)  # (v, k)
     return np.bincount(chosen.ravel(), minlength=question.size).astype(np.float64)
 
 
@@ -117,13 +118,13 @@ def _rows(name: str, values: ArrayLike) -> F32:
 def _first_rows(owners: NDArray[np.integer], cap: int) -> tuple[Ints | None, Ints]:
     """Rows within the cap (None: all) and the user of each kept row, counted from 0."""
     _, user_of_row = np.unique(owners, return_inverse=True)
-    order = np.argsort(user_of_row, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(user_of_row))]).astype(np.intp)
+    order = np.argsort(user_of_row, kind="stable")  # (n,)
+    starts = np.concatenate([[0], np.cumsum(np.bincount(user_of_row))]).astype(np.intp)  # (u + 1,)
     rank = np.empty(len(owners), dtype=np.intp)  # (n,) of each row among its user's
     rank[order] = np.arange(len(owners)) - starts[user_of_row[order]]
     if not len(rank) or rank.max() < cap:
         return None, user_of_row
-    kept = np.flatnonzero(rank < cap)
+    kept = np.flatnonzero(rank < cap)  # (v,)
     return kept, user_of_row[kept]
 
 
@@ -144,7 +145,7 @@ def _clipped_sum(
         return np.zeros(size, dtype=np.float64 if plan is None else np.int64)
     cells, counts = np.unique(voters * size + chosen, return_counts=True)  # (c,), (c,)
     users, columns = cells // size, cells % size  # (c,), (c,)
-    values = np.sqrt(counts) if clip == "sqrt-count" else counts.astype(np.float64)
+    values = np.sqrt(counts) if clip == "sqrt-count" else counts.astype(np.float64)  # (c,)
     # Counts are integers below 2^53, so their squares sum exactly.
     squares = counts if clip == "sqrt-count" else counts**2
     norms = np.sqrt(np.bincount(users, weights=squares))  # (u,)
@@ -153,6 +154,6 @@ def _clipped_sum(
     if plan is None:
         weights = scaled * summed[users]
         return np.bincount(columns, weights=weights, minlength=size).astype(np.float64)
-    total = np.zeros(size, dtype=np.int64)
+    total = np.zeros(size, dtype=np.int64)  # (m,)
     np.add.at(total, columns, plan.encode_users(scaled, users) * summed[users])
     return total

@@ -19,7 +19,6 @@ from privsyn_flower.arrays import U64
 from privsyn_flower.messaging import Absence, Arrived, outgoing, record_bytes, send_and_wait, tally
 from privsyn_flower.secagg import node
 from privsyn_flower.secagg.cohort import Cohort, Member
-from privsyn_flower.secagg.server import SecureSum
 from privsyn_flower.secagg.session import Code, SecaggError, Session
 
 logger = logging.getLogger("privsyn_flower")
@@ -222,6 +221,8 @@ def run_session(
     first node is asked to unmask: until then nothing about any vector can be known, after it
     the sum must count as revealed. Raises SecaggError when the sum cannot be had.
     """
+    from privsyn_flower.secagg.server import SecureSum  # a device needs none
+
     secure, digest = SecureSum(session), session.digest
 
     def ask(stage: Stage, payload: Mapping[int, dict[str, bytes | str]]) -> dict[int, bytes]:

@@ -1,8 +1,9 @@
 """Who shares secrets with whom: the complete graph, or a random ring of sufficient degree.
 
-Source: Bell, Bonawitz, Gascon, Lepoint, Raykova 2020, "Secure single-server aggregation with
-(poly)logarithmic overhead": nodes on a ring in random order, each joined to the degree / 2 next
-on either side. Three things may fail, and the degree follows from how rarely they may:
+Source: Bell, Bonawitz, Gascon, Lepoint, Raykova 2020 (ePrint 2020/704), "Secure single-server
+aggregation with (poly)logarithmic overhead": nodes on a ring in random order, each joined to the
+degree / 2 next on either side. Three things may fail, and the degree follows from how rarely they
+may:
 
 privacy 1     some neighbourhood holds more colluders than the threshold allows for;
 privacy 2     the honest survivors fall apart into groups with sums of their own: only when

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from privsyn_flower.files import PRIVATE_FOLDER, create_private, make_private
+from privsyn_flower.files import create_private, private_folder
 
 IDENTITY_FILE = "identity.key"
 SECRET_BYTES = 32
@@ -41,8 +41,7 @@ def create_secret(path: Path) -> None:
 
     The file appears with its whole content, on disk, or not at all.
     """
-    path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)  # raises on a file
-    make_private(path.parent)
+    private_folder(path.parent)
     with contextlib.suppress(FileExistsError):
         create_private(path, f"{os.urandom(SECRET_BYTES).hex()}\n".encode("ascii"))
 

@@ -1,10 +1,10 @@
 """One node's side of the secure sum: five answers, each from the state the last one left.
 
-Source: Bonawitz et al. 2017, "Practical secure aggregation for privacy-preserving machine
-learning", Figure 4 with its consistency check, the neighbour graph of Bell et al. 2020, and
-these checks of its own: masks are bound to the list of those who shared, so that servers which
-show different lists get noise; the nodes check the surviving weight (W_min) themselves, on the
-one list that a majority signed; each session deals, masks, signs and unmasks once.
+Source: Bonawitz et al. 2017 (ePrint 2017/281), "Practical secure aggregation for privacy-preserving
+machine learning", Figure 4 with its consistency check, the neighbour graph of Bell et al. 2020, and
+these checks of its own: masks are bound to the list of those who shared, so that servers which show
+different lists get noise; the nodes check the surviving weight (W_min) themselves, on the one list
+that a majority signed; each session deals, masks, signs and unmasks once.
 
 The state is a plain mapping of texts, numbers and bytes. It is SECRET while a round runs, lives
 in the node's memory only (Flower's Context.state), and is emptied when the round ends.
@@ -152,12 +152,12 @@ def mask(
         )
     transcript = cohort.transcript(sharers)
     # Words wrap at a multiple of 2^bits, and so do sums of them.
-    total: keys.Residues = values.astype(keys.residue_type(session.bits))
+    total: keys.Residues = values.astype(keys.residue_type(session.bits))  # (length,)
     total += self_mask(bytes(state["seed"]), transcript, session)
     secret = keys.load(bytes(state["mask"]))
     for j in cohort.neighbours[at]:
         if sharers[j]:
-            pair = pair_mask(secret, cohort, transcript, at, j)
+            pair = pair_mask(secret, cohort, transcript, at, j)  # (length,)
             np.add(total, pair, total) if at < j else np.subtract(total, pair, total)
     for name in ("mask", "seed", "openers"):
         del state[name]
@@ -246,7 +246,7 @@ def pair_mask(
 
 
 def residues(words: keys.Residues, bits: int) -> U64:
-    """Words -> residues in [0, 2^bits)."""
+    """Words (d,) -> residues in [0, 2^bits): (d,) uint64."""
     return words.astype(np.uint64) & np.uint64((1 << bits) - 1)
 
 

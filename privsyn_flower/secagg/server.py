@@ -119,7 +119,7 @@ class SecureSum:
         seeds, secrets = self._collect(given)
         cohort, session = self.cohort, self.session
         transcript = cohort.transcript(self.sharers)
-        total = np.zeros(session.length, dtype=np.uint64)
+        total = np.zeros(session.length, dtype=np.uint64)  # (length,)
         for at, words in self.masked.items():
             total += words
             total -= node.self_mask(self._seed(at, seeds[at]), transcript, session)
@@ -127,7 +127,7 @@ class SecureSum:
             secret = self._secret(lost, shares)
             for at in cohort.neighbours[lost]:
                 if self.survivors[at]:
-                    pair = node.pair_mask(secret, cohort, transcript, lost, at)
+                    pair = node.pair_mask(secret, cohort, transcript, lost, at)  # (length,)
                     np.subtract(total, pair, total) if at < lost else np.add(total, pair, total)
         return node.residues(total, session.bits)
 

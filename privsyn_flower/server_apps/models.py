@@ -10,7 +10,7 @@ from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.parts import PublicText
+from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
 from privsyn_flower.text.embedders import KnownRows
 

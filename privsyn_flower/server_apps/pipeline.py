@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from privsyn_flower.runs import write_json
+from privsyn_flower.runs import UNFINISHED, write_json
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.parts import public_text
+from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.strategies.engine.rounds import Strategy
 
 
 class Pipeline(Run):
-    """The stages: data, models, public, rounds, evaluation, result, benchmark, summary."""
+    """The stages: data, models, public, rounds, evaluation, result, summary, benchmark."""
 
     def run(self) -> None:
-        """All stages; the summary is written last and marks the run as complete."""
+        """All stages; the summary marks the result as complete, and then the run."""
         check_controls(self.config)
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
@@ -30,16 +30,20 @@ class Pipeline(Run):
         try:
             method = recipe_of(self.config)(self, models)
             strategy = method.begin()
-            with self.charged() as ledger:
+            with self.charged():
                 with self.clock("rounds"):
                     done = self._rounds(strategy)
-                method.evaluate(strategy, ledger)
+                method.evaluate(strategy)
             samples, figures = method.result(strategy), method.figures(strategy)
+            path = self.folder.path / "summary.json"
             if self.config.benchmark:
+                # The result stands, whatever becomes of its benchmark.
+                due = {UNFINISHED: "benchmark"}
+                write_json(path, {**self.summary(done, samples), **figures, **due})
                 figures = {**figures, "benchmark": self._benchmark(method, strategy)}
         finally:
             models.close()
-        write_json(self.folder.path / "summary.json", {**self.summary(done, samples), **figures})
+        write_json(path, {**self.summary(done, samples), **figures})
 
     def _rounds(self, strategy: Strategy) -> int:
         """All rounds; how many were released."""

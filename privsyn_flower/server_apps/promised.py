@@ -6,12 +6,11 @@ import functools
 from typing import Any, Literal
 
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.privacy import Ledger, PrivacyStatement
+from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.promise import Promise, PromiseError, promise
-from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.parts import is_deployment
-from privsyn_flower.strategies.engine.run_ledger import ledger_scope, open_ledger
+from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.strategies.engine.run_ledger import ledger_scope
 from privsyn_flower.strategies.engine.session import Terms
 
 
@@ -80,16 +79,6 @@ def statement(config: RunConfig, *, checked: bool = True) -> PrivacyStatement:
 def ledger_terms(config: RunConfig) -> dict[str, Any]:
     """What the run's ledger is made with, or must have been made with (`Ledger.open`)."""
     return promised(config).ledger_terms(simulation=config.simulation_seeded_noise)
-
-
-def config_ledger(config: RunConfig, folder: RunFolder) -> Ledger:
-    """The declared population's ledger, or one of the run's own (its scope is in the sentence)."""
-    return open_ledger(
-        folder,
-        ledger=config.ledger,
-        population_name=config.population_name,
-        **ledger_terms(config),
-    )
 
 
 def _split(config: RunConfig) -> Literal["own", "private", "unknown"]:

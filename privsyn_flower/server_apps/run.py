@@ -11,14 +11,13 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
-from privsyn_flower.files import write_atomic
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
-from privsyn_flower.server_apps.parts import AGGREGATIONS, PublicText
 from privsyn_flower.server_apps.promised import promised, said, terms
+from privsyn_flower.server_apps.public_text import PublicText
+from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.session import Session
 
 logger = logging.getLogger("privsyn_flower")
@@ -48,13 +47,13 @@ class Run:
             node_caches=cache_folder(config) / NODES,
         )
         self.statement = self.session.statement
-        write_atomic(folder.path / FILE, self.statement.page().encode())
+        self.session.write_statement()
         logger.info("privacy: %s", self.statement.sentence())
         if config.simulation_seeded_noise:
             logger.warning("simulation-seeded-noise = true: the noise is not private")
 
     def run(self) -> None:
-        """All stages; the summary is written last and marks the run as complete."""
+        """All stages; the summary marks the run as complete."""
         raise NotImplementedError
 
     @contextmanager

@@ -13,17 +13,14 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.files import write_atomic
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.strategies.engine.aggregation import Aggregation
-from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.evaluation import Caps, Estimate, evaluate
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
@@ -44,18 +41,14 @@ def select_round(
     strategy: POPri,
     models: Models,
     config: RunConfig,
-    folder: RunFolder,
-    *,
-    grid: Grid,
-    plan: RoundPlan,
-    ledger: Ledger,
-    aggregation: Aggregation,
+    session: Session,
 ) -> dict[str, Any]:
     """Choose the round with the least noisy loss; returns public facts. Charged once, resumes.
 
     At most CANDIDATES rounds are compared, evenly spaced and the last among them: every model
     more is downloaded by every node, and takes its share of the norm.
     """
+    folder = session.folder
     stored: dict[str, Any] | None = folder.load_value("selection")
     if stored is None:
         rounds = candidate_rounds(len(strategy.candidates()))
@@ -63,15 +56,10 @@ def select_round(
             found = evaluate(
                 _fine_tuned(strategy, rounds, models, config, folder),
                 base=base_folder(models.folder("downstream")),
-                grid=grid,
-                folder=folder,
-                plan=plan,
-                ledger=ledger,
+                session=session,
                 caps=evaluation_caps(config),
                 name="selection",
-                spare=unused_spares(plan, ledger),
-                aggregation=aggregation,
-                progress=models.progress,
+                last=True,
             )
             stored = _facts(found)
         except (NoRelease, TooNoisyError) as error:  # what the rounds found is paid for, and stays
@@ -81,12 +69,6 @@ def select_round(
     strategy.choose(int(stored["round"]))
     logger.info("round %d was selected by the nodes' evaluation", stored["round"])
     return stored
-
-
-def unused_spares(plan: RoundPlan, ledger: Ledger) -> int:
-    """Spare rounds that the rounds did not use: they are paid for, so the evaluation may."""
-    failed = sum(charge.state == "reserved" for charge in ledger.charges(run=plan.run))
-    return max(0, plan.spare_rounds - failed)
 
 
 def candidate_rounds(rounds: int) -> list[int]:

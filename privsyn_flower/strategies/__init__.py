@@ -1,6 +1,6 @@
 """Strategies to plug into a Flower ServerApp.
 
-from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText
+`from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText`
 """
 
 from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation

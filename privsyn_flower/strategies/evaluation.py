@@ -15,18 +15,13 @@ from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
-from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.privacy.promise import EVALUATIONS
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.metrics import Ratio, Reading, metrics_bound
-from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
-from privsyn_flower.strategies.engine.one_question import OneQuestion, ask_once
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.models.parameters import (
@@ -88,14 +83,6 @@ class Difference:
 
     accuracy: Ratio
     loss: Ratio
-
-
-def releases(evaluations: int = 1, spare: int = 0) -> int:
-    """Releases that the calibration must pay for beside the method's own, for all evaluations.
-
-    spare: attempts of each evaluation that may fail after they were charged.
-    """
-    return evaluations * (1 + spare)
 
 
 def evaluation_query(models: Mapping[str, Parameters], *, fingerprint: str, caps: Caps) -> Query:
@@ -180,28 +167,19 @@ def evaluate(
     models: Mapping[str, Parameters | Path],
     *,
     base: Path,
-    grid: Grid,
-    folder: RunFolder,
-    plan: RoundPlan,
-    ledger: Ledger,
+    session: Session,
+    phase: str = EVALUATIONS,
     caps: Caps | None = None,
-    name: str = "evaluation",
-    spare: int = 0,
-    aggregation: Aggregation | None = None,
+    name: str = "",
+    last: bool = False,
     confidence: float = 0.95,
-    progress: Progress = silent,
-    mechanism: Mechanism | None = None,
 ) -> dict[str, Estimate]:
     """Measure public models on the users of a run, as one more release of its ledger.
 
     models: name -> folder (a whole causal LM or a PEFT LoRA adapter) or named arrays over
-    `base`, a local folder that the nodes have too; {} is the base itself. folder, plan, ledger:
-    the run's; the evaluation keeps its files in `evaluations/NAME`, is charged under the run
-    RUN-NAME with the plan's noise multiplier, and is read from disk when it was made before. The
-    caller holds the ledger (`ledger.exclusive()`) and has calibrated for `releases(1, spare)`
-    more. mechanism: who adds the noise, the nodes by default; `AggregatorNoise.beside(NAME)` of
-    the run's for a trusted aggregator. Raises TooNoisyError, NoRelease, ParametersError, and
-    ValueError when NAME was another evaluation.
+    `base`, a local folder that the nodes have too; {} is the base itself. session: the run's,
+    inside `begun`, which has promised the phase. name, last: as `Session.ask` has them. Raises
+    what that does, TooNoisyError and ParametersError.
     """
     caps = caps or Caps()
     shapes = base_shapes(base)
@@ -213,17 +191,6 @@ def evaluate(
             f"sequence_length = {caps.sequence_length} is above {base}'s {longest_sequence(base)}"
         )
     strategy = FederatedEvaluation(given, fingerprint=folder_fingerprint(base), caps=caps)
-    ask_once(
-        strategy,
-        grid=grid,
-        folder=folder,
-        name=name,
-        plan=plan,
-        ledger=ledger,
-        aggregation=aggregation or SecureAggregation(),
-        mechanism=mechanism or NodeNoise(),
-        spare=spare,
-        progress=progress,
-    )
+    session.ask(strategy, phase, name=name, last=last)
     released = np.array(strategy.released)
     return read_estimates(released, strategy.names, strategy.noise_std, caps, confidence)

@@ -26,6 +26,7 @@ from flwr.serverapp import (
 
 from privsyn_flower.privacy.accounting.composition import (
     FINAL_INTERVAL,
+    accountants,
     check_delta,
     check_positive,
     compose_gaussians,
@@ -157,9 +158,8 @@ class PldAccountant:
         )
         if not composed or self._config.sampling_method is not SamplingMethod.POISSON:
             return lambda delta: gaussian_epsilon(unsampled, delta)
-        from dp_accounting.pld import PLDAccountant
-
-        sampled = PLDAccountant(value_discretization_interval=FINAL_INTERVAL)
+        pld = accountants("dp_accounting.pld").PLDAccountant
+        sampled = pld(value_discretization_interval=FINAL_INTERVAL)
         for event, count in composed:
             # The server draws the sample, so this holds against those who see only the model.
             rate = event.sample_size / event.population_size

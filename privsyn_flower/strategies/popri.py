@@ -1,4 +1,4 @@
-"""POPri: private scores of responses become preferences (Hou et al., ICML 2025, Algorithm 1)."""
+"""POPri: private scores become preferences (Hou et al. 2025, arXiv 2504.16438, Algorithm 1)."""
 
 from __future__ import annotations
 

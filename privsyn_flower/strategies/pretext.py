@@ -1,4 +1,4 @@
-"""PrE-Text: private evolution of a text population (Hou et al., ICML 2024, Algorithms 1, 2)."""
+"""PrE-Text: private evolution of texts (Hou et al. 2024, arXiv 2406.02958, Algorithms 1, 2)."""
 
 from __future__ import annotations
 

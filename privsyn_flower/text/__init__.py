@@ -1,15 +1,12 @@
 """Text models: embedders, infillers, generators and prompts.
 
 Importing this package, or any module in it, loads neither torch nor transformers; the classes
-that need them import them when they are made. What writes text is imported when first asked for.
+that need them import them when they are made. Names are imported when first asked for.
 """
 
 from typing import TYPE_CHECKING
 
 from privsyn_flower.on_demand import on_demand
-from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
-from privsyn_flower.text.models.devices import resolve_device
-from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.protocols import (
     AdaptableGenerator,
     Embedder,
@@ -20,8 +17,11 @@ from privsyn_flower.text.protocols import (
 )
 
 if TYPE_CHECKING:
+    from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
     from privsyn_flower.text.generators import HuggingFaceGenerator
     from privsyn_flower.text.infillers import MaskFill
+    from privsyn_flower.text.models.devices import resolve_device
+    from privsyn_flower.text.models.pretrained import ModelUnavailableError
     from privsyn_flower.text.prompts import (
         TooFewTextsError,
         expand,
@@ -35,11 +35,15 @@ else:
         HuggingFaceGenerator="generators",
         MaskFill="infillers",
         Mixed="retrieval",
+        ModelUnavailableError="models.pretrained",
         Retrieval="retrieval",
         TooFewTextsError="prompts",
+        embedder_fingerprint="embedders",
         expand="prompts",
         expand_prompt="prompts",
+        load_embedder="embedders",
         parse_completion="prompts",
+        resolve_device="models.devices",
     )
 
 __all__ = [

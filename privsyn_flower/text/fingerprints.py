@@ -6,14 +6,20 @@ what differs. Two copies of one model in different folders have one fingerprint.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
+import re
 from pathlib import Path
+from typing import Any
 
-from privsyn_flower import files
+from privsyn_flower.text.digests import file_digest
 
 SCHEME = "privsyn-embedder-1"
+LARGEST = 65_536  # of a dimension, or of the tokens of a text
+FACTS = "embedder.json"  # of a folder that was exported for devices
+FORMAT = 1  # of it
+GRAPH, TOKENIZER = "model.onnx", "tokenizer.json"
+DATA = "model.onnx.data"  # the graph's weights, where they lie beside it
 CONFIGS = ("config.json", "sentence_bert_config.json")
 TOKENIZERS = ("tokenizer.json", "vocab.txt", "vocab.json", "merges.txt", "spiece.model",
               "sentencepiece.bpe.model", "tokenizer.model")  # fmt: skip
@@ -24,18 +30,16 @@ def text_fingerprint(text: str) -> str:
     return hashlib.sha256(f"{SCHEME}:{text}".encode()).hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file in hex; memoised by path, size and time of change."""
-    stat = path.stat()
-    return _file_digest(path.resolve(), stat.st_size, stat.st_mtime_ns)
-
-
 def folder_fingerprint(folder: Path) -> str:
     """The fingerprint of a model folder: its weights, tokenizer and configuration files.
 
     Files of other formats (ONNX, TensorFlow, a .bin beside safetensors) do not count, so a
-    hub snapshot and a trimmed copy agree. Raises FileNotFoundError when there are no weights.
+    hub snapshot and a trimmed copy agree. An exported folder says whose rows its own are, and its
+    files must be those that it names. Raises FileNotFoundError when there are no weights, and
+    ValueError for a file that is another.
     """
+    if (folder / FACTS).is_file():
+        return _exported_fingerprint(folder)
     listing = folder / "modules.json"
     parts = {""}
     if listing.is_file():
@@ -49,6 +53,49 @@ def folder_fingerprint(folder: Path) -> str:
     return digest.hexdigest()
 
 
+def read_facts(folder: Path) -> dict[str, Any]:
+    """embedder.json of an exported folder, whose entries are what they should be.
+
+    Raises ValueError for one of another format, OSError.
+    """
+    path = folder / FACTS
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+    found = facts.get("format") if isinstance(facts, dict) else None
+    if type(found) is not int or found != FORMAT:
+        raise ValueError(
+            f"{path} has format {found!r}, this version reads {FORMAT}: export the embedder again"
+        )
+    files = _strings(facts.get("files"))
+    needed = {GRAPH} if _strings(facts.get("weights")) else {GRAPH, TOKENIZER}
+    digests = [facts.get("fingerprint"), *files.values()]
+    whole = all(map(_is_digest, digests)) and needed <= set(files) <= {GRAPH, TOKENIZER, DATA}
+    numbers = [facts.get("dimension"), facts.get("max-tokens")]
+    if not whole or not all(type(n) is int and 1 <= n <= LARGEST for n in numbers):
+        raise ValueError(f"{path} is damaged: copy the folder again, or export the embedder again")
+    return dict(facts)
+
+
+def _strings(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _is_digest(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
+def _exported_fingerprint(folder: Path) -> str:
+    facts = read_facts(folder)
+    for name, digest in facts["files"].items():
+        path = folder / name
+        found = file_digest(path) if path.is_file() else "no such file"
+        if found != digest:
+            raise ValueError(f"{path}: {found}, expected sha256 {digest}: copy the folder again")
+    return str(facts["fingerprint"])
+
+
 def _model_files(folder: Path) -> list[Path]:
     """Weights, first tokenizer file that says it all, and configurations of one module."""
     weights = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
@@ -57,8 +104,3 @@ def _model_files(folder: Path) -> list[Path]:
     # tokenizer.json holds vocabulary and merges; copies of them beside it are optional.
     first = tokenizer[:1] if tokenizer and tokenizer[0].name == TOKENIZERS[0] else tokenizer
     return weights + first + configs
-
-
-@functools.lru_cache(maxsize=256)
-def _file_digest(path: Path, _size: int, _mtime_ns: int) -> str:
-    return files.file_digest(path)

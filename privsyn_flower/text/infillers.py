@@ -8,6 +8,7 @@ minimum over the batch, which ties a text's variation to its neighbours in the b
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from privsyn_flower.arrays import F64, I64, Bools
 from privsyn_flower.progress import Progress, bar
-from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.devices import map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
 
@@ -87,13 +88,18 @@ class MaskFill:
         # Per text, step and position: a key that orders the masking, and a uniform for the fill.
         draws = rng.random((len(texts), self.steps, 2, self.max_tokens))
         order = sorted(range(len(texts)), key=lambda i: len(ids[i]))
+        size = self.batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+
+        def vary_batch(batch: list[int]) -> I64:
+            return self._vary_batch(
+                [ids[i] for i in batch], [content[i] for i in batch], draws[batch]
+            )
+
         result = list(texts)
+        varied = map_batches(vary_batch, batches, self.device)
         with bar(self.progress, "varying", len(texts)) as advance:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
-                filled = self._vary_batch(
-                    [ids[i] for i in batch], [content[i] for i in batch], draws[batch]
-                )
+            for batch, filled in zip(batches, varied, strict=True):
                 for row, i in enumerate(batch):
                     kept = filled[row, : len(ids[i])][content[i]]
                     result[i] = decode(self.tokenizer, kept.tolist()).strip() or texts[i]
@@ -189,17 +195,21 @@ def logits_at(
 ) -> torch.Tensor:
     """(p, v) logits at p positions of (b, l) input, the head applied to those positions only.
 
-    A hook on the encoder hands the head (1, p, d) hidden states in place of (b, l, d). It works
-    for every masked LM whose head acts on each position alone (BERT, RoBERTa, DistilBERT,
-    ModernBERT, ...), whatever the head is called. Raises TypeError for a model without a
-    separate encoder.
+    A hook on the encoder hands the head (1, p, d) hidden states in place of (b, l, d), in this
+    thread alone: others may use the model meanwhile. It works for every masked LM whose head acts
+    on each position alone (BERT, RoBERTa, DistilBERT, ModernBERT, ...), whatever the head is
+    called. Raises TypeError for a model without a separate encoder.
     """
     import torch
 
     if model.base_model is model:
         raise TypeError(f"{KEY}: {type(model).__name__} has no encoder apart from its head")
 
+    own = threading.get_ident()
+
     def keep(_module: Any, _inputs: Any, output: Any) -> Any:
+        if threading.get_ident() != own:
+            return None
         output.last_hidden_state = output.last_hidden_state[rows, columns].unsqueeze(0)
         return output
 

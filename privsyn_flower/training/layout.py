@@ -11,9 +11,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.arrays import F64
 
 TRAINED = "training.trained"  # the option that names the arrays that are trained
 
@@ -69,16 +69,24 @@ class Layout:
             start += size
         return vector
 
-    def unflatten(self, vector: ArrayLike) -> dict[str, F32]:
-        """A vector (d,) as named float32 arrays, copies. Raises ValueError on another shape."""
+    def unflatten(
+        self, vector: ArrayLike, like: Mapping[str, NDArray[Any]] | None = None
+    ) -> dict[str, NDArray[Any]]:
+        """A vector (d,) as named arrays, copies: each in its type in `like`, float32 without.
+
+        What is too large for its type is infinite there. Raises ValueError on another shape.
+        """
         values = np.asarray(vector)
         if values.shape != (self.length,):
             raise ValueError(f"vector has shape {values.shape}, expected ({self.length},)")
-        arrays, start = {}, 0
-        for name, shape in zip(self.names, self.shapes, strict=True):
-            size = math.prod(shape)
-            arrays[name] = values[start : start + size].astype(np.float32).reshape(shape)
-            start += size
+        arrays: dict[str, NDArray[Any]] = {}
+        start = 0
+        with np.errstate(over="ignore"):
+            for name, shape in zip(self.names, self.shapes, strict=True):
+                size = math.prod(shape)
+                dtype = np.float32 if like is None else like[name].dtype
+                arrays[name] = values[start : start + size].astype(dtype).reshape(shape)
+                start += size
         return arrays
 
     def digest(self) -> str:

@@ -2,9 +2,9 @@
 
 The product up @ down is added to a weight in the shape in which the weight is stored. It is
 never formed: the factors act on the layer's inputs, so a user's step costs no gradient and no
-copy of a whole weight. Hu et al. 2022, "LoRA", with alpha = rank; training one factor over a
-fixed random one is FFA-LoRA (Sun et al. 2024, "Improving LoRA in privacy-preserving federated
-learning").
+copy of a whole weight. Hu et al. 2022, "LoRA" (arXiv 2106.09685), with alpha = rank; training one
+factor over a fixed random one is FFA-LoRA (Sun et al. 2024, arXiv 2403.12313, "Improving LoRA in
+privacy-preserving federated learning").
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.fingerprints import file_digest
+from privsyn_flower.text.digests import file_digest
 from privsyn_flower.text.models.parameters import DOWN, UP
 
 if TYPE_CHECKING:

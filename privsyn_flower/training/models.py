@@ -21,6 +21,7 @@ from privsyn_flower.arrays import F64, Ints
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
+from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
 from privsyn_flower.text.models.parameters import DOWN, UP
 from privsyn_flower.training.layout import Layout
@@ -164,7 +165,7 @@ class LoadedLM:
             for leaf, start in zip(self._leaves, self._start, strict=True):
                 leaf.copy_(start)
         optimizer = _optimizer(self._leaves, options)
-        with torch.enable_grad():
+        with one_worker(), torch.enable_grad():
             for batch in batches(len(rows), options, rng):
                 optimizer.zero_grad()
                 self._backward([rows[i] for i in batch])

@@ -5,7 +5,6 @@ Faults are put in by replacing a function of the devices: no configuration and n
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -27,13 +26,10 @@ from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting import epsilon, gaussian_epsilon
-from privsyn_flower.privacy.ledger import filters
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 
-COMPOSED = accounting.composed_epsilon
 TRIALS = 10_000
 RATE = 0.25
 # One release at noise multiplier 1; epsilon is a budget that it stays below.
@@ -62,22 +58,6 @@ def coins_with(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> N
     monkeypatch.setattr(answers, "coins", lambda count, rate: change(toss, count, rate))
 
 
-@functools.cache
-def accounted(releases: tuple[Any, ...], delta: float, interval: float) -> float:
-    return COMPOSED(dict(releases), delta, interval)
-
-
-@pytest.fixture(autouse=True)
-def accounted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The accountant takes half a second, and each audit asks it the same five times."""
-
-    def cached(releases: Any, delta: float, interval: float = accounting.FINAL_INTERVAL) -> float:
-        return accounted(tuple(releases.items()), delta, interval)
-
-    for module in (accounting, filters):
-        monkeypatch.setattr(module, "composed_epsilon", cached)
-
-
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """A false alarm of a test of noise or coins in 1000 audits is too often for a test suite."""
@@ -87,6 +67,7 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- honest ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("calm")
 def test_an_honest_release_passes_and_the_bound_is_near_the_claim() -> None:
     sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
@@ -110,7 +91,10 @@ def test_an_honest_release_passes_and_the_bound_is_near_the_claim() -> None:
         {"aggregation": "plain", "min_surviving_weight": 1.0},
         {"colluding_weight": 0.15, "sampling_rate": 0.5},
         {"method": "popri", "popri__labels": "news,mail", "data__label_column": "kind"},
-        {"method": "dp-fedavg", "data__users": 100, "training__noise": "nodes"},
+        pytest.param(
+            {"method": "dp-fedavg", "data__users": 100, "training__noise": "nodes"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda changed: "-".join(map(str, next(iter(changed.items())))),
 )

@@ -253,7 +253,7 @@ def test_the_canary_takes_part_in_the_rounds_of_its_turn(tmp_path: Path, schedul
         ("tree", {}),
         ("tree-honaker", {}),
         ("tree-restart", {"restart_every": 5, "completion": True}),
-        ("tree-restart", {"restart_every": 4, "completion": False}),
+        ("tree-restart", {"restart_every": 4}),
     ],
 )
 def test_whitened_noise_is_independent(name: str, options: dict[str, Any]) -> None:

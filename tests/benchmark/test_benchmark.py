@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from privsyn_flower.benchmark.benchmark import (
+    METHODS,
     classification,
     distances,
     run_benchmark,
+    steps_of,
     training_benchmark,
 )
 from privsyn_flower.benchmark.feedback import (
@@ -136,13 +138,19 @@ def test_private_text_stays_shut_without_benchmark(setting):
 
 def test_whole_benchmark_finds_what_was_built_in(setting):
     texts, private, record = texts_of(setting), private_of(setting), Record(setting)
+    events = []
+    steps = steps_of(setting.config, lambda *event: events.append(event), ["noise_votes"])
+    steps.begin("text of the control")
     found = run_benchmark(
         setting.config,
         private,
         downstream=setting.downstream,
         feedback=lambda _: vote_feedback(record, private, texts["seeds"]["seeds"]),
+        steps=steps,
         **texts,
     )
+    assert [event[1:3] for event in events] == [(done, 8) for done in range(9)]
+    assert events[-2] == ("benchmark", 7, 8, METHODS["private"])
     summary = json.loads(json.dumps(found.summary))
     assert summary["held_out_users"] == 10 and summary["held_out"] == "test"
     assert summary["accuracy_difference"]["synthetic-random_public"][1] > 0
@@ -258,9 +266,16 @@ def test_a_trained_model_is_measured_as_it_is(setting, tmp_path):
     worn = Downstream(spoilt, length=48).parameters()
     assert all(np.array_equal(worn[name], noise[name]) for name in noise)
     models = {"random_public": start, "trained": spoilt}
+    events = []
     found = training_benchmark(
-        config, setting.federation, downstream=setting.downstream, models=models
+        config,
+        setting.federation,
+        downstream=setting.downstream,
+        models=models,
+        progress=lambda *event: events.append(event),
     )
+    line = [event[1:] for event in events if event[0] == "benchmark"]
+    assert line[1:] == [(1, 2, METHODS["private"]), (2, 2)]
     found = json.loads(json.dumps(found))
     assert list(found["methods"]) == ["pretrained", "random_public", "trained", "private"]
     assert found["training_texts"].keys() == {"private"}

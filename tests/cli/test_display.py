@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.display import Display, result_table
+from privsyn_flower.cli.display import Display, Pace, product_lines, result_table, spoken
+from privsyn_flower.runs import write_jsonl
 
 SUMMARY: dict[str, Any] = {
     "method": "pretext",
@@ -65,7 +67,13 @@ def test_table_of_classes() -> None:
 
 def test_a_round_says_how_many_pairs_it_has(capsys: Any) -> None:
     with Display() as display:
-        event = {"stage": "round 2: pairs", "done": 90, "total": 96, "note": "their margin 1.31"}
+        event = {
+            "t": 0.0,
+            "stage": "round 2: pairs",
+            "done": 90,
+            "total": 96,
+            "note": "their margin 1.31",
+        }
         display.show(event)
     assert capsys.readouterr().err.splitlines() == ["[round 2: pairs] 90/96 their margin 1.31"]
 
@@ -73,9 +81,60 @@ def test_a_round_says_how_many_pairs_it_has(capsys: Any) -> None:
 def test_progress_in_a_file_has_few_lines(capsys: Any) -> None:
     with Display() as display:
         for done in range(101):
-            event = {"stage": "generating", "done": done, "total": 100, "note": ""}
+            event = {"t": 0.0, "stage": "generating", "done": done, "total": 100, "note": ""}
             display.show(event)
-        display.show({"stage": "rounds", "done": 1, "total": 8, "note": "epsilon so far 2.1"})
+        event = {"stage": "rounds", "done": 1, "total": 8, "note": "epsilon so far 2.1"}
+        display.show({"t": 0.0, **event})
     lines = capsys.readouterr().err.splitlines()
     assert 4 <= len(lines) <= 8
     assert lines[-1] == "[rounds] 1/8 epsilon so far 2.1"
+
+
+def at(t: float, done: float, stage: str = "embedding", note: str = "") -> dict[str, Any]:
+    return {"t": t, "stage": stage, "done": done, "total": 1000, "note": note}
+
+
+def test_what_is_left_follows_the_stages_own_speed() -> None:
+    pace = Pace()
+    assert pace.left(at(100.0, 10)) is None  # no speed yet
+    assert pace.left(at(101.0, 60)) is None  # too soon to tell
+    assert pace.left(at(110.0, 110)) == 89.0  # ten texts a second
+    assert pace.left(at(111.0, 500, "other")) is None
+    assert pace.left(at(210.0, 210)) == 790 / (200 / 110)  # slower since
+    assert pace.left(at(300.0, 20)) is None  # the same stage of the next round
+    assert pace.left(at(310.0, 30)) == 970.0
+    assert pace.left(at(400.0, 1000)) is None
+
+
+def test_time_left_in_words() -> None:
+    told = [spoken(seconds) for seconds in (None, 3.0, 44.0, 89.0, 100.0, 1200.0)]
+    assert told == [
+        "", "about 10 s left", "about 40 s left", "about 90 s left", "about 2 min left",
+        "about 20 min left",
+    ]  # fmt: skip
+
+
+def test_a_long_stage_says_once_how_long_it_will_take(capsys: Any) -> None:
+    with Display() as display:
+        for t, done in enumerate(range(0, 240, 10)):
+            display.show(at(float(t), done))
+        display.show(at(30.0, 240, note="three left"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "[embedding] 0/1000",
+        "[embedding] 20/1000 about 2 min left",
+        "[embedding] 240/1000 three left, about 2 min left",
+    ]
+
+
+def test_the_product_is_told_before_its_benchmark(tmp_path: Path) -> None:
+    texts = ["The first one.", "Two\n lines \x1b[31m", "w " * 99, "a fourth"]
+    write_jsonl(tmp_path / "synthetic.jsonl", ({"text": text} for text in texts))
+    lines = product_lines({**SUMMARY, "privacy_short": "Epsilon = 7.58."}, tmp_path)
+    assert lines[0] == f"the result is ready in {tmp_path}: 1,508 synthetic texts, synthetic.jsonl"
+    assert lines[1:3] == ["    The first one.", "    Two lines [31m"]
+    assert len(lines[3]) == 94 and lines[4] == "privacy: Epsilon = 7.58."
+    assert "Ctrl-C" in lines[5]
+    trained = {**SUMMARY, "synthetic_samples": 0, "privacy_short": "Epsilon = 2."}
+    model = product_lines(trained, tmp_path / "other")
+    assert model[0].endswith(": a trained model, model/") and len(model) == 3

@@ -124,7 +124,7 @@ def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delitem(sys.modules, module)
     result = CliRunner().invoke(app, ["audit", "--trials", "200", "--set", "data.users=50"])
     assert result.exit_code == 2
-    assert "scipy" in result.stderr and "privsyn-flower[simulation]" in result.stderr
+    assert "scipy" in result.stderr and "privsyn-flower[strategies]" in result.stderr
 
 
 @pytest.mark.parametrize(

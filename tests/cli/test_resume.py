@@ -23,7 +23,7 @@ from privsyn_flower.local.federation import find_run
 from privsyn_flower.local.simulation import LocalFlower
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import Ticket
-from privsyn_flower.runs import RunFolder, read_jsonl, write_json
+from privsyn_flower.runs import UNFINISHED, RunFolder, complete, read_jsonl, write_json
 from privsyn_flower.server_apps import main as server
 from privsyn_flower.server_apps.run import Run
 from tests.strategies.test_rounds import Counting, VotingNode, nodes
@@ -55,6 +55,20 @@ class OnlyRounds(Run):
         with self.charged():
             done = self.session.rounds(Counting(self.config.rounds)).run()
         write_json(self.folder.path / "summary.json", self.summary(done, samples=0))
+
+
+class WithBenchmark(OnlyRounds):
+    """And a benchmark that is killed the first time."""
+
+    def run(self) -> None:
+        super().run()
+        path = self.folder.path / "summary.json"
+        summary = json.loads(path.read_text())
+        write_json(path, summary | {UNFINISHED: "benchmark"})
+        if self.folder.load_value("tried") is None:
+            self.folder.save_value("tried", True)
+            raise Killed
+        write_json(path, summary)
 
 
 class InProcess(LocalFlower):
@@ -258,3 +272,23 @@ def test_a_folder_moved_under_a_running_run_is_not_begun_again(
     found = charges(home)  # both attempts that came to nothing stay paid
     assert [rnd for rnd, state in found if state == "reserved"] == [3, 4]
     assert [rnd for rnd, state in found if state == "committed"] == [1, 2, 3, 4, 5]
+
+
+def test_a_resume_finishes_the_benchmark_alone(
+    begun: Path,
+    home: Path,
+    nodes: dict[int, VotingNode],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(server, "Pipeline", WithBenchmark)
+    assert run_command(None, [], begun) == begun  # a result, whatever ended its benchmark
+    assert cli_run.exit_status(begun) == cli_run.NO_BENCHMARK
+    assert f"finish that alone with: privsyn run --resume {begun}" in capsys.readouterr().err
+    asked, paid = len(nodes[100].seen), charges(home)
+    assert run_command(None, [], begun) == begun
+    assert complete(begun) and cli_run.exit_status(begun) == 0
+    assert len(nodes[100].seen) == asked and charges(home) == paid
+    InProcess.closed.clear()
+    assert run_command(None, [], begun) == begun  # is shown, and not started again
+    assert InProcess.closed == []

@@ -24,11 +24,19 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
-from privsyn_flower.cli.run import RunFailed, _claimed, _fresh_name, _watch, run_command
+from privsyn_flower.cli.run import (
+    RunFailed,
+    _claimed,
+    _fresh_name,
+    _watch,
+    exit_status,
+    run_command,
+)
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.local.simulation import FlowerError, LocalFlower
+from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, log_size, write_json
-from tests.cli.test_display import SUMMARY
+from tests.cli.test_display import BENCHMARK, SUMMARY
 from tests.local.test_node_failures import note
 
 
@@ -175,6 +183,61 @@ def test_a_full_disk_is_the_reason_and_has_a_way_out(
     assert str(caught.value) == text
 
 
+def due(folder: Path) -> Path:
+    """A run folder as the ServerApp leaves it when the benchmark begins."""
+    return finished(folder, unfinished="benchmark", privacy_short="Epsilon = 7.58.")
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "error", "killed"])
+def test_a_result_stands_whatever_ends_its_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], how: str
+) -> None:
+    folder = due(tmp_path)
+    flower = Quiet(folder, "running" if how == "ctrl-c" else "finished:failed")
+    monkeypatch.setattr(cli_run, "STATUS_EVERY", 0.0)
+    if how == "error":
+        (folder / "error.txt").write_text("ModelUnavailableError: no such model\n")
+    if how == "ctrl-c":
+
+        def interrupt(_: float) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(cli_run.time, "sleep", interrupt)
+        monkeypatch.setattr(flower, "stop", lambda: None)
+    assert _watch(folder, flower) == folder
+    out, err = capsys.readouterr()
+    assert f"the result is ready in {folder}: 1,508 synthetic texts" in err
+    assert ("error: ModelUnavailableError: no such model" in err) == (how == "error")
+    assert ("finished:failed and no benchmark" in err) == (how == "killed")
+    assert err.splitlines()[-1].endswith(f"finish that alone with: privsyn run --resume {folder}")
+    assert "privacy: Epsilon = 7.58." in out
+    assert exit_status(folder) == 4
+    assert exit_status(finished(tmp_path / "whole")) == 0
+
+
+def test_the_result_is_told_once_and_before_the_run_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, looks = due(tmp_path), []
+    log = ProgressLog(folder / "progress.jsonl")
+    log("rounds", 8, 8)
+    log("benchmark", 0, 7, "distances")
+
+    def wait(_: float) -> None:
+        looks.append(capsys.readouterr().err)
+        if len(looks) == 3:
+            finished(folder, benchmark=BENCHMARK)
+
+    monkeypatch.setattr(cli_run.time, "sleep", wait)
+    _watch(folder, Quiet(folder))
+    out, err = capsys.readouterr()
+    assert ["the result is ready" in told for told in looks] == [True, False, False]
+    first = looks[0].splitlines()
+    assert first[0] == "[rounds] 8/8" and first[-1] == "[benchmark] 0/7 distances"
+    assert "the result is ready" not in err and "(b) synthetic text" in out
+    assert exit_status(folder) == 0
+
+
 # A run in a process of its own whose SuperLink is a `sleep`. It sends itself the signals that a
 # shell repeats, at the worst moments.
 COMMAND = """
@@ -319,6 +382,20 @@ def test_runs_of_one_second_get_folders_of_their_own(
     name = "pretext-eps7.58-20260102-030405"
     assert {folder.name for folder in folders} == {name, *(f"{name}-{n}" for n in range(2, 9))}
     assert all(folder.is_dir() for folder in folders)
+
+
+def test_a_run_begun_in_the_second_of_another_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli_run, "_fresh_name", lambda config: Path("runs") / "one-second")
+    for name in ("_check_ready", "_prepare"):
+        monkeypatch.setattr(cli_run, name, lambda *_: None)
+    monkeypatch.setattr(cli_run, "_start", lambda folder, *_: folder)
+    (tmp_path / "empty.toml").write_text("")
+    begun = [run_command(tmp_path / "empty.toml", [f"cache={tmp_path}"], None) for _ in range(2)]
+    assert [folder.name for folder in begun] == ["one-second", "one-second-2"]
+    assert all((folder / "config.toml").is_file() for folder in begun)
 
 
 def test_skipped_rows_are_told_to_the_terminal_and_to_nobody_else(

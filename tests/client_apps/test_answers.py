@@ -23,7 +23,7 @@ from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from privsyn_flower.queries import vote_histogram
 from privsyn_flower.secagg.flower import stage_of
-from privsyn_flower.strategies.engine.aggregation import Exchange, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
 
@@ -75,7 +75,7 @@ def collect(
     """heavy: the weight of node 3."""
     log: list[str] = []
     cohort = {100 + i: Hello(heavy if i == 3 else 5, i, deployed=False) for i in range(4)}
-    sending = Exchange(
+    attempt = Attempt(
         grid,
         cohort,
         query,
@@ -86,7 +86,7 @@ def collect(
         arrived=lambda n, of: None,
         revealing=lambda: log.append("revealing"),
     )
-    got = SecureAggregation().collect(sending)
+    got = SecureAggregation().collect(attempt)
     return replace(got, total=got.total.decoded(noise.multiplier)), log
 
 
@@ -154,7 +154,7 @@ def test_a_ticket_is_answered_once(tmp_path: Path, loopback: Any) -> None:
         ({"sensitivity": 40.0}, "malformed-query", "sensitivity = 40 is noise of standard"),
         ({"noise-multiplier": 1e-9}, "malformed-query", "noise_multiplier = 1e-09"),
         ({"min-weight": 1e12}, "malformed-query", "where W_min = 1e+12"),
-        ({"protocol": 4}, "protocol-version", "protocol 4, this side speaks 5"),
+        ({"protocol": 4}, "protocol-version", "protocol 4, this side speaks 6"),
     ],
 )
 def test_integers_that_are_no_gaussian_noise_are_refused(

@@ -25,6 +25,7 @@ from privsyn_flower.cli.node import node_app
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.client_apps.node.failures import read_failures
+from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import Noise, Query, Ticket, decode_sum, encoded_length
@@ -34,6 +35,7 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout
 from tests.conftest import loopback_message, node_context
+from tests.strategies.training_rig import ftrl
 
 WEIGHT = np.arange(6, dtype=np.float32).reshape(2, 3) / 10
 ARRAYS: dict[str, Any] = {  # in another order than safetensors keeps: by type, then by name
@@ -572,7 +574,10 @@ def test_the_decorator_goes_under_flowers() -> None:
 
 @pytest.mark.parametrize(
     "strategy",
-    [DPFedAvg(CLIP), DPFTRL(CLIP, min_separation=2, schedule="users", server_optimizer="fedavg")],
+    [
+        DPFedAvg(AveragingConfig(clip_norm=CLIP)),
+        ftrl(CLIP, "fedavg", min_separation=2, schedule="users"),
+    ],
     ids=["dp-fedavg", "dp-ftrl"],
 )
 def test_a_decorated_app_is_trained_under_secure_aggregation(

@@ -117,10 +117,10 @@ def test_a_text_that_cannot_be_embedded_is_counted(
     def fails(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError(SECRET)
 
-    from privsyn_flower.client_apps import votes
+    from privsyn_flower.text import embedders
 
     _, message = ask()
-    monkeypatch.setattr(votes, "load_embedder", fails)
+    monkeypatch.setattr(embedders, "load_embedder", fails)
     device = node(tmp_path)
     reply(message, device)
     row = read_failures(device.cache)[0]

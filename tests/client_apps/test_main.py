@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 # A device handles every message in a fresh process; so does this.
 VOTE = """
 import json, sys
@@ -48,7 +49,9 @@ OTHERS = (
     "privacy.ledger.ledger",
     "privacy.sentence",
     "queries.metrics",
+    "queries.scores",
     "queries.updates",
+    "secagg.server",
     "secagg.standalone",
     "text.generators",
     "text.infillers",
@@ -73,8 +76,76 @@ def test_a_vote_loads_no_other_kind_of_answer(tmp_path: Path) -> None:
         importlib.import_module(name)
 
 
+# All that a device is asked in a synthetic-text run, with the embedder of the extra `edge`: hello,
+# scores, and the five stages of a secure sum of votes. The grid below is the server's.
+EVERYTHING = """
+import json, sys
+from pathlib import Path
+from flwr.app import Context, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+import numpy as np
+from privsyn_flower.client_apps.main import app
+from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
+from privsyn_flower.text.embedders import embedder_fingerprint
+from tests.conftest import LoopbackGrid
+
+folder, model = Path(sys.argv[1]), embedder_fingerprint("minilm-int8")
+rows, noise = np.eye(4, 384, dtype=np.float32), Noise(1.0, 4096.0, 32, 6.0)
+contexts = {}
+for number in (1, 2, 3):
+    own = {"data": str(folder / "users.jsonl"), "weight": 2, "cache": str(folder / str(number)),
+           "policy": str(folder / "policy.toml"), "embedder": "minilm-int8"}
+    contexts[number] = Context(1, number, own, RecordDict(), {})
+asked = []
+
+def node(number):
+    def answer(message):
+        reply = app(message, contexts[number])
+        asked.append(stage_of(message) or message.metadata.message_type)
+        return reply
+    return answer
+
+nodes = {number: node(number) for number in contexts}
+cohort = {n: greeting.read_hello(nodes[n](greeting.hello(n, 60.0))) for n in nodes}
+query = Query.scores(rows, model=model, groups=[2, 2], bound=1.0)
+ticket = Ticket("run", "scores", 1, 1)
+wire.read_answer(nodes[1](wire.ask(query, ticket, noise, 1, 2, 60.0)), ticket, 4, 32)
+query = Query.votes(rows, bound=1.0, model=model)
+attempt = Attempt(
+    LoopbackGrid(nodes), cohort, query, Ticket("run", "votes", 1, 1), noise, timeout=60.0,
+    stage_timeout=60.0, arrived=lambda n, of: None, revealing=lambda: None)
+assert SecureAggregation().collect(attempt).nodes_answered == 3
+loaded = sorted({name.partition(".")[0] for name in sys.modules})
+print(json.dumps({"asked": sorted(set(asked)), "loaded": loaded}))
+"""
+HEAVY = {"torch", "transformers", "sentence_transformers", "datasets", "huggingface_hub"}
+HEAVY |= {"dp_accounting", "scipy", "sklearn", "pandas", "pyarrow", "ray"}
+
+
+def test_a_device_answers_without_torch_or_numerical_libraries(tmp_path: Path) -> None:
+    """What the extra `edge` does not install, nobody may load: here it is all installed."""
+    rows = [{"user_id": f"u{number}", "text": f"a private text {number}"} for number in range(2)]
+    (tmp_path / "users.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    policy = 'aggregation = ["plain", "secure"]\nmin-surviving-weight = 6.0\n'
+    (tmp_path / "policy.toml").write_text(policy)
+    command = [sys.executable, "-c", EVERYTHING, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    stages = ["advertise", "confirm", "mask", "share", "unmask"]
+    assert found["asked"] == sorted([*stages, "query.hello", "query.scores"])
+    assert {"onnxruntime", "tokenizers"} <= set(found["loaded"])
+    assert not HEAVY & set(found["loaded"])
+
+
 @pytest.mark.parametrize(
-    "package", ["client_apps", "config", "data", "privacy", "privacy.ledger", "secagg", "text"]
+    "package",
+    ["client_apps", "config", "data", "privacy", "privacy.ledger", "queries", "secagg", "text"],
 )
 def test_every_public_name_is_there_at_once(package: str) -> None:
     """In a fresh process: here, somebody may have imported the modules with the names before."""

@@ -57,7 +57,9 @@ def hosted(folder: Path, path: Path) -> dict[str, list[str]]:
     return {user: list(texts) for user, texts in node.load().items()}
 
 
-@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "kind", ["csv", pytest.param("tsv", marks=pytest.mark.slow), "jsonl", "parquet"]
+)
 def test_hostile_texts_make_no_rows_and_change_no_others(tmp_path: Path, kind: str) -> None:
     """One by one and all together: no user more, no refusal, nobody else's text changed."""
     for own in (*([text] for text in HOSTILE), HOSTILE):

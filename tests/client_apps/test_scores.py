@@ -25,7 +25,7 @@ from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import similarity_scores
-from privsyn_flower.strategies.engine.aggregation import Exchange, PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences
 
@@ -79,7 +79,7 @@ class Device:
 def collect(
     grid: Any, query: Query, aggregation: Any = SecureAggregation, noise: Noise = NOISE
 ) -> Any:
-    sending = Exchange(
+    attempt = Attempt(
         grid,
         {100 + i: Hello(5, i, deployed=False) for i in range(4)},
         query,
@@ -90,7 +90,7 @@ def collect(
         arrived=lambda n, of: None,
         revealing=lambda: None,
     )
-    return aggregation().collect(sending).total.decoded(noise.multiplier).vector
+    return aggregation().collect(attempt).total.decoded(noise.multiplier).vector
 
 
 def expected(query: Query, kinds: bool = False) -> Any:
@@ -266,7 +266,7 @@ def test_users_whose_texts_cannot_be_embedded_shift_nobodys_labels(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The failing user comes first, so labels by row would slip by its texts."""
-    from privsyn_flower.client_apps import votes as votes_app
+    from privsyn_flower.text import embedders
 
     class Failing:
         def embed(self, texts: Any) -> Any:
@@ -274,7 +274,7 @@ def test_users_whose_texts_cannot_be_embedded_shift_nobodys_labels(
                 raise ValueError("broken diary")
             return embed(texts)
 
-    monkeypatch.setattr(votes_app, "load_embedder", lambda *a, **k: Failing())
+    monkeypatch.setattr(embedders, "load_embedder", lambda *a, **k: Failing())
     query = question(classes=["news", "mail", "news"], labels=LABELS)
     plan, device = integer_plan(query, NOISE), Device(tmp_path, 0)
     users = {"first": [LabelledText("broken", "mail"), LabelledText("two", "news")], **USERS[0]}

@@ -25,7 +25,7 @@ from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.question import Noise, Query, Source, Ticket, encoded_bound
-from privsyn_flower.strategies.engine.aggregation import Exchange, PlainSum, SecureAggregation
+from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from tests.conftest import node_context
 
 LENGTH, USERS, NODES = 300, 5, 4
@@ -97,10 +97,8 @@ def numbers(multiplier: float = 1e-6, source: Source = "nodes", min_weight: floa
 def collect(grid: Any, query: Query, noise: Noise, way: Any = PlainSum, **ticket: int) -> Any:
     cohort = {100 + i: Hello(USERS, i, deployed=False) for i in range(NODES)}
     named = Ticket("run", "update", ticket.get("round", 1), ticket.get("attempt", 1))
-    sending = Exchange(
-        grid, cohort, query, named, noise, 0.5, 0.5, lambda n, of: None, lambda: None
-    )
-    got = way().collect(sending)
+    attempt = Attempt(grid, cohort, query, named, noise, 0.5, 0.5, lambda n, of: None, lambda: None)
+    got = way().collect(attempt)
     multiplier = noise.multiplier if noise.source == "nodes" else 0.0
     return replace(got, total=got.total.decoded(multiplier))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import stat
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +127,14 @@ def test_refusals(tmp_path: Path, loopback: Any, facts: Any, options: Any, code:
     assert caught.value.code is code
 
 
+def test_a_vote_question_brings_no_array_of_its_own(tmp_path: Path, loopback: Any) -> None:
+    """A projection of a few bytes would make rows of any size of the candidates."""
+    query, _ = ask()
+    bomb = replace(query, extra={"projection": np.zeros((20_000, 1), np.float16)})
+    with pytest.raises(wire.WireError, match="projection"):
+        VOTES.check(bomb, node(tmp_path))
+
+
 def test_seeded_noise_repeats_whatever_the_attempt(tmp_path: Path, loopback: Any) -> None:
     query, message = ask(std=1.0)
     device = node(tmp_path, noise_seed=4)
@@ -177,6 +187,21 @@ def test_wrong_node_config_is_refused_before_any_query(
     with pytest.raises(wire.WireError) as caught:
         greeting.read_hello(hello(greeting.hello(1, 10.0), context))
     assert caught.value.code is Refusal.SETUP
+
+
+def test_parquet_without_pyarrow_is_a_refusal_and_not_an_empty_node(
+    tmp_path: Path, loopback: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "users.parquet"
+    data.write_bytes(b"")
+    message, context = greeting.hello(1, 10.0), node_context({"data": str(data)})
+    assert greeting.read_hello(hello(message, context)).deployed
+    for name in [name for name in sys.modules if name.partition(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(wire.WireError) as caught:
+        greeting.read_hello(hello(message, context))
+    assert caught.value.code is Refusal.SETUP and "needs pyarrow" in caplog.text
 
 
 def test_a_node_is_never_simulated_without_evidence(

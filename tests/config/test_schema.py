@@ -16,6 +16,7 @@ from privsyn_flower.config import (
     load_config,
     parse_override,
     to_toml,
+    without_benchmark,
 )
 from privsyn_flower.config.schema import METHODS
 
@@ -255,3 +256,28 @@ SHIPPED = [*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("papers/*.toml"
 def test_shipped_configs_validate(path: Path) -> None:
     config = load_config(path)
     assert config.epsilon > 0
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_benchmark_can_be_switched_off(path: Path) -> None:
+    """With what its file chooses by private text, and nothing else."""
+    off = {"benchmark": False}
+    back = without_benchmark(path, off)
+    found, before = load_config(path, {**off, **back}), load_config(path)
+    assert found.data.chosen_by_text == "" and not found.benchmark
+    assert back == {} or before.benchmark
+    changed = {key for key, value in found.flat().items() if before.flat()[key] != value}
+    assert changed - {"benchmark"} == set(back)
+
+
+def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(
+        "benchmark = true\n[data]\nnear-duplicates = 'remove'\npartition = 'uniform'\n"
+        "min-samples-per-user = 2\n"
+    )
+    assert without_benchmark(file, {}) == without_benchmark(None, {"benchmark": False}) == {}
+    own = {"benchmark": False, "data.near-duplicates": "keep"}
+    assert without_benchmark(file, own) == {"data.min-samples-per-user": 1}
+    with pytest.raises(ConfigError, match="min-samples-per-user = 2"):
+        load_config(file, own)

@@ -33,7 +33,7 @@ def test_a_bad_csv_row_is_that_rows_alone(tmp_path: Path, kind: str, bad: str) -
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_one_stray_quote_removes_no_later_user(tmp_path: Path, encoding: str, end: str) -> None:
     """Beyond any number of rows that could be remembered; and in the first row."""
-    names = [f"é{i}" for i in range(70_000)]
+    names = [f"é{i}" for i in range(70_000 if (encoding, end) == ("utf-8", "\n") else 9_000)]
     path = tmp_path / "u.csv"
     rows = ["user_id,text", 'm,"open', *(f"{name},x" for name in names)]
     path.write_bytes(end.join(rows).encode(encoding))

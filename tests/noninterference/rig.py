@@ -34,6 +34,7 @@ from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
 from privsyn_flower.client_apps.dropin import training as dropin
 from privsyn_flower.runs import RUN_LOG
 from privsyn_flower.secagg import keys
+from privsyn_flower.text import embedders
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training.models import LoadedLM
 from tests.conftest import LoopbackGrid
@@ -244,7 +245,7 @@ def _fail_on_marked(monkeypatch: Any) -> None:
         if marked:
             raise error(f"cannot read {marked[0]}")
 
-    real_embedder = votes.load_embedder
+    real_embedder = embedders.load_embedder
 
     def load_embedder(*args: Any, **options: Any) -> Any:
         made = real_embedder(*args, **options)
@@ -255,7 +256,7 @@ def _fail_on_marked(monkeypatch: Any) -> None:
 
         return SimpleNamespace(embed=embed)
 
-    monkeypatch.setattr(votes, "load_embedder", load_embedder)
+    monkeypatch.setattr(embedders, "load_embedder", load_embedder)
     real_encode, real_train = Scorer.encode, LoadedLM.train
 
     def encode(self: Scorer, texts: Any, **options: Any) -> Any:

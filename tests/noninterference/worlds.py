@@ -18,9 +18,10 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.data import Federation, load_users, prepare
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation
+from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from tests.conftest import node_context
+from tests.strategies.training_rig import ftrl
 
 from .hostile import LABELS, RAISES, TARGET, Row, ordinary, public_texts, write
 from .rig import HANDLERS, Seen, Stream, WireGrid
@@ -319,9 +320,9 @@ def app_world(
 
         def run(seen: Seen) -> None:
             if case.method == "app":
-                strategy: Any = DPFedAvg(1.0, sampling_rate=options.get("sampling_rate", 1.0))
+                strategy: Any = DPFedAvg()
             else:
-                strategy = DPFTRL(1.0, mechanism="banded", min_separation=2, schedule="users")
+                strategy = ftrl(mechanism="banded", min_separation=2, schedule="users")
             plain = options.get("aggregation") == "plain"
             strategy.start(
                 WireGrid(nodes, seen, stream),

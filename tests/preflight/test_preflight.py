@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -17,16 +18,15 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
-from privsyn_flower.cli.run import absolute_paths
-from privsyn_flower.config import load_config
+from privsyn_flower.config import absolute_paths, load_config
 from privsyn_flower.local.layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.promised import config_ledger, promised
+from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.session import trusted_noise
-from tests.conftest import sentences
+from tests.conftest import config_ledger, sentences
 
 ROOT = Path(__file__).parents[2]
 CONFIG = """
@@ -96,7 +96,7 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(cli_run, "_start", start)
     monkeypatch.setattr(cli_run, "_prepare", lambda config: None)  # reads the files, once checked
-    monkeypatch.setattr(cli_run, "ended_early", lambda folder: False)  # it has no summary
+    monkeypatch.setattr(cli_run, "exit_status", lambda folder: 0)  # it has no summary
     return command
 
 
@@ -224,19 +224,32 @@ def test_the_extras_hold_what_is_looked_for() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
         "optional-dependencies"
     ]
-    names = {line.split(">")[0].split("[")[0].replace("-", "_") for line in extras["server"]}
+    within = re.findall(r"[a-z]+", extras["server"][0].partition("[")[2])
+    wanted = [line for extra in ("server", *within) for line in extras[extra]]
+    names = {re.split(r"[>\[]", line)[0].replace("-", "_") for line in wanted}
     every = {
         module
         for settings in (
             {"method": "popri", "benchmark": True, "generation.backend": "vllm"},
             {"method": "dp-ftrl", "training.noise": "aggregator", "data.source": "hub:a/b"},
             {"models.embedder": "minilm", "pretext.variation": "mixed"},
+            {"models.embedder": "minilm-int8"},
         )
         for _, modules in machine._needed(load_config(None, settings))
         for module in modules
     }
     assert every - names == {"ray"} and any("simulation" in line for line in extras["simulation"])
-    assert {"torch", "trl", "scipy", "datasets", "matplotlib", "pyarrow", "httpx"} <= every
+    assert {
+        "onnxruntime",
+        "dp_accounting",
+        "torch",
+        "trl",
+        "scipy",
+        "datasets",
+        "matplotlib",
+        "pyarrow",
+        "httpx",
+    } <= every
 
 
 def test_folders_that_cannot_be_written(
@@ -332,7 +345,7 @@ def _number(value: str) -> float | str:
     return float(value) if value[0].isdigit() else value
 
 
-POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones")
+POISSON = ("sampler=poisson", "sampling-rate=0.5", "population-name=phones", "epsilon=8")
 
 
 @pytest.mark.parametrize(("spent", "room"), [(0, 8), (4, 5), (9, 0)])
@@ -356,8 +369,9 @@ def test_a_ledger_of_a_plan_counts_releases(place: Path, run: Run, spent: int, r
     assert "is not covered by the plan" in line
 
 
+@pytest.mark.slow
 def test_a_larger_total_of_a_plan_has_room_for_more_runs(place: Path, run: Run) -> None:
-    settings = (*POISSON, "epsilon=8", "ledger-epsilon=20")
+    settings = (*POISSON, "ledger-epsilon=20")
     config = load_config(place / "run.toml", chosen(*settings))
     ledger = config_ledger(config, RunFolder(place.parent / f"{place.name}-earlier"))
     assert ledger.header.plan is not None

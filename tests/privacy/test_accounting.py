@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import sys
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
@@ -360,6 +361,7 @@ def test_a_failure_of_other_accountants_is_refused(
 ) -> None:
     from dp_accounting import pld, rdp
 
+    accounting._pld_epsilon.cache_clear()
     monkeypatch.setattr(pld.PLDAccountant, "get_epsilon", lambda *_: value)
     with pytest.raises(accounting.AccountingError, match=r"by pld .* numerical failure"):
         epsilon(3.0, 5, DELTA, sampling_rate=0.1)
@@ -397,3 +399,20 @@ def test_a_failure_of_other_accountants_is_refused(
 def test_errors_name_value_and_bound(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        lambda: gaussian_epsilon(2.0, 1e-6),
+        lambda: epsilon(2.25, 3, 1e-7, sampling_rate=0.37),
+        lambda: renyi_epsilon(2.0, 3, 1e-6),
+    ],
+)
+def test_without_dp_accounting_the_extra_is_named(number: Any, monkeypatch: Any) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dp_accounting"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(ImportError, match=r"pip install 'privsyn-flower\[strategies\]'"):
+        number()
+    assert gaussian_mu(1.0, 1e-6) > 0  # what a device needs comes with the standard library

@@ -93,9 +93,9 @@ SMALL = [
     factorization("independent", 11),
     factorization("tree", 11),
     factorization("tree-honaker", 12),
-    factorization("tree-restart", 11, restart_every=3),
-    factorization("tree-restart", 12, restart_every=5, complete_last=True),
-    factorization("tree-restart", 12, restart_every=7, completion=False),
+    factorization("tree-restart", 11, restart_every=3, completion=True),
+    factorization("tree-restart", 12, restart_every=5, completion=True, complete_last=True),
+    factorization("tree-restart", 12, restart_every=7),
     Tree("plain restarts", 11, False, 6, True, True),
     factorization("banded", 11, bands=4),
     factorization("banded", 9),
@@ -216,7 +216,7 @@ def test_sensitivity_by_count_is_that_of_each_count(mechanism, apart, most):
 @settings(deadline=None, max_examples=30)
 @given(rounds=st.integers(1, 5), apart=st.integers(1, 3), name=st.sampled_from(NAMES))
 def test_signs_and_directions_gain_nothing(rounds, apart, name):
-    mechanism = factorization(name, rounds, restart_every=2)
+    mechanism = factorization(name, rounds, restart_every=2, completion=True)
     if isinstance(mechanism, Toeplitz):
         c = toeplitz_matrix(mechanism)
     else:
@@ -256,8 +256,13 @@ def error(mechanism, participation):
         ("independent", {}, 141.5, 200.0),
         ("tree", {}, 48.1, 65.2),
         ("tree-honaker", {}, 36.4, 49.7),
-        ("tree-restart", {"restart_every": 500, "complete_last": True}, 32.9, 45.0),
-        ("tree-restart", {"restart_every": 500}, 31.3, 42.8),
+        (
+            "tree-restart",
+            {"restart_every": 500, "completion": True, "complete_last": True},
+            32.9,
+            45.0,
+        ),
+        ("tree-restart", {"restart_every": 500, "completion": True}, 31.3, 42.8),
         ("banded", {}, 22.2, 29.8),
         ("blt", {}, 21.4, 27.4),
         ("banded-optimised", {}, 20.2, 26.0),

@@ -30,7 +30,7 @@ SHAPES = {
     "independent": {},
     "tree": {},
     "tree-honaker": {},
-    "tree-restart": {"restart_every": 3},
+    "tree-restart": {"restart_every": 3, "completion": True},
     "banded": {"bands": 4},
     "blt": {"buffers": 2},
 }

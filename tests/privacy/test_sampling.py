@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 import pytest
 
-from privsyn_flower.privacy.accounting.sampling import check_sampler, coins, sampling_sentence
+from privsyn_flower.privacy.accounting.sampling import (
+    Sampler,
+    check_sampler,
+    coins,
+    sampling_sentence,
+)
 
 
 @pytest.mark.parametrize("rate", [0.03, 0.5, 0.9])
@@ -64,3 +70,9 @@ def test_sentences_say_against_whom():
 def test_errors_name_value_and_bound(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@pytest.mark.parametrize("nodes", [2.5, True, -1, 0, "3", math.nan])
+def test_a_draw_is_of_a_whole_number_of_nodes(nodes: Any) -> None:
+    with pytest.raises(ValueError, match="'fixed' draws at least 1"):
+        Sampler("fixed", nodes=nodes)

@@ -16,6 +16,7 @@ from privsyn_flower import messaging
 from privsyn_flower.messaging import record_bytes
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.packing import pack_rows
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 
@@ -28,8 +29,8 @@ def query(m: int = 20, d: int = 384) -> Query:
     return Query.votes(rows, bound=1.0, model="m", clip="worst-case", samples_cap=4)
 
 
-def scores(m: int = 18, d: int = 384, dimension: int = 0) -> Query:
-    rows = np.random.default_rng(0).normal(size=(m, d)).astype(np.float32)
+def scores(m: int = 18, d: int = 384, dimension: int = 0, spread: Any = 1.0) -> Query:
+    rows = (spread * np.random.default_rng(0).normal(size=(m, d))).astype(np.float32)
     names = ["news", "mail", "notes"]
     groups = [m // 6] * 6
     return Query.scores(
@@ -70,20 +71,43 @@ def test_extra_arrays_travel(loopback: Any, dimension: int) -> None:
 
 
 def test_bytes_of_a_round_of_scores(loopback: Any) -> None:
-    """18,000 candidates: 7 MB, or 2 MB in 96 of 384 dimensions."""
-    for dimension, most in ((0, 7e6), (96, 2e6)):
-        message = wire.ask(scores(18_000, dimension=dimension), TICKET, NOISE, 7, 5, 60.0)
-        assert 0.9 * most < record_bytes(message.content) <= most
+    """18,000 candidates: at most 7 MB, and 2 MB in 160 of 384 dimensions."""
+    spread = np.exp(-np.arange(384) / 80)  # about that of embeddings of text
+    for dimension, most in ((0, 7e6), (160, 2e6)):
+        asked = scores(18_000, dimension=dimension, spread=spread)
+        message = wire.ask(asked, TICKET, NOISE, 7, 5, 60.0)
+        assert 0.5 * most < record_bytes(message.content) <= most
 
 
 def test_a_projection_keeps_the_inner_products_that_matter() -> None:
-    """Candidates that lie in few dimensions lose nothing but the rounding to int8."""
+    """Candidates that lie in few dimensions lose nothing but the rounding to steps."""
     rng = np.random.default_rng(3)
     rows = (rng.normal(size=(60, 8)) @ rng.normal(size=(8, 64))).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    asked = Query.scores(rows, bound=1.0, model="m", groups=[60], dimension=8)
-    assert asked.rows.shape == (60, 8) and asked.extra["projection"].shape == (64, 8)
-    np.testing.assert_allclose(asked.question() @ rows.T, rows @ rows.T, atol=0.02)
+    for dimension in (8, 20):  # 20: most directions hold nothing
+        asked = Query.scores(rows, bound=1.0, model="m", groups=[60], dimension=dimension)
+        columns = asked.options["dimension"]
+        assert dimension <= columns <= 2 * dimension
+        assert asked.rows.shape == (60, columns)
+        assert asked.extra["projection"].shape == (64, columns)
+        np.testing.assert_allclose(asked.question() @ rows.T, rows @ rows.T, atol=0.03)
+
+
+def test_directions_that_matter_much_have_finer_steps_than_int8_has_room_for() -> None:
+    """Where one direction dwarfs the others, eight bits of it would drown them."""
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(500, 32)) * np.where(np.arange(32) < 1, 1, 0.02)
+    rows[:, 0] = 1 + 0.2 * rows[:, 0]
+    rows = (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+    asked = Query.scores(rows, bound=1.0, model="m", groups=[500], dimension=31)
+    assert asked.rows.shape[1] > 31
+    wrong = np.abs(asked.question()[:, 0] - rows[:, 0]).max()
+    assert wrong < 2e-3 < np.abs(rows[:, 0]).max() / 255
+
+
+def test_candidates_without_a_direction_can_be_projected() -> None:
+    asked = Query.scores(np.zeros((6, 32)), bound=1.0, model="m", groups=[6], dimension=4)
+    assert not asked.question().any() and asked.question().shape == (6, 32)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +154,8 @@ def test_hostile_extra_arrays_are_malformed(loopback: Any) -> None:
     pickled = np.array([{"a": 1}], dtype=object)
     asked = scores()
     for sent in (
-        [*asked.arrays(), np.zeros(1)],
-        asked.arrays()[:2],
+        [*asked.packed, np.zeros(1)],
+        asked.packed[:1],
         [asked.rows, asked.scales],
     ):
         message = wire.ask(asked, TICKET, NOISE, 7, 5, 60.0)
@@ -142,8 +166,8 @@ def test_hostile_extra_arrays_are_malformed(loopback: Any) -> None:
     for data in (b"", b"\x93NUMPY\x01\x00", pickled.dumps()):
         message = wire.ask(asked, TICKET, NOISE, 7, 5, 60.0)
         bad = Array(dtype="uint16", shape=(6,), stype="numpy.ndarray", data=data)
-        good = [Array(array) for array in asked.arrays()]
-        message.content["question"] = ArrayRecord(dict(zip("abcd", [*good[:3], bad], strict=True)))
+        good = [Array(array) for array in asked.packed]
+        message.content["question"] = ArrayRecord(dict(zip("abc", [*good[:2], bad], strict=True)))
         with pytest.raises(WireError) as caught:
             wire.read_ask(message, 5)
         assert caught.value.code is Refusal.MALFORMED
@@ -152,7 +176,9 @@ def test_hostile_extra_arrays_are_malformed(loopback: Any) -> None:
 def test_an_empty_question_is_no_head(loopback: Any) -> None:
     """What looks like a head in `check` must never be answered."""
     message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
-    message.content["question"] = ArrayRecord([np.zeros((0, 0), np.int8), np.zeros(0, np.float32)])
+    message.content["question"] = ArrayRecord(
+        [pack_rows(np.zeros((0, 0), np.int8), np.zeros(0, np.float32))]
+    )
     with pytest.raises(WireError, match="empty"):
         wire.read_ask(message, 5)
 
@@ -228,10 +254,14 @@ def test_nodes_refuse_malformed_queries(loopback: Any, change: Any, code: Refusa
     assert caught.value.code is code
 
 
-def test_nodes_refuse_questions_that_are_not_int8_rows(loopback: Any) -> None:
+def test_nodes_refuse_questions_that_are_not_packed_rows(loopback: Any) -> None:
     message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
-    message.content["question"] = ArrayRecord([np.zeros((20, 4)), np.ones(20, np.float32)])
-    with pytest.raises(WireError, match="int8 rows"):
+    message.content["question"] = ArrayRecord([np.zeros((20, 4))])
+    with pytest.raises(WireError, match="no packed rows"):
+        wire.read_ask(message, 5)
+    scales = np.full(20, np.inf, np.float32)
+    message.content["question"] = ArrayRecord([pack_rows(query().rows, scales)])
+    with pytest.raises(WireError, match="not finite"):
         wire.read_ask(message, 5)
     del message.content["question"]
     with pytest.raises(WireError, match="unreadable"):
@@ -270,7 +300,7 @@ def test_nothing_is_allocated_for_bytes_that_did_not_come(
     data = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(16)
     message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
     array = Array("float64", (2,), "numpy.ndarray", data)
-    message.content["question"] = ArrayRecord({"rows": array, "scales": array})
+    message.content["question"] = ArrayRecord({"rows": array})
     tracemalloc.start()
     try:
         with pytest.raises(WireError, match="unreadable") as raised:
@@ -285,7 +315,7 @@ def test_nothing_is_allocated_for_bytes_that_did_not_come(
 def test_hostile_questions_are_malformed_and_nothing_else(loopback: Any, data: bytes) -> None:
     message = wire.ask(query(), TICKET, NOISE, 7, 5, 60.0)
     array = Array(dtype="int8", shape=(20, 384), stype="numpy.ndarray", data=data)
-    message.content["question"] = ArrayRecord({"rows": array, "scales": array})
+    message.content["question"] = ArrayRecord({"rows": array})
     with pytest.raises(WireError) as caught:
         wire.read_ask(message, 5)
     assert caught.value.code is Refusal.MALFORMED

@@ -14,6 +14,8 @@ from privsyn_flower import strategies
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.preflight.numbers import keys
 from privsyn_flower.server_apps.methods import FILES, check_controls, recipe_of
+from privsyn_flower.server_apps.methods.recipe import sampler_of
+from privsyn_flower.server_apps.methods.training import training_strategy
 
 PACKAGE = Path(privsyn_flower.__file__).parent
 KNOWING = ("server_apps/methods/", "config/")
@@ -23,6 +25,29 @@ STRATEGIES = {name for name in strategies.__all__ if hasattr(getattr(strategies,
 def configured(method: str, **values: Any) -> RunConfig:
     needed = {"training.noise": "aggregator"} if method == "dp-ftrl" else {}
     return RunConfig.from_flat({"method": method, **needed, **values})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"sampler": "poisson", "sampling-rate": 0.5}, {"sampler": "fixed", "cohort-nodes": 4}],
+)
+def test_the_sampler_of_a_run_is_the_configurations(values: dict[str, Any]) -> None:
+    config = configured("dp-fedavg", **values)
+    wanted = sampler_of(config)
+    assert (wanted.name, wanted.rate) == (config.sampler, config.sampling_rate)
+    assert wanted.nodes == config.cohort_nodes
+    for method in ("pretext", "dp-fedavg"):
+        config = configured(method, **values)
+        assert [phase.sampler for phase in recipe_of(config).phases(config)] == [wanted]
+
+
+def test_a_training_has_the_sections_of_its_run() -> None:
+    keys = {"training.clip-norm": 0.3, "training.server-optimizer": "fedadam", "seed": 7}
+    for method, own in (("dp-fedavg", {}), ("dp-ftrl", {"ftrl.mechanism": "tree"})):
+        config = configured(method, **keys, **own)
+        strategy: Any = training_strategy(config)
+        assert strategy.config == config.training and strategy.seed == 7
+        assert getattr(strategy, "ftrl", config.ftrl) == config.ftrl
 
 
 def is_method(node: ast.AST) -> bool:

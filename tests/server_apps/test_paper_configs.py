@@ -19,9 +19,10 @@ from privsyn_flower.privacy import BudgetExceeded, Ledger, PrivacyStatement
 from privsyn_flower.privacy.accounting import renyi_epsilon
 from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.parts import public_text
-from privsyn_flower.server_apps.promised import config_ledger, promised, statement
+from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.text.prompts import prompt_source
+from tests.conftest import config_ledger
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIGS = ROOT / "configs" / "papers"

@@ -14,12 +14,12 @@ from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.server_apps.promised import config_ledger, promised, statement
+from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.text import load_embedder
-from tests.conftest import node_context, sentences
+from tests.conftest import config_ledger, node_context, sentences
 from tests.strategies.test_rounds import Counting
 
 ROOT = Path(__file__).parent.parent.parent
@@ -191,7 +191,7 @@ class Asking(Counting):
 def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, kind: str) -> None:
     """Votes and scores: killed after a release, resumed, and charged once for each."""
     config, contexts = deployed(tmp_path)
-    asked = {"sampler": "poisson", "sampling-rate": 0.5, "epsilon": 20.0}
+    asked = {"sampler": "poisson", "sampling-rate": 0.5, "epsilon": 4.0}
     config = RunConfig.from_flat({**config.flat(), **asked})
     folder, multiplier = RunFolder(tmp_path / "run"), promised(config).main.multiplier
     ledger = config_ledger(config, folder)
@@ -218,7 +218,7 @@ def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, k
     assert sum(c.total_variation for c in charges) <= allowed_distance(config.delta)
     assert ledger.remaining_rounds(multiplier, sampling_rate=0.5) == 1  # the spare one
     assert ledger.remaining_rounds(multiplier) == 0  # a round of all is not of this plan
-    assert ledger.spent_epsilon() < 20.0
+    assert ledger.spent_epsilon() < 4.0
 
 
 def test_deployed_nodes_refuse_plain_aggregation_without_permission(

@@ -133,6 +133,7 @@ def charges(folder: Path) -> list[dict[str, Any]]:
     return [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "reserve"]
 
 
+@pytest.mark.slow
 def test_benchmark_compares_with_every_control(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:

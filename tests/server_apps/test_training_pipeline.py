@@ -22,14 +22,15 @@ from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
-from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
 from privsyn_flower.server_apps.methods import recipe_of, training
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.parts import PublicText, public_text
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.public_text import PublicText, public_text
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import noise_key_folder
 from tests.conftest import node_context, sentences
 
@@ -377,6 +378,34 @@ STAGES: list[tuple[str, Any, str, Any]] = [
     ("benchmark", training, "training_benchmark", None),
     ("summary", stages, "write_json", None),
 ]
+RESULT_STANDS = {"control", "benchmark", "summary"}
+
+
+def test_the_result_is_on_disk_before_its_benchmark_begins(
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, and what finishes the benchmark later changes nothing in it."""
+    config, path = configured(benchmark=True, cache=str(tmp_path / "cache")), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        killing(patch, training.Training, "benchmark", None)
+        with pytest.raises(Killed):
+            run(config, loopback, path)
+    early = json.loads((path / "summary.json").read_text())
+    assert early.pop("unfinished") == "benchmark" and "benchmark" not in early
+    assert early["epsilon"] <= config.epsilon and (path / "privacy.md").exists()
+    model = (path / "model" / "model.safetensors").read_bytes()
+    told = result_table(early)
+    assert "privacy:" in told and "held-out users" not in told
+
+    with monkeypatch.context() as patch:
+        killing(patch, Rounds, "_attempt", None)
+        late, grid = run(config, loopback, path)
+    assert grid.sent == [] and late.pop("benchmark")["accuracy"].keys() >= {"trained", "private"}
+    assert (path / "model" / "model.safetensors").read_bytes() == model
+    spent = {"wall_seconds", "stage_seconds"}
+    assert {k: v for k, v in late.items() if k not in spent} == {
+        k: v for k, v in early.items() if k not in spent
+    }
 
 
 @pytest.mark.parametrize("ftrl", [False, True], ids=["fedavg", "ftrl"])
@@ -393,7 +422,8 @@ def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
             killing(patch, place, name, when)
             with pytest.raises(Killed, match=name):
                 run(config, loopback, path)
-        assert not (path / "summary.json").exists(), stage
+        assert not complete(path), stage
+        assert (path / "summary.json").exists() == (stage in RESULT_STANDS and not ftrl), stage
     summary, grid = run(config, loopback, path)
     assert grid.sent == []  # all that was asked was on disk
     assert "loss_saved" in summary["evaluation"]

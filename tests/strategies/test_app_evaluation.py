@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import private_evaluation, private_training
+from privsyn_flower.config import AveragingConfig
+from privsyn_flower.privacy import Sampler
 from privsyn_flower.privacy.accounting import calibrate, compose_gaussians, epsilon
 from privsyn_flower.privacy.correlated import keys
 from privsyn_flower.privacy.encoding.quantize import to_modulus
@@ -25,15 +28,16 @@ from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import integer_plan
 from privsyn_flower.queries.app_metrics import shard_app_metrics
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.strategies import DPFTRL, DPFedAvg, PrivateEvaluation, TrainingResult
+from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation, TrainingResult
 from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
+from privsyn_flower.strategies.averaging.generalised_fedavg import Diverged
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.run_ledger import open_ledger
 from tests.client_apps.rig import bare
 from tests.conftest import node_context
 from tests.strategies.test_dp_fedavg import Writes, bits, killed_everywhere, quick
-from tests.strategies.training_rig import WEIGHTS, Trainer, record
+from tests.strategies.training_rig import WEIGHTS, Trainer, ftrl, record
 
 DELTA = 1e-5
 ACCURACY = PrivateEvaluation({"accuracy": (0, 1)})
@@ -92,7 +96,7 @@ def train(
         "evaluation": ACCURACY,
         **options,
     }
-    return (strategy or DPFedAvg(1.0)).start(grid, record(), **settings)
+    return (strategy or DPFedAvg()).start(grid, record(), **settings)
 
 
 def ledger_of(folder: Path) -> Ledger:
@@ -194,13 +198,13 @@ def test_a_run_without_one_is_as_before(tmp_path: Path, loopback: Any) -> None:
 
 
 STRATEGIES: dict[str, TrainingStrategy] = {
-    "nodes": DPFedAvg(1.0),
-    "poisson": DPFedAvg(1.0, sampling_rate=0.5),
-    "drawn": DPFedAvg(1.0, cohort_nodes=2),
-    "aggregator": DPFedAvg(1.0, noise="aggregator"),
-    "turns of nodes": DPFTRL(1.0, mechanism="banded", min_separation=2),
-    "turns of users": DPFTRL(1.0, mechanism="tree", min_separation=2, schedule="users"),
-    "at most twice": DPFTRL(1.0, mechanism="blt", max_participations=2, min_separation=2),
+    "nodes": DPFedAvg(),
+    "poisson": DPFedAvg(sampler=Sampler("poisson", 0.5)),
+    "drawn": DPFedAvg(sampler=Sampler("fixed", nodes=2)),
+    "aggregator": DPFedAvg(AveragingConfig(noise="aggregator")),
+    "turns of nodes": ftrl(mechanism="banded", min_separation=2),
+    "turns of users": ftrl(mechanism="tree", min_separation=2, schedule="users"),
+    "at most twice": ftrl(mechanism="blt", max_participations=2, min_separation=2),
 }
 
 
@@ -332,7 +336,7 @@ def test_a_begun_run_keeps_to_its_evaluation(
 
 
 def test_another_model_under_the_same_name_is_refused(tmp_path: Path, loopback: Any) -> None:
-    strategy, nodes = DPFedAvg(1.0), nodes_of()
+    strategy, nodes = DPFedAvg(), nodes_of()
     train(loopback(nodes), tmp_path, strategy, num_rounds=1)
     measured = strategy._evaluations
     assert isinstance(measured, AppEvaluations)
@@ -375,12 +379,12 @@ def test_an_evaluation_that_fails_loses_no_training(
 def test_a_kill_while_a_failed_evaluation_is_given_up_leaves_no_key(
     tmp_path: Path, loopback: Any
 ) -> None:
-    strategy, nodes = DPFedAvg(1.0, noise="aggregator"), nodes_of()
+    strategy, nodes = DPFedAvg(AveragingConfig(noise="aggregator")), nodes_of()
     nodes[100].failing = 10
     train(loopback(nodes), tmp_path, strategy, timeout=0.1)
     measured = strategy._evaluations
     assert measured is not None
-    keys.NoiseKey.create(tmp_path / "keys", f"{measured.engine.plan.run}-evaluation-0003")
+    keys.NoiseKey.create(tmp_path / "keys", f"{measured.session.plan().run}-evaluation-0003")
     asked = len(nodes[100].measured)
     assert measured.after(3, strategy.parameters()) == {}
     assert len(nodes[100].measured) == asked
@@ -448,7 +452,7 @@ def test_a_run_that_ends_early_measures_what_it_has(tmp_path: Path, loopback: An
 
 
 def test_no_more_evaluations_than_are_paid_for(tmp_path: Path, loopback: Any) -> None:
-    strategy, nodes = DPFedAvg(1.0), nodes_of()
+    strategy, nodes = DPFedAvg(), nodes_of()
     train(loopback(nodes), tmp_path, strategy)
     measured = strategy._evaluations
     assert measured is not None
@@ -460,7 +464,7 @@ def test_evaluations_draw_other_nodes_than_the_rounds_do(tmp_path: Path, loopbac
     nodes = nodes_of(12, users=10)
     settings = PrivateEvaluation({"accuracy": (0, 1)}, every=1, confidence=0.01)
     train(
-        loopback(nodes), tmp_path, DPFedAvg(1.0, cohort_nodes=4), users=120, nodes=12,
+        loopback(nodes), tmp_path, DPFedAvg(sampler=Sampler("fixed", nodes=4)), users=120, nodes=12,
         evaluation=settings, epsilon=50.0,
     )  # fmt: skip
     drawn = [
@@ -506,7 +510,11 @@ def app() -> Iterator[ClientApp]:
 
 
 @pytest.mark.parametrize(
-    "strategy", [DPFedAvg(10.0), DPFTRL(10.0, min_separation=2, server_optimizer="fedavg")]
+    "strategy",
+    [
+        DPFedAvg(AveragingConfig(clip_norm=10.0)),
+        ftrl(10.0, min_separation=2, server_optimizer="fedavg"),
+    ],
 )
 def test_an_app_is_measured_under_secure_aggregation(
     tmp_path: Path,
@@ -552,3 +560,46 @@ def test_an_app_is_measured_under_secure_aggregation(
     assert records == {("answer", "ConfigRecord"), ("secagg", "ConfigRecord")}
     assert "with all its data" in result.statement.sentence()
     assert np.isfinite(result.spent)
+
+
+class EndsEarly(DPFedAvg):
+    """Leaves the server's step of round 2 undone, as parameters that are not finite would."""
+
+    def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
+        if rnd == 2:
+            raise Diverged(rnd)
+        return super().learn(rnd, released, noise_std)
+
+
+class SilentOnce(Measured):
+    """Gives no answer to the first attempt of round 3."""
+
+    def __call__(self, message: Message) -> Message | None:
+        if not greeting.is_hello(message) and message.metadata.message_type != "evaluate":
+            _, ticket, _ = wire.read_ask(message, self.facts.weight)
+            if (ticket.round, ticket.attempt) == (3, 1):
+                return None
+        return super().__call__(message)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_spare_attempts_are_spent_once_by_rounds_or_evaluations(
+    tmp_path: Path, loopback: Any, shared: bool
+) -> None:
+    """What the last evaluation of an early end used is not the rounds' when the run goes on."""
+    nodes = {100 + number: SilentOnce(number, 50) for number in range(2)}
+    options: dict[str, Any] = {}
+    if shared:
+        options = {"population_name": "pop", "ledger": tmp_path / "pop.jsonl", "ledger_epsilon": 30}
+    for node in nodes.values():
+        node.failing = 2  # both attempts of the evaluation
+    train(loopback(nodes), tmp_path, EndsEarly(), **options)
+    result = train(loopback(nodes), tmp_path, DPFedAvg(), **options)
+    where = tmp_path / "pop.jsonl" if shared else ""
+    book = open_ledger(
+        RunFolder(tmp_path / "run"), ledger=where, population_name="pop" if shared else ""
+    )
+    charged = Counter(charge.run.rpartition("-")[2] for charge in book.charges())
+    assert sorted(charged.values()) == [2, 3], "three rounds, an evaluation and one spare"
+    assert result.rounds == 2 and "attempts are charged" in result.ended_early
+    assert result.spent <= result.epsilon

@@ -14,6 +14,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from privsyn_flower import runs
+from privsyn_flower.config import AveragingConfig, TrainingConfig
+from privsyn_flower.privacy import Sampler
 from privsyn_flower.privacy.accounting import calibrate, epsilon, most_releases
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.ledger import LedgerError, filters
@@ -21,13 +23,15 @@ from privsyn_flower.privacy.ledger import ledger as ledgers
 from privsyn_flower.privacy.ledger.charges import Charge, replay
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.runs import read_jsonl
-from privsyn_flower.strategies import DPFedAvg, TrainingResult
+from privsyn_flower.strategies import DPFTRL, DPFedAvg, TrainingResult
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 DELTA = 1e-5
+WIDE = AveragingConfig(clip_norm=10.0)  # cuts nothing that these nodes answer
+COINS = Sampler("poisson", 0.25)
 
 
 def train(
@@ -44,7 +48,7 @@ def train(
         "node_timeout": 0.3,
         **options,
     }
-    return (strategy or DPFedAvg(10.0)).start(grid, record(), **settings)
+    return (strategy or DPFedAvg(WIDE)).start(grid, record(), **settings)
 
 
 def numbers(arrays: ArrayRecord) -> dict[str, np.ndarray[Any, Any]]:
@@ -90,7 +94,7 @@ def test_numbers_that_give_nothing_are_warnings(
 
     def warned(folder: str, **options: Any) -> list[str]:
         caplog.clear()
-        strategy = DPFedAvg(10.0, noise=noise)
+        strategy = DPFedAvg(AveragingConfig(clip_norm=10.0, noise=noise))
         keys = {"noise_keys": tmp_path / f"{folder}-keys"}
         train(loopback(trainers(4, users=25)), tmp_path / folder, strategy, **options, **keys)
         return [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
@@ -118,7 +122,7 @@ def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
 
 def test_metrics_say_what_noise_does_to_the_mean(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers()
-    result = train(loopback(nodes), tmp_path, DPFedAvg(0.5))
+    result = train(loopback(nodes), tmp_path, DPFedAvg(AveragingConfig(clip_norm=0.5)))
     row, (_, query, noise) = result.metrics[0], nodes[100].asked[0]
     # 4 users carry the noise that 4 * 0.85, rounded up, guarantee
     std = noise.multiplier * noise.sensitivity / noise.scale
@@ -126,6 +130,16 @@ def test_metrics_say_what_noise_does_to_the_mean(tmp_path: Path, loopback: Any) 
     assert row["clip_norm"] == 0.5 and query.bound == 0.5
     assert row["update_norm"] <= 0.5 * 1.01
     assert row["signal_to_noise"] >= 0
+
+
+def test_the_statement_is_in_the_run_folder(tmp_path: Path, loopback: Any) -> None:
+    for _ in range(2):  # a finished run greets nobody, and says the same
+        result = train(loopback(trainers()), tmp_path, num_rounds=1)
+        page = (tmp_path / "privacy.md").read_text(encoding="utf-8")
+        assert result.statement.simulated and page == result.statement.page()
+    with pytest.raises(ValueError, match="was begun with other values"):
+        train(loopback(trainers()), tmp_path, num_rounds=1, users=5, nodes=4)
+    assert (tmp_path / "privacy.md").read_text(encoding="utf-8") == page
 
 
 def test_the_denominator_stays_when_a_node_drops_out(tmp_path: Path, loopback: Any) -> None:
@@ -140,14 +154,16 @@ def test_the_denominator_stays_when_a_node_drops_out(tmp_path: Path, loopback: A
 
 def test_long_updates_are_clipped_over_all_arrays_together(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(rate=1e6)
-    result = train(loopback(nodes), tmp_path, DPFedAvg(0.25), num_rounds=1)
+    result = train(
+        loopback(nodes), tmp_path, DPFedAvg(AveragingConfig(clip_norm=0.25)), num_rounds=1
+    )
     moved = [a - WEIGHTS[name] for name, a in numbers(result.arrays).items()]
     assert 0 < np.linalg.norm(np.concatenate([m.ravel() for m in moved])) <= 0.25 * 1.01
 
 
 def test_counters_stay_the_servers(tmp_path: Path, loopback: Any) -> None:
     arrays = {**WEIGHTS, "norm.num_batches_tracked": np.array(7)}
-    strategy = DPFedAvg(10.0)
+    strategy = DPFedAvg(WIDE)
     result = strategy.start(
         loopback(trainers()),
         record(arrays),
@@ -222,7 +238,9 @@ def test_evaluation_on_the_server_is_flowers(
 
 def test_adaptive_clipping_moves_the_norm(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(4, users=100)
-    strategy = DPFedAvg(0.01, adaptive_clipping=True, clip_learning_rate=0.5)
+    strategy = DPFedAvg(
+        AveragingConfig(clip_norm=0.01, adaptive_clipping=True, clip_learning_rate=0.5)
+    )
     result = train(loopback(nodes), tmp_path, strategy, users=400, num_rounds=4)
     rows = result.metrics
     assert rows[0]["fraction_within"] == pytest.approx(0.0, abs=0.02)
@@ -240,7 +258,7 @@ def test_adaptive_clipping_moves_the_norm(tmp_path: Path, loopback: Any) -> None
 
 def test_sampled_users_are_counted_by_the_rate(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers()
-    result = train(loopback(nodes), tmp_path, DPFedAvg(10.0, sampling_rate=0.25), num_rounds=1)
+    result = train(loopback(nodes), tmp_path, DPFedAvg(WIDE, sampler=COINS), num_rounds=1)
     noise = nodes[100].asked[0][2]
     assert noise.sampling_rate == 0.25
     spent = epsilon(result.noise_multiplier, 2, gaussian_delta(DELTA), sampling_rate=0.25)
@@ -262,7 +280,7 @@ def charges_of(folder: Path) -> list[Charge]:
 @pytest.mark.parametrize("total", [0.0, 4.0])
 def test_a_run_with_coins_is_charged_on_a_plan(tmp_path: Path, loopback: Any, total: float) -> None:
     """Every attempt is one of the plan's releases, spare ones too; a resume finds the same plan."""
-    strategy, book = DPFedAvg(10.0, sampling_rate=0.25), tmp_path / "book.jsonl"
+    strategy, book = DPFedAvg(WIDE, sampler=COINS), tmp_path / "book.jsonl"
     shared: dict[str, Any] = {
         "population_name": "p",
         "ledger": book,
@@ -294,10 +312,11 @@ def test_a_run_with_coins_is_charged_on_a_plan(tmp_path: Path, loopback: Any, to
     assert 0 < distance <= allowed_distance(DELTA)
     assert result.spent <= 2.0
     # Another rate is another plan.
+    other = DPFedAvg(WIDE, sampler=Sampler("poisson", 0.5))
     with pytest.raises(LedgerError, match="is not covered by the plan"):
-        train(loopback(trainers()), tmp_path / "b", DPFedAvg(10.0, sampling_rate=0.5), **shared)
+        train(loopback(trainers()), tmp_path / "b", other, **shared)
     with pytest.raises(LedgerError, match="this one asks all of them"):
-        train(loopback(trainers()), tmp_path / "c", DPFedAvg(10.0), **shared)
+        train(loopback(trainers()), tmp_path / "c", DPFedAvg(WIDE), **shared)
     # The same call reads the folder; the next run has what the total leaves.
     assert train(loopback(trainers()), tmp_path / "run", strategy, **shared).rounds == 2
     assert len(replay(read_jsonl(book), book)) == 3
@@ -310,29 +329,41 @@ def test_a_run_with_coins_is_charged_on_a_plan(tmp_path: Path, loopback: Any, to
 
 def test_a_draw_of_nodes_divides_by_their_share(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(4)
-    strategy = DPFedAvg(10.0, cohort_nodes=2)
+    strategy = DPFedAvg(WIDE, sampler=Sampler("fixed", nodes=2))
     result = train(loopback(nodes), tmp_path, strategy, num_rounds=1)
     assert sum(bool(node.asked) for node in nodes.values()) == 2
     assert strategy.denominator == 2.0
     assert result.statement.sampler == "fixed"
-    with pytest.raises(ValueError, match="cohort_nodes = 5"):
-        train(loopback(nodes), tmp_path / "b", DPFedAvg(cohort_nodes=5))
+    with pytest.raises(ValueError, match="draws 5 of nodes = 4"):
+        train(loopback(nodes), tmp_path / "b", DPFedAvg(sampler=Sampler("fixed", nodes=5)))
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("keys", "text"),
     [
-        ({"noise": "nobody"}, "noise = 'nobody'"),
-        ({"sampling_rate": 0.0}, "sampling_rate = 0.0"),
-        ({"cohort_nodes": 2, "sampling_rate": 0.5}, "not both"),
-        ({"noise": "aggregator", "sampling_rate": 0.5}, "noise = 'aggregator'"),
-        ({"server_optimizer": "sgd"}, "server-optimizer"),
-        ({"clip_norm": 0.0}, "clip-norm"),
+        ({"noise": "nobody"}, "noise\n.*'nodes' or 'aggregator'.*'nobody'"),
+        ({"server_optimizer": "sgd"}, "server_optimizer\n.*'fedavgm'.*'sgd'"),
+        ({"clip_norm": 0.0}, "clip_norm\n.*greater than 0.*input_value=0.0"),
+        ({"clip_norm": math.inf}, "clip_norm\n.*finite"),
+        ({"server_learning_rate": math.nan}, "server_learning_rate\n.*finite"),
+        ({"server_momentum": 1.0}, "server_momentum\n.*less than 1"),
+        ({"beta_2": -0.1}, "beta_2\n.*greater than or equal to 0"),
+        ({"tau": 0.0}, "tau\n.*greater than 0"),
+        ({"target_quantile": 0.0}, "target_quantile\n.*greater than 0"),
+        ({"clip_learning_rate": 0.0}, "clip_learning_rate\n.*greater than 0"),
+        ({"adaptive_clipping": True, "noise": "aggregator"}, "needs training.noise = 'nodes'"),
+        ({"epochs": 2}, "epochs\n.*not permitted"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
+def test_settings_that_cannot_be_are_refused(keys: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        DPFedAvg(**options)
+        AveragingConfig(**keys)
+
+
+def test_coins_are_refused_where_they_amplify_nothing() -> None:
+    strategy = DPFedAvg(AveragingConfig(noise="aggregator"), sampler=COINS)
+    with pytest.raises(ValueError, match=r"sampling-rate = 0\.25: .* or noise = 'nodes'"):
+        strategy.phase(3)
 
 
 def test_it_waits_for_all_users_unless_told_otherwise(tmp_path: Path, loopback: Any) -> None:
@@ -347,7 +378,7 @@ def test_it_waits_for_all_users_unless_told_otherwise(tmp_path: Path, loopback: 
 
 def test_an_aggregators_noise_is_accounted_exactly(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(2, users=50)
-    strategy = DPFedAvg(1.0, noise="aggregator", server_optimizer="fedavgm")
+    strategy = DPFedAvg(AveragingConfig(noise="aggregator", server_optimizer="fedavgm"))
     result = train(
         loopback(nodes), tmp_path / "run", strategy, users=100, noise_keys=tmp_path / "keys"
     )
@@ -366,7 +397,7 @@ def test_an_aggregators_noise_is_there(tmp_path: Path, loopback: Any) -> None:
     """The model differs from the exact one by noise of the promised size."""
     arrays = {"w": np.zeros(4000, dtype=np.float32)}
     node = Trainer(0, [0.0] * 100)
-    result = DPFedAvg(1.0, noise="aggregator").start(
+    result = DPFedAvg(AveragingConfig(noise="aggregator")).start(
         loopback({100: node}),
         record(arrays),
         num_rounds=1,
@@ -445,9 +476,10 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
 
     def once(folder: Path) -> TrainingResult:
         nodes = trainers(2, users=2)
-        strategy = DPFedAvg(
-            0.5, server_optimizer="fedadam", server_learning_rate=0.1, adaptive_clipping=True
-        )
+        strategy = DPFedAvg(AveragingConfig(
+            clip_norm=0.5, server_optimizer="fedadam", server_learning_rate=0.1,
+            adaptive_clipping=True,
+        ))  # fmt: skip
         try:
             return train(loopback(nodes), folder, strategy, num_rounds=2, nodes=2)
         finally:
@@ -462,3 +494,27 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
             row["clip_norm"] for row in whole.metrics
         ]
     assert max(asked) <= 2
+
+
+@pytest.mark.parametrize("strategy", [DPFedAvg, DPFTRL])
+def test_a_number_in_the_place_of_the_section_is_told(strategy: Any) -> None:
+    with pytest.raises(TypeError, match=r"\(0\.5\).*AveragingConfig\(clip_norm=0\.5\)"):
+        strategy(0.5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [({"noise": "node"}, "noise"), ({"clip_norm": -1.0}, "clip_norm|clip-norm"),
+     ({"clip_norm": math.nan}, "clip_norm|clip-norm"),
+     ({"noise": "aggregator", "adaptive_clipping": True}, "adaptive-clipping")],
+)  # fmt: skip
+def test_a_section_is_checked_however_it_was_made(changed: dict[str, Any], error: str) -> None:
+    """A copy with other values is checked by nobody; an unknown trust must not be the larger."""
+    with pytest.raises(ValueError, match=error):
+        DPFedAvg(AveragingConfig().model_copy(update=changed))
+
+
+def test_keys_that_an_app_does_not_read_are_refused(tmp_path: Path, loopback: Any) -> None:
+    section = TrainingConfig(clip_norm=1.0, parameters="lora")
+    with pytest.raises(ValueError, match="parameters is a key of the training"):
+        train(loopback(trainers()), tmp_path, DPFedAvg(section))

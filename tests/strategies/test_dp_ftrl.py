@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from privsyn_flower.client_apps import private_training
+from privsyn_flower.config import AveragingConfig, FtrlConfig
+from privsyn_flower.config.training import MechanismName
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.correlated import (
+    NAMES,
     Participation,
     calibrate_correlated,
     epsilon_correlated,
@@ -22,10 +26,11 @@ from privsyn_flower.privacy.correlated import (
 )
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies import DPFTRL, TrainingResult
+from privsyn_flower.strategies.averaging.server_optimizers import FedAvg
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from tests.conftest import node_context
 from tests.strategies.test_dp_fedavg import Kill, Writes, bits, killed_everywhere, numbers, quick
-from tests.strategies.training_rig import WEIGHTS, Trainer, record, trainers
+from tests.strategies.training_rig import WEIGHTS, Trainer, ftrl, record, trainers
 
 DELTA = 1e-6
 
@@ -53,7 +58,7 @@ def train(grid: Any, folder: Path, strategy: DPFTRL, **options: Any) -> Training
         ("independent", {}),
         ("tree", {}),
         ("tree-honaker", {}),
-        ("tree-restart", {"restart_every": 2}),
+        ("tree-restart", {"restart_every": 2, "completion": True}),
         ("banded", {"bands": 3}),
         ("blt", {"buffers": 2}),
     ],
@@ -64,7 +69,7 @@ def test_the_model_has_the_noise_of_its_prefix_sum(
     """Users who change nothing: after T rounds the model is off by the noise of T releases."""
     rounds, clip, size = 4, 0.5, 3000
     node = Trainer(0, [0.0] * 50, rate=0.0)
-    strategy = DPFTRL(clip, mechanism=mechanism, server_optimizer="fedavg", **options)
+    strategy = ftrl(clip, mechanism=mechanism, server_optimizer="fedavg", **options)
     arrays = {"w": np.zeros(size, dtype=np.float32)}
     result = train(
         loopback({1: node}), tmp_path, strategy, num_rounds=rounds, users=50, nodes=1, arrays=arrays
@@ -85,7 +90,7 @@ def test_the_model_has_the_noise_of_its_prefix_sum(
 
 def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(4)
-    strategy = DPFTRL(1.0, mechanism="banded", min_separation=2)
+    strategy = ftrl(mechanism="banded", min_separation=2)
     result = train(loopback(nodes), tmp_path, strategy)
     said = result.statement
     assert (said.noise_source, said.accountant) == ("aggregator", "exact")
@@ -104,7 +109,7 @@ def test_what_is_promised(tmp_path: Path, loopback: Any) -> None:
 
 def test_nodes_take_turns(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(6, users=2)
-    strategy = DPFTRL(1e3, mechanism="tree", min_separation=3, server_optimizer="fedavg")
+    strategy = ftrl(1e3, mechanism="tree", min_separation=3, server_optimizer="fedavg")
     result = train(loopback(nodes), tmp_path, strategy, users=12, num_rounds=6)
     for place, node in enumerate(nodes.values()):
         assert [ticket.round for ticket, _, _ in node.asked] == [place % 3 + 1, place % 3 + 4]
@@ -117,9 +122,7 @@ def test_nodes_take_turns(tmp_path: Path, loopback: Any) -> None:
 
 def test_users_of_every_node_take_turns(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(2, users=4)
-    strategy = DPFTRL(
-        1.0, mechanism="tree", min_separation=2, max_participations=2, schedule="users"
-    )
+    strategy = ftrl(mechanism="tree", min_separation=2, max_participations=2, schedule="users")
     train(loopback(nodes), tmp_path, strategy, users=8, nodes=2)
     assert all(len(node.asked) == 6 for node in nodes.values())
     assert strategy.denominator == 4.0
@@ -130,25 +133,40 @@ def test_users_of_every_node_take_turns(tmp_path: Path, loopback: Any) -> None:
 
 def test_fewer_participations_need_less_noise(tmp_path: Path) -> None:
     def multiplier(**options: Any) -> float:
-        matrix, pattern = DPFTRL(mechanism="banded", bands=2, **options).correlated(12)
+        matrix, pattern = ftrl(mechanism="banded", bands=2, **options).correlated(12)
         return calibrate_correlated(1.0, DELTA, matrix, pattern)
 
     assert multiplier() > multiplier(min_separation=3) > multiplier(max_participations=1)
 
 
+def test_the_aggregator_must_be_trusted_in_so_many_words() -> None:
+    with pytest.raises(ValueError, match=r"noise = 'nodes'.*'aggregator' if the .* is trusted"):
+        DPFTRL(AveragingConfig(server_optimizer="fedavgm"))
+    plain = DPFTRL(AveragingConfig(noise="aggregator"))
+    assert plain.ftrl == FtrlConfig() and plain.optimizer == FedAvg(1.0)
+
+
+def test_a_mechanism_left_to_its_defaults_is_that_of_the_configuration() -> None:
+    given = inspect.signature(factorization).parameters
+    for name in ("restart_every", "completion", "bands", "buffers"):
+        assert given[name].default == FtrlConfig.model_fields[name].default
+    assert get_args(MechanismName) == NAMES
+
+
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("keys", "text"),
     [
-        ({"mechanism": "forest"}, "mechanism = 'forest'"),
-        ({"schedule": "dice"}, "schedule = 'dice'"),
-        ({"min_separation": 0}, "min_separation = 0"),
-        ({"max_participations": -1}, "max_participations = -1"),
-        ({"server_momentum": 1.0}, "server-momentum"),
+        ({"mechanism": "forest"}, "mechanism\n.*'banded'.*'forest'"),
+        ({"schedule": "dice"}, "schedule\n.*'users' or 'nodes'.*'dice'"),
+        ({"min_separation": 0}, "min_separation\n.*greater than or equal to 1.*input_value=0"),
+        ({"max_participations": -1}, "max_participations\n.*equal to 0.*input_value=-1"),
+        ({"completion": True}, "ftrl.completion = true: they belong to"),
+        ({"rounds": 8}, "rounds\n.*not permitted"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
+def test_settings_that_cannot_be_are_refused(keys: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        DPFTRL(**options)
+        FtrlConfig(**keys)
 
 
 # Resume -----------------------------------------------------------------------------------
@@ -167,7 +185,7 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
     writes = Writes(monkeypatch)
 
     def once(folder: Path) -> TrainingResult:
-        strategy = DPFTRL(0.5, mechanism="banded", bands=2)
+        strategy = ftrl(0.5, mechanism="banded", bands=2)
         return train(loopback(trainers(2)), folder, strategy, num_rounds=2, users=2)
 
     whole, resumed = killed_everywhere(writes, once, tmp_path)
@@ -198,7 +216,7 @@ def test_a_begun_run_keeps_what_it_promised(
 ) -> None:
     def strategy(**other: Any) -> DPFTRL:
         own = {"mechanism": "banded", "bands": 2, "min_separation": 2, "max_participations": 2}
-        return DPFTRL(**{"clip_norm": 1.0, **own, **other})
+        return ftrl(**{**own, **other})
 
     quick(monkeypatch)
     writes = Writes(monkeypatch)
@@ -221,7 +239,7 @@ def test_the_key_lies_outside_the_run_and_is_the_owners_alone(
     writes = Writes(monkeypatch)
     writes.fatal = 26
     with pytest.raises(Kill):
-        train(loopback(trainers(2)), tmp_path, DPFTRL(), users=2)
+        train(loopback(trainers(2)), tmp_path, ftrl(), users=2)
     found = [path for path in (tmp_path / "keys").rglob("key") if path.is_file()]
     assert len(found) == 1 and stat.S_IMODE(found[0].stat().st_mode) == 0o600
     secret = found[0].read_bytes()
@@ -230,7 +248,7 @@ def test_the_key_lies_outside_the_run_and_is_the_owners_alone(
     found[0].unlink()
     writes.fatal = -1
     with pytest.raises(keys.NoiseKeyMissing):
-        train(loopback(trainers(2)), tmp_path, DPFTRL(), users=2)
+        train(loopback(trainers(2)), tmp_path, ftrl(), users=2)
 
 
 # A whole app ------------------------------------------------------------------------------
@@ -255,7 +273,7 @@ def test_under_secure_aggregation_with_real_nodes(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     grid = loopback({10 + i: app_node(10 + i, i, 6) for i in range(6)})
-    strategy = DPFTRL(1.0, mechanism="banded", min_separation=2, server_optimizer="fedavg", seed=1)
+    strategy = ftrl(mechanism="banded", min_separation=2, server_optimizer="fedavg", seed=1)
     result = train(
         grid, tmp_path, strategy, aggregation=None, users=6, num_rounds=4, epsilon=1e3, timeout=5.0
     )

@@ -18,22 +18,20 @@ from privsyn_flower.client_apps.evaluation import EVALUATION
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.promise import ROUNDS, Phase, evaluation_phases, promise
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine.aggregation import PlainSum
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
+from privsyn_flower.strategies.engine.aggregation import Aggregation, PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.strategies.evaluation import (
     Caps,
     better,
     evaluate,
     evaluation_query,
     read_estimates,
-    releases,
 )
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import ParametersError
@@ -97,26 +95,33 @@ def models() -> dict[str, Any]:
     return {"base": {}, "worse": {"model.norm.weight": 9 * rng.standard_normal(32, np.float32)}}
 
 
-def book(tmp_path: Path, epsilon: float = 1e9) -> Ledger:
-    path = tmp_path / "ledger.jsonl"
-    return Ledger.open(path, population="people", total_epsilon=epsilon, total_delta=1e-5)
+def session(
+    tmp_path: Path,
+    grid: Any,
+    rounds: Phase | None = None,
+    evaluations: int = 1,
+    *,
+    aggregation: Aggregation | None = None,
+    epsilon: float = 1e9,
+    timeout: float = 5.0,
+) -> Session:
+    """A run of the id "r" of twenty users on four nodes; nearly without noise."""
+    folder = RunFolder(tmp_path / "run")
+    folder.save_value("run", "r")
+    rounds = rounds or Phase(ROUNDS, 3, 0).given(1e-3)
+    made = promise(epsilon, 1e-5, [rounds, *evaluation_phases(rounds, evaluations)])
+    terms = Terms(
+        20, nodes=4, round_timeout=timeout, node_timeout=min(timeout * 5, 1.0),
+        ledger=tmp_path / "ledger.jsonl", population_name="people",
+    )  # fmt: skip
+    how, keys = aggregation or SecureAggregation(), tmp_path / "keys"
+    return Session(grid, folder, made, terms, how, keys=keys)
 
 
-def measure(tmp_path: Path, grid: Any, base: Path, **options: Any) -> Any:
-    given: dict[str, Any] = {
-        "plan": RoundPlan("r", 20, 1e-3, nodes=4, round_timeout=5, node_timeout=1.0),
-        "caps": CAPS,
-        **options,
-    }
-    ledger = given.pop("ledger", None) or book(tmp_path)
-    return evaluate(
-        given.pop("models", models()),
-        base=base,
-        grid=grid,
-        folder=RunFolder(tmp_path / "run"),
-        ledger=ledger,
-        **given,
-    )
+def measure(run: Session, base: Path, **options: Any) -> Any:
+    given: dict[str, Any] = {"caps": CAPS, **options}
+    with run.begun():
+        return evaluate(given.pop("models", models()), base=base, session=run, **given)
 
 
 def truth(base: Path, parameters: Any) -> tuple[float, float]:
@@ -148,7 +153,8 @@ def test_figures_charge_and_resume(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
     grid = loopback(devices)
-    got = measure(tmp_path, grid, base)
+    run = session(tmp_path, grid, evaluations=2)
+    got = measure(run, base)
     for name, parameters in models().items():
         accuracy, loss = truth(base, parameters)
         assert got[name].accuracy == pytest.approx(accuracy, abs=1e-3)
@@ -160,7 +166,7 @@ def test_figures_charge_and_resume(
         got["worse"].loss - got["base"].loss
     )
 
-    (charge,) = book(tmp_path).charges()
+    (charge,) = run.ledger.charges()
     assert (charge.run, charge.query, charge.round) == ("r-evaluation", "evaluation", 1)
     assert (charge.state, charge.noise_multiplier, charge.sent) == ("committed", 1e-3, True)
     assert got["base"].reading.noise_std == pytest.approx(
@@ -173,25 +179,26 @@ def test_figures_charge_and_resume(
         assert file.is_dir() or CANARY.encode() not in file.read_bytes()
 
     before = [device.asked for device in devices.values()]
-    assert measure(tmp_path, grid, base) == got
+    assert measure(session(tmp_path, grid, evaluations=2), base) == got
     assert [device.asked for device in devices.values()] == before
-    assert len(book(tmp_path).charges()) == 1
+    assert len(run.ledger.charges()) == 1
     with pytest.raises(ValueError, match="choose another name"):
-        measure(tmp_path, grid, base, caps=replace(CAPS, max_tokens=79))
-    again = measure(tmp_path, grid, base, name="second", caps=replace(CAPS, gap=0.5))
+        measure(run, base, caps=replace(CAPS, max_tokens=79))
+    again = measure(run, base, name="second", caps=replace(CAPS, gap=0.5))
     for name in got:  # told as a difference, they are the same figures
         assert again[name].loss == pytest.approx(got[name].loss, abs=0.02)
         assert again[name].accuracy == pytest.approx(got[name].accuracy, abs=2e-3)
-    assert [c.run for c in book(tmp_path).charges()] == ["r-evaluation", "r-second"]
+    assert [c.run for c in run.ledger.charges()] == ["r-evaluation", "r-second"]
 
 
 def test_a_kill_after_the_release_asks_nobody_again(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
     grid = loopback(devices)
-    first = measure(tmp_path, grid, base, aggregation=PlainSum())
+    run = session(tmp_path, grid, aggregation=PlainSum())
+    first = measure(run, base)
     (tmp_path / "run" / "evaluations" / "evaluation" / "checkpoints" / "round-0001.json").unlink()
-    assert measure(tmp_path, grid, base, aggregation=PlainSum()) == first
+    assert measure(run, base) == first
     assert [device.asked for device in devices.values()] == [1] * 4
 
 
@@ -199,64 +206,71 @@ def test_the_budget_and_the_noise_are_the_runs_own(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
     """Calibrated for three rounds and one evaluation: the evaluation is the fourth charge."""
-    assert (releases(), releases(2), releases(2, spare=1)) == (1, 2, 4)
-    noise = calibrate(50.0, 3 + releases(), gaussian_delta(1e-5))
-    ledger = book(tmp_path, 50.0)
-    for rnd in (1, 2, 3):
-        charge = {"run": "r", "query": "votes", "round": rnd, "attempt": 1}
-        ledger.reserve(**charge, noise_multiplier=noise)
-    distance = distance_each(50.0, 1e-5, 3 + releases())
-    plan = RoundPlan("r", 20, noise, nodes=4, round_timeout=5, node_timeout=1.0, distance=distance)
-    grid, options = loopback(devices), {"plan": plan, "ledger": ledger}
-    sure = {"aggregation": PlainSum(), "confidence": 1 - 1e-7}
-    got = measure(tmp_path, grid, base, **sure, **options)
+    grid, rounds = loopback(devices), Phase(ROUNDS, 3, 0)
+    run = session(tmp_path, grid, rounds, aggregation=PlainSum(), epsilon=50.0)
+    noise = calibrate(50.0, 3 + 1, gaussian_delta(1e-5))
+    assert run.promise.main.equivalent == pytest.approx(noise)
+    with run.begun() as ledger:
+        for rnd in (1, 2, 3):
+            charge = {"run": "r", "query": "votes", "round": rnd, "attempt": 1}
+            ledger.reserve(**charge, noise_multiplier=run.promise.main.equivalent)
+    got = measure(run, base, confidence=1 - 1e-7)
     assert ledger.spent_epsilon() == pytest.approx(50.0, rel=1e-3)
     assert got["base"].loss_low < truth(base, {})[1] < got["base"].loss_high
-    with pytest.raises(NoRelease):  # and there is no more
-        measure(tmp_path, grid, base, name="more", aggregation=PlainSum(), **options)
+    with pytest.raises(ValueError, match="more: the run has paid for 1 of 'evaluation'"):
+        measure(run, base, name="more")
 
 
 def test_a_trusted_aggregator_may_add_the_noise(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
     """One more Gaussian release on the run's ledger; the nodes add nothing, the key is erased."""
-    keys, most = tmp_path / "keys", Participation(3)
-    rounds = AggregatorNoise(factorization("independent", 3), most, 0.02, keys, "r")
-    options = {"ledger": gaussian_book(tmp_path), "mechanism": rounds.beside("evaluation")}
-    options["confidence"] = 1 - 1e-7  # the noise is the system's: no interval may miss by chance
-    got = measure(tmp_path, loopback(devices), base, **options)
+    keys, matrix = tmp_path / "keys", factorization("independent", 3)
+    rounds = Phase(
+        ROUNDS, 3, 0, source="aggregator", correlation=matrix, participation=Participation(3)
+    )
+    run = session(tmp_path, loopback(devices), rounds.given(0.02))
+    sure = 1 - 1e-7  # the noise is the system's: no interval may miss by chance
+    got = measure(run, base, confidence=sure)
     for name, parameters in models().items():
         accuracy, loss = truth(base, parameters)
         assert got[name].accuracy == pytest.approx(accuracy, abs=0.03)
         assert got[name].loss_low < loss < got[name].loss_high
     assert got["base"].reading.noise_std == pytest.approx(0.02 * metrics_bound(2))
-    (charge,) = options["ledger"].charges()
+    (charge,) = run.ledger.charges()
     assert (charge.run, charge.total_variation, charge.state) == ("r-evaluation", 0.0, "committed")
     assert charge.noise_multiplier == pytest.approx(0.02)
     assert [path for path in keys.rglob("*") if path.is_file()] == []
     before = [device.asked for device in devices.values()]
-    assert measure(tmp_path, loopback(devices), base, **options) == got
+    assert measure(run, base, confidence=sure) == got
     assert [device.asked for device in devices.values()] == before
-
-
-def gaussian_book(tmp_path: Path) -> Ledger:
-    path = tmp_path / "gaussian.jsonl"
-    return Ledger.open(path, population="people", total_epsilon=5e3, total_delta=1e-5)
 
 
 def test_an_attempt_that_failed_is_repeated_only_when_it_was_paid_for(
     tmp_path: Path, base: Path, loopback: Any, devices: dict[int, Device]
 ) -> None:
     silent = loopback({**devices, 101: hello_only, 102: hello_only})
-    plan = RoundPlan("r", 20, 5.0, nodes=4, round_timeout=0.1, node_timeout=0.5)
-    for spare in (0, 1):
-        with pytest.raises(NoRelease):
-            measure(
-                tmp_path, silent, base, plan=plan, name=f"n-{spare}", spare=spare,
-                aggregation=PlainSum(),
-            )  # fmt: skip
-    runs = [charge.run for charge in book(tmp_path).charges()]
-    assert runs == ["r-n-0", "r-n-1", "r-n-1"]
+    rounds = Phase(ROUNDS, 3, 1).given(5.0)
+    run = session(tmp_path, silent, rounds, 2, aggregation=PlainSum(), timeout=0.1)
+    for _ in range(2):  # one that failed is not asked again
+        for last in (False, True):
+            with pytest.raises(NoRelease, match="attempts are charged"):
+                measure(run, base, name=f"n-{int(last)}", last=last)
+        runs = [charge.run for charge in run.ledger.charges()]
+        assert runs == ["r-n-0", "r-n-1", "r-n-1"]
+
+
+def test_the_spare_attempts_are_what_the_rounds_have_left(tmp_path: Path, loopback: Any) -> None:
+    matrix = factorization("independent", 3)
+    trusted = {"source": "aggregator", "correlation": matrix, "participation": Participation(3)}
+    run = session(tmp_path, loopback({}), Phase(ROUNDS, 3, 2).given(5.0))
+    other = session(tmp_path / "other", loopback({}), Phase(ROUNDS, 3, 2, **trusted).given(5.0))
+    with run.begun() as ledger, other.begun():
+        charge = {"run": "r", "query": "votes", "round": 1, "noise_multiplier": 5.0}
+        for attempt, left in enumerate([2, 1, 0, 0], start=1):
+            assert run.unused_spares() == left
+            ledger.reserve(**charge, attempt=attempt)
+        assert other.unused_spares() == 0  # a trusted aggregator's failed attempts cost nothing
 
 
 def hello_only(message: Message) -> Message | None:
@@ -281,9 +295,10 @@ def hello_only(message: Message) -> Message | None:
 def test_what_cannot_be_asked_costs_nothing(
     tmp_path: Path, base: Path, loopback: Any, options: Any, error: Any, named: str
 ) -> None:
+    run = session(tmp_path, loopback({}))
     with pytest.raises(error, match=named):
-        measure(tmp_path, loopback({}), base, **options)
-    assert book(tmp_path).charges() == []
+        measure(run, base, **options)
+    assert run.ledger.charges() == []
 
 
 def test_a_smaller_bound_adds_less_noise() -> None:

@@ -120,6 +120,18 @@ def aggregator(
     return trusted_noise(promise(EPSILON, DELTA, [rounds, *beside]).main, keys, "r")
 
 
+def evaluation_noise(mechanism: AggregatorNoise, keys: Path) -> AggregatorNoise:
+    """Of a question beside rounds with that noise."""
+    rounds = Phase(
+        rounds=mechanism.factorization.rounds,
+        source="aggregator",
+        correlation=mechanism.factorization,
+        participation=mechanism.participation,
+    )
+    [evaluation] = evaluation_phases(rounds.given(mechanism.z), 1)
+    return trusted_noise(evaluation, keys, "r-evaluation")
+
+
 def book(tmp_path: Path) -> Ledger:
     return Ledger.open(
         tmp_path / "ledger.jsonl", population="people", total_epsilon=EPSILON, total_delta=DELTA
@@ -300,7 +312,7 @@ def test_nodes_count_no_less_than_any_participations_cost(keys: Path, name: str)
     assert told <= mechanism.multiplier * (1 + 1e-12)
     assert (told < 0.999 * mechanism.multiplier) == (name != "independent")
     # One participation in noise of its own is what it is charged.
-    beside = mechanism.beside("evaluation")
+    beside = evaluation_noise(mechanism, keys)
     assert beside.noise(PLAN, Counting(1).ask(1)).multiplier == beside.z == mechanism.multiplier
 
 
@@ -310,8 +322,8 @@ def test_an_evaluation_beside_the_rounds_fits_the_total(
     mechanism = aggregator(keys, evaluations=1)
     grid = loopback(nodes)
     assert engine(tmp_path, grid, mechanism).run() == T
-    ledger, beside = book(tmp_path), mechanism.beside("evaluation")
-    assert beside.run == "r-evaluation" and ledger.spent_epsilon() < EPSILON * 0.95
+    ledger = book(tmp_path)
+    assert ledger.spent_epsilon() < EPSILON * 0.95
     folder, plan = RunFolder(tmp_path / "evaluation"), replace(PLAN, run="r-evaluation")
     for _ in range(2):  # the second reads the first one's release
         Rounds(
@@ -321,7 +333,7 @@ def test_an_evaluation_beside_the_rounds_fits_the_total(
             folder,
             ledger,
             PlainSum(),
-            mechanism=mechanism.beside("evaluation"),
+            mechanism=evaluation_noise(mechanism, keys),
         ).run()
     charges = ledger.charges(run="r-evaluation")
     assert [charge.noise_multiplier for charge in charges] == [mechanism.multiplier]

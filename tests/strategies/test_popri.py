@@ -212,6 +212,8 @@ def test_central_data_is_one_sample_a_user_and_plain_aggregation(
     method = make(config=config(score="mean-cosine"), samples_cap=1)
     result = start(method, grid, tmp_path / "run", **options)
     assert "the aggregator is trusted" in result.statement.sentence()
+    page = (tmp_path / "run" / "privacy.md").read_text(encoding="utf-8")
+    assert result.statement.simulated and page == result.statement.page()
     base = [one.text for one in attached(make(), tmp_path / "base").synthesise(200)]
     assert distance_to_users([t.text for t in result.texts]) < 0.9 * distance_to_users(base)
 
@@ -297,7 +299,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, method: POPri, point: str) -> None:
         monkeypatch.setattr(
             SecureAggregation,
             "collect",
-            lambda self, exchange: die() if next(count) else real(self, exchange),
+            lambda self, attempt: die() if next(count) else real(self, attempt),
         )
     elif point == "training":
         real_train = method.trainer.train

@@ -22,7 +22,7 @@ from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.strategies.engine.aggregation import Collected, Exchange, PlainSum
+from privsyn_flower.strategies.engine.aggregation import Attempt, Collected, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes, WrongNode
 from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, NothingSurvived, Rounds
 
@@ -397,7 +397,7 @@ class Unheard(PlainSum):
 
     tries = 0
 
-    def collect(self, exchange: Exchange) -> Collected:
+    def collect(self, attempt: Attempt) -> Collected:
         Unheard.tries += 1
         raise TooFewSurvivors("nobody answered")
 

@@ -13,18 +13,18 @@ from privsyn_flower.privacy.accounting import epsilon
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.promised import config_ledger
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import COPY, held, ledger_path, open_ledger, run_id
+from tests.conftest import config_ledger
 from tests.strategies import test_app_evaluation as evaluated
 from tests.strategies.test_rounds import Counting, VotingNode, nodes
 from tests.strategies.test_synthesis import Counting as Votes
 from tests.strategies.test_synthesis import grid_of
-from tests.strategies.training_rig import record, trainers
+from tests.strategies.training_rig import ftrl, record, trainers
 
 __all__ = ["nodes"]
 
@@ -94,7 +94,7 @@ def test_command_line_and_starts_take_the_same_ledger(
     Votes().start(
         grid_of(loopback, [False] * 3), folder=tmp_path / "votes", users=75, nodes=3, **common
     )
-    result = DPFedAvg(1.0).start(
+    result = DPFedAvg().start(
         loopback(trainers(4)), record(), 2, folder=tmp_path / "train", users=4, **common
     )
     assert "ledger spans the runs that declared this population" in result.statement.sentence()
@@ -115,7 +115,7 @@ def test_runs_of_one_population_cannot_cost_more_than_was_promised(
         with pytest.raises(NoRelease):
             Votes().start(grid, folder=tmp_path / folder, users=75, nodes=3, **shared)
     with pytest.raises(NoRelease):
-        DPFedAvg(1.0).start(
+        DPFedAvg().start(
             loopback(trainers(4)), record(), 2, folder=tmp_path / "d", users=4, **shared
         )
     (charge,) = Ledger.open(home / "phones.jsonl", population="phones", **TERMS | {
@@ -309,9 +309,7 @@ def test_a_trusted_aggregators_run_finds_its_key_after_a_move(
 
     def train(folder: Path) -> Any:
         options: dict[str, Any] = {"epsilon": 8.0, "delta": DELTA, "users": 4, "folder": folder}
-        return DPFTRL(1.0).start(
-            loopback(trainers(4)), record(), 3, aggregation=PlainSum(), **options
-        )
+        return ftrl().start(loopback(trainers(4)), record(), 3, aggregation=PlainSum(), **options)
 
     def dies(self: DPFTRL, rnd: int, *rest: Any) -> Any:
         if rnd == 2:
@@ -343,7 +341,7 @@ def test_an_evaluation_is_not_released_again_from_a_copy_made_before_it(
 
     monkeypatch.setattr(AppEvaluations, "after", after)
     members = evaluated.nodes_of()
-    strategy = DPFTRL(1.0, mechanism="banded", min_separation=2)
+    strategy = ftrl(mechanism="banded", min_separation=2)
     settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
     evaluated.train(loopback(members), tmp_path, strategy, **settings)
     measured = [len(node.measured) for node in members.values()]
@@ -373,7 +371,7 @@ def test_an_evaluation_that_died_once_released_is_not_released_from_a_copy(
         bind(self, rnd)
 
     bind, members = AggregatorNoise.bind, evaluated.nodes_of()
-    strategy = DPFTRL(1.0, mechanism="banded", min_separation=2)
+    strategy = ftrl(mechanism="banded", min_separation=2)
     settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
     monkeypatch.setattr(AppEvaluations, "after", after)
     with monkeypatch.context() as patch:

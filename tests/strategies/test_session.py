@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,20 @@ import pytest
 from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.promise import EVALUATIONS, ROUNDS, Phase, evaluation_phases, promise
+from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine.aggregation import SecureAggregation
+from privsyn_flower.strategies.engine import rounds as engine_rounds
+from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
 from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
 from tests.server_apps.test_pipeline import Asking, deployed, grid_for
+from tests.strategies.test_rounds import VotingNode
 
-EPSILON, DELTA = 40.0, 1e-5
+EPSILON, DELTA = 8.0, 1e-5
 TOPICS = 4
 
 
@@ -90,9 +95,9 @@ def test_rounds_and_then_evaluations(tmp_path: Path, loopback: Any) -> None:
         engine = run.rounds(Asking("votes"))
         assert engine.run() == 2
         for number in (1, 2):
-            run.ask(topics(), EVALUATIONS, number=number, cohort=engine.cohort)
-        with pytest.raises(ValueError, match="evaluation 3: the run has paid for 2 of them"):
-            run.ask(topics(), EVALUATIONS, number=3)
+            run.ask(topics(), EVALUATIONS, name=f"evaluation-{number}", cohort=engine.cohort)
+        with pytest.raises(ValueError, match="other: the run has paid for 2 of 'evaluation'"):
+            run.ask(topics(), EVALUATIONS, name="other")
         runs = Counter(charge.run for charge in ledger.charges())
         assert sorted(runs.values()) == [1, 1, 2]
         assert ledger.spent_epsilon() == pytest.approx(EPSILON, rel=1e-6)
@@ -106,3 +111,96 @@ def test_a_phase_that_was_not_paid_for_is_not_asked(tmp_path: Path, loopback: An
     run = session(tmp_path, grid_for(loopback, contexts), [Phase(ROUNDS, 2)])
     with run.begun(), pytest.raises(KeyError, match=r"topics: the run has paid for \['rounds'\]"):
         run.ask(topics(), "topics")
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_only_an_evaluation_is_given_up(tmp_path: Path, loopback: Any, evaluates: bool) -> None:
+    """The run goes on without; what a method begins with is asked again by the next start."""
+    nodes = {number: VotingNode(25, number) for number in range(1, 5)}
+    first = Phase("first", source="aggregator", evaluates=evaluates, multiplier=3.0)
+    terms = Terms(100, nodes=4, round_timeout=0.1, node_timeout=0.3)
+    made, keys = promise(EPSILON, DELTA, [first, Phase(ROUNDS, 2)]), tmp_path / "keys"
+    folder, grid = RunFolder(tmp_path / "run"), loopback(nodes)
+    run = Session(grid, folder, made, terms, PlainSum(), keys=keys)
+    for node in nodes.values():
+        node.mode = "silent"
+    with run.begun(), pytest.raises(NoRelease, match="before anything was unmasked"):
+        run.ask(topics(), "first")
+    for node in nodes.values():
+        node.mode = "ok"
+    asked, question = len(nodes[1].seen), topics()
+    assert bool(list(keys.glob("*"))) == (not evaluates)
+    with run.begun() as ledger:
+        if evaluates:
+            with pytest.raises(NoRelease, match="before anything was unmasked"):
+                run.ask(question, "first")
+        else:
+            run.ask(question, "first")
+        assert {charge.state for charge in ledger.charges()} >= {"void"}
+    assert (len(nodes[1].seen) == asked) == evaluates
+    assert bool(question.released) == (not evaluates)
+    assert not [path for path in keys.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["sub/a", "..", ".", "/tmp/a"])
+def test_a_name_is_one_folder(tmp_path: Path, loopback: Any, name: str) -> None:
+    """Else the questions in a folder of a folder would not be counted."""
+    _, contexts = deployed(tmp_path)
+    rounds = Phase(ROUNDS, 2, 0)
+    run = session(tmp_path, grid_for(loopback, contexts), [rounds, *evaluation_phases(rounds, 1)])
+    with run.begun() as ledger, pytest.raises(ValueError, match="name of a folder"):
+        run.ask(topics(), EVALUATIONS, name=name)
+    assert ledger.charges() == []
+
+
+def test_a_question_whose_folder_is_gone_stays_counted(tmp_path: Path, loopback: Any) -> None:
+    _, contexts = deployed(tmp_path)
+    rounds = Phase(ROUNDS, 2, 0)
+    run = session(tmp_path, grid_for(loopback, contexts), [rounds, *evaluation_phases(rounds, 1)])
+    with run.begun():
+        run.ask(topics(), EVALUATIONS, name="first")
+        shutil.rmtree(run.folder.path / "evaluations" / "first")
+        with pytest.raises(ValueError, match="second: the run has paid for 1"):
+            run.ask(topics(), EVALUATIONS, name="second")
+
+
+def test_the_spares_of_a_phase_are_for_all_its_questions(tmp_path: Path, loopback: Any) -> None:
+    nodes = {number: VotingNode(25, number) for number in range(1, 5)}
+    for node in nodes.values():
+        node.mode = "silent"
+    terms = Terms(100, nodes=4, round_timeout=0.1, node_timeout=0.3)
+    made = promise(EPSILON, DELTA, [Phase("topics", 2, 1), Phase(ROUNDS, 2, 0)])
+    folder = RunFolder(tmp_path / "run")
+    run = Session(loopback(nodes), folder, made, terms, PlainSum())
+    with run.begun() as ledger:
+        for name in ("a", "b"):
+            with pytest.raises(NoRelease):
+                run.ask(topics(), "topics", name=name)
+        assert [charge.run[-2:] for charge in ledger.charges()] == ["-a", "-a", "-b"]
+
+
+def test_a_run_that_asked_devices_is_no_simulation_any_more(tmp_path: Path, loopback: Any) -> None:
+    _, contexts = deployed(tmp_path)
+    run = session(tmp_path, grid_for(loopback, contexts), [Phase(ROUNDS, 2, 0)])
+    for deployed_ones, simulated in ((0, True), (1, False), (0, False)):
+        with run.begun(), run.running(Asking("votes")) as engine:
+            engine.cohort.nodes = {1: Hello(6, 0, deployed=bool(deployed_ones))}
+        assert run.statement.simulated is simulated
+
+
+def test_whose_data_failed_does_not_choose_what_an_evaluation_says(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation may choose the result, so only its noisy sum is looked at; rounds stop."""
+    _, contexts = deployed(tmp_path)
+    rounds = Phase(ROUNDS, 2, 0)
+    run = session(tmp_path, grid_for(loopback, contexts), [rounds, *evaluation_phases(rounds, 1)])
+    run.node_caches = tmp_path / "nodes"
+    monkeypatch.setattr(engine_rounds, "all_failed", lambda *_: "3 of 3 nodes failed")
+    monkeypatch.setattr(engine_rounds, "any", lambda _: False, raising=False)  # none is deployed
+    question = topics()
+    with run.begun():
+        run.ask(question, EVALUATIONS)
+        assert question.released
+        engine = run.rounds(Asking("votes"))
+        assert engine.node_caches == run.node_caches

@@ -9,12 +9,14 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from safetensors.numpy import load
 
+from privsyn_flower.config import AveragingConfig, FtrlConfig
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.encoding.rotation import rotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
 from privsyn_flower.queries.updates import shard_updates
+from privsyn_flower.strategies import DPFTRL
 from privsyn_flower.training import Layout
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
@@ -24,6 +26,24 @@ WEIGHTS = {"b": np.float32([0.5, -1.0]), "w": np.arange(6, dtype=np.float32).res
 
 def record(arrays: Arrays = WEIGHTS) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def ftrl(
+    clip_norm: float = 1.0,
+    server_optimizer: Any = "fedavgm",
+    *,
+    schedule: Any = "nodes",
+    seed: int = 0,
+    **keys: Any,
+) -> DPFTRL:
+    """DP-FTRL by the papers' momentum, whose nodes take turns: each test node is one user's.
+
+    keys: of `[ftrl]`.
+    """
+    config = AveragingConfig(
+        clip_norm=clip_norm, server_optimizer=server_optimizer, noise="aggregator"
+    )
+    return DPFTRL(config, FtrlConfig(schedule=schedule, **keys), seed=seed)
 
 
 class Trainer:

@@ -1,10 +1,18 @@
-"""Device names."""
+"""Device names, and the threads of a worker."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.devices import (
+    MOST_WORKERS,
+    cpu_workers,
+    map_batches,
+    one_worker,
+    resolve_device,
+)
 
 
 def test_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +36,33 @@ def test_known_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unknown_devices(name: str) -> None:
     with pytest.raises(ValueError, match=r"models\.device"):
         resolve_device(name)
+
+
+def test_workers_are_the_cores_that_a_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5}, raising=False)
+    assert cpu_workers() == 2
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert cpu_workers() == MOST_WORKERS
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    assert cpu_workers() == 3
+
+
+@pytest.mark.parametrize(("threads", "each"), [(1, 1), (2, 1), (MOST_WORKERS * 3, 3)])
+def test_a_worker_has_one_thread_or_its_share_of_many(
+    monkeypatch: pytest.MonkeyPatch, threads: int, each: int
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with one_worker():
+            assert torch.get_num_threads() == each
+        assert torch.get_num_threads() == threads
+        for batches in (1, 3):  # one batch alone is no reason for more
+            told = map_batches(lambda _: torch.get_num_threads(), list(range(batches)), "cpu")
+            assert list(told) == [each] * batches
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)

@@ -127,7 +127,7 @@ def test_a_minilm_row_depends_on_its_text_alone() -> None:
 def test_a_model_is_loaded_once() -> None:
     """A node embeds its users one by one, and may ask for the embedder each time."""
     first = load_embedder("minilm", device="cpu", progress=False)
-    assert load_embedder("minilm", device="cpu", progress=False)._model is first._model  # type: ignore[attr-defined]
+    assert load_embedder("minilm", device="cpu", progress=False).model is first.model  # type: ignore[attr-defined]
 
 
 @minilm

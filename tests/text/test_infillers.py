@@ -203,3 +203,15 @@ def test_wrong_arguments(masked_folder: Path, key: str, value: Any, names: str) 
 def test_a_causal_model_is_refused(causal_folder: Path) -> None:
     with pytest.raises(ValueError, match=r"models\.infiller.*no mask token"):
         MaskFill(causal_folder, device="cpu")
+
+
+def test_workers_side_by_side_fill_as_one_does(
+    infiller: MaskFill, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with hooks of its own on the model that they share."""
+    monkeypatch.setattr(infiller, "batch_size", 2)
+    texts, found = TEXTS * 6, []
+    for workers in (1, 3):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(workers))
+        found.append(infiller.vary(texts, np.random.default_rng(4)))
+    assert found[0] == found[1] != texts

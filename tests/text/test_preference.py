@@ -215,6 +215,7 @@ PreferenceTrainer(Path(job["model"]), progress=progress, **job["settings"]).trai
 """
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_bits(
     causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 
 from flwr.app import Context
@@ -24,7 +25,6 @@ from privsyn_flower.config import ConfigError
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
-from privsyn_flower.text.fingerprints import folder_fingerprint
 
 UserTexts = Mapping[str, Sequence[str]]
 NODE_KEYS = {
@@ -110,11 +110,15 @@ def base_model(query: Query, node: Node) -> Path:
 
     Raises WireError(MODEL) when it is another one, or not there.
     """
+    from privsyn_flower.text.digests import DIGESTS_FILE, remembered
+    from privsyn_flower.text.fingerprints import folder_fingerprint
+
     try:
         folder = node.downstream()
         if folder is None:
             raise FileNotFoundError("this node has no downstream model (node-config downstream)")
-        found = folder_fingerprint(folder)
+        with remembered(node.cache / DIGESTS_FILE):
+            found = folder_fingerprint(folder)
     except Exception as error:  # of its own set-up, never of a user's data
         raise WireError(Refusal.MODEL, f"the base model is not available: {error}") from error
     if found != query.model:
@@ -177,6 +181,8 @@ def _deployed(context: Context) -> Node:
     path = Path(str(config.get("data", ""))).expanduser()
     if not path.is_file():
         raise WireError(Refusal.SETUP, f"node-config data = {str(path)!r} is not a file")
+    if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
+        raise WireError(Refusal.SETUP, f"{path} needs pyarrow, which is in no device's extra")
     weight, cap = config.get("weight", 1), config.get("samples-per-user", 0)
     if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
         raise WireError(Refusal.SETUP, f"node-config weight = {weight!r} must be at least 1")

@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.files import make_private, replace_private
+from privsyn_flower.files import private_folder, replace_private
 from privsyn_flower.protocol.question import Ticket
 
 FAILURES_FILE = "failures.jsonl"
@@ -77,7 +77,7 @@ def read_failures(folder: Path) -> list[dict[str, Any]]:
 
 
 def _append(folder: Path, lines: bytes) -> None:
-    make_private(folder)
+    private_folder(folder)
     path = folder / FAILURES_FILE
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

@@ -5,8 +5,8 @@ trusted aggregator's (`privacy.noise.integer_noise`); and the nodes' integers ar
 variation away from that. No amplification by sampling is taken into account.
 
 The server chooses z after it has seen earlier releases. The sum of mu^2 is a filter that holds
-against that (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential
-privacy"); distances add up however they are chosen.
+against that (Smith and Thakurta 2022, arXiv 2210.17520, "Fully adaptive composition for Gaussian
+differential privacy"); distances add up however they are chosen.
 """
 
 from __future__ import annotations

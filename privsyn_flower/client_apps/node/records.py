@@ -25,7 +25,6 @@ from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost, spent_e
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records_file import RecordsFile
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER, Schedule, admitted, attend
-from privsyn_flower.data.users import to_name
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 RECORDS_FILE = "node.sqlite"
@@ -98,6 +97,8 @@ class NodeRecords:
         """
         with self._file.transaction() as database:
             _mark(database, run, query, round, attempt)
+            if not schedule.limited:  # then ids, a hash for each user, are for nothing
+                return np.ones(len(users), dtype=np.bool_)
             ids = self._file.ids(users)
             mask = admitted(database, run, round, ids, schedule)
             taking = [id_ for id_, may in zip(ids, mask, strict=True) if may]
@@ -126,6 +127,8 @@ class NodeRecords:
         Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
         of this node; ValueError on a repeated user or noise that is not finite and positive.
         """
+        from privsyn_flower.data.users import to_name  # the other stages load nothing of data
+
         repeated = len(users) - len(set(map(to_name, users)))
         if repeated:
             raise ValueError(f"{repeated} of {len(users)} users are repeated: ids must be distinct")

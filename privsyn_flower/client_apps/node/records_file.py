@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from privsyn_flower.data.users import to_name
-from privsyn_flower.files import PRIVATE_FILE, locked, make_private, sync_folder
+from privsyn_flower.files import PRIVATE_FILE, locked, private_folder, sync_folder
 from privsyn_flower.secagg.identity import create_secret, read_secret
 from privsyn_flower.sqlite_file import transaction
 
@@ -73,7 +72,7 @@ class RecordsFile:
 
         Raises RecordsError, IdentityError (the key may have been read by others) or OSError.
         """
-        make_private(self.path.parent)
+        private_folder(self.path.parent)
         if not (self.key_path.exists() and self.path.exists()):
             with locked(self.path.with_suffix(".lock")):
                 self._complete()
@@ -91,6 +90,8 @@ class RecordsFile:
 
         Of the id as data files have it (`data.users.to_name`), whoever spelt it with blanks.
         """
+        from privsyn_flower.data.users import to_name
+
         key = read_secret(self.key_path)
         return [hmac.digest(key, to_name(user).encode(), "sha256") for user in users]
 

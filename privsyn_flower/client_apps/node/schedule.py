@@ -1,10 +1,10 @@
 """Who is due in a round: a rota over users, and how often and how closely each takes part.
 
 Noise that is correlated over rounds hides a user who takes part at most `max_participations`
-times, at least `min_separation` rounds apart (Choquette-Choo et al. 2023, "Multi-epoch matrix
-factorization mechanisms for private machine learning", Section 2). The server states both in the
-question's options; the node keeps them from its own records, for each user, whatever the server
-does later. Who is left out gives zeros.
+times, at least `min_separation` rounds apart (Choquette-Choo et al. 2023, arXiv 2211.06530,
+"Multi-epoch matrix factorization mechanisms for private machine learning", Section 2). The server
+states both in the question's options; the node keeps them from its own records, for each user,
+whatever the server does later. Who is left out gives zeros.
 
 A node that was asked too early or too often refuses. That must tell nothing about its users, so
 it goes by the rounds that the node answered, which the server knows, and not by who they are.

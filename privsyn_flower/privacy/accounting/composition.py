@@ -7,12 +7,13 @@ sensitivity 1. The nodes' integer noise is accounted as the Gaussian that it is 
 `integer_noise` says why, and what it leaves of delta.
 
 Rounds without sampling compose in closed form: independent Gaussian releases with multipliers
-s_1..s_T are one release with (sum s_i^-2)^-1/2 (Dong, Roth, Su 2019, "Gaussian differential
-privacy", Corollary 3.3), whose exact epsilon is that of Balle and Wang 2018 (arXiv 1805.06530,
-Theorem 8). Poisson-sampled rounds use a privacy loss distribution (PLD). `renyi_epsilon` exists to
-compare with the papers, whose accountants were looser.
+s_1..s_T are one release with (sum s_i^-2)^-1/2 (Dong, Roth, Su 2019, arXiv 1905.02383, "Gaussian
+differential privacy", Corollary 3.3), whose exact epsilon is that of Balle and Wang 2018 (arXiv
+1805.06530, Theorem 8). Poisson-sampled rounds use a privacy loss distribution (PLD).
+`renyi_epsilon` exists to compare with the papers, whose accountants were looser.
 
-dp_accounting is imported inside the functions: a device that only answers never needs it.
+dp_accounting is imported inside the functions: a device that only answers never needs it, and has
+it not (extra `strategies`).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
@@ -57,11 +59,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     if math.isinf(noise_multiplier):
         return 0.0
     import numpy as np
-    from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 
+    exact = accountants("dp_accounting.gaussian_mechanism").get_epsilon_gaussian
     sigma = min(noise_multiplier, LARGEST_MULTIPLIER)
     with np.errstate(divide="ignore"):
-        value = float(get_epsilon_gaussian(sigma, delta))
+        value = float(exact(sigma, delta))
     # zCDP conversion (Bun and Steinke 2016, Proposition 1.3): never below the exact value.
     ceiling = 0.5 / sigma**2 + math.sqrt(2 * math.log(1 / delta)) / sigma
     if not 0 <= value <= ceiling * (1 + 1e-9) + 1e-12:
@@ -150,21 +152,27 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
     noisy = {key: count for key, count in releases.items() if not math.isinf(key[0])}
     if all(rate == 1.0 for _, rate in noisy) or math.isinf(unsampled):
         return unsampled
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import PLDAccountant
-
     # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
-    accountant = PLDAccountant(
-        NeighboringRelation.ADD_OR_REMOVE_ONE, max(interval, interval * unsampled / 50)
-    )
-    for (multiplier, rate), count in noisy.items():
+    interval = max(interval, interval * unsampled / 50)
+    # Both are upper bounds: sampling never costs privacy.
+    return min(_pld_epsilon(tuple(sorted(noisy.items())), delta, interval), unsampled)
+
+
+@functools.lru_cache(maxsize=256)  # seconds, and a run's plan, ledger and sentence ask the same
+def _pld_epsilon(
+    releases: tuple[tuple[tuple[float, float], int], ...], delta: float, interval: float
+) -> float:
+    """By privacy loss distributions: ((noise multiplier, sampling rate), how many) of each kind."""
+    adjacency = accountants("dp_accounting").NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = accountants("dp_accounting.pld").PLDAccountant(adjacency, interval)
+    for (multiplier, rate), count in releases:
         accountant.compose(sampled_event(multiplier, rate), count)
     value = float(accountant.get_epsilon(delta))
     if not value >= 0:
         raise AccountingError(
-            f"epsilon = {value} by pld for {dict(noisy)} at delta = {delta}: numerical failure"
+            f"epsilon = {value} by pld for {dict(releases)} at delta = {delta}: numerical failure"
         )
-    return min(value, unsampled)  # both are upper bounds: sampling never costs privacy
+    return value
 
 
 def calibrate(
@@ -262,7 +270,6 @@ def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) 
     return high
 
 
-@functools.lru_cache(maxsize=16)  # seconds, and a run asks where it checks its ledger
 def most_releases(
     noise_multiplier: float,
     sampling_rate: float,
@@ -301,15 +308,14 @@ def renyi_epsilon(
     orders are finite sums, so they come first and the fractional ones only where the best order is
     small. Raises as `epsilon` does.
     """
-    from dp_accounting.rdp import RdpAccountant
-
     _check_plan(rounds, delta, sampling_rate)
     _check_multiplier(noise_multiplier)
     if rounds == 0 or noise_multiplier == 0:
         return math.inf if rounds else 0.0
+    renyi = accountants("dp_accounting.rdp").RdpAccountant
 
     def value(rate: float, orders: list[int] | None) -> tuple[float, float]:
-        accountant = RdpAccountant(orders)
+        accountant = renyi(orders)
         accountant.compose(sampled_event(noise_multiplier, rate), rounds)
         best, order = accountant.get_epsilon_and_optimal_order(delta)
         return float(best), float(order)
@@ -330,12 +336,22 @@ def renyi_epsilon(
 
 def sampled_event(noise_multiplier: float, sampling_rate: float) -> Any:
     """dp_accounting's event of one Gaussian sum, Poisson-sampled when the rate is below 1."""
-    import dp_accounting
-
-    event = dp_accounting.GaussianDpEvent(noise_multiplier)
+    events = accountants("dp_accounting")
+    event = events.GaussianDpEvent(noise_multiplier)
     if sampling_rate == 1.0:
         return event
-    return dp_accounting.PoissonSampledDpEvent(sampling_rate, event)
+    return events.PoissonSampledDpEvent(sampling_rate, event)
+
+
+def accountants(module: str) -> Any:
+    """A module of dp_accounting. Raises ModuleNotFoundError that names the extra."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"{error.name} is not installed: pip install 'privsyn-flower[strategies]'",
+            name=error.name,
+        ) from error
 
 
 # --- arguments ------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class Sampler:
 
     def __post_init__(self) -> None:
         check_sampler(self.name, self.rate)
-        if (self.name == "fixed") != (self.nodes > 0) or self.nodes < 0:
+        whole = type(self.nodes) is int and self.nodes >= 0
+        if not whole or (self.name == "fixed") != (self.nodes > 0):
             raise ValueError(
                 f"nodes = {self.nodes} with sampler = {self.name!r}: 'fixed' draws at least 1, the "
                 "others none"

@@ -1,10 +1,12 @@
 """Correlated noise for DP-FTRL, added by a trusted aggregator."""
 
-from privsyn_flower.privacy.correlated.accounting import (
+from privsyn_flower.privacy.correlated.factorization import (
+    NAMES,
+    Factorization,
     calibrate_correlated,
     epsilon_correlated,
+    factorization,
 )
-from privsyn_flower.privacy.correlated.factorization import NAMES, Factorization, factorization
 from privsyn_flower.privacy.correlated.keys import (
     NoiseKey,
     NoiseKeyExposed,

@@ -1,4 +1,11 @@
-"""The mechanisms of correlated noise by name."""
+"""The mechanisms of correlated noise by name, and what they cost: one Gaussian release a run.
+
+What is released is a function of C x + z, z with standard deviation `z` per unit of clip norm, so
+its privacy is that of one Gaussian of multiplier z / sensitivity(C), adaptively chosen users'
+vectors included (Denisov et al. 2022, arXiv 2202.08312, Theorem 2.1; for trees, whose nodes have
+noise of their own, Kairouz et al. 2021). A run that is stopped has paid for a prefix: the same
+with `cumulative_sensitivity`. Adjacency is zero-out.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +15,7 @@ from importlib import resources
 from typing import Any, Protocol
 
 from privsyn_flower.arrays import F64
+from privsyn_flower.privacy.accounting.composition import calibrate, gaussian_epsilon
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.optimise import optimise_banded, optimise_buffers
 from privsyn_flower.privacy.correlated.participation import Participation
@@ -67,7 +75,7 @@ def factorization(
     *,
     participation: Participation | None = None,
     restart_every: int = 0,
-    completion: bool = True,
+    completion: bool = False,
     complete_last: bool = False,
     bands: int = 0,
     buffers: int = 4,
@@ -136,3 +144,20 @@ def _shipped(name: str) -> dict[str, list[Any]]:
     path = folder / f"{name}.json"
     found: dict[str, list[Any]] = json.loads(path.read_text(encoding="utf-8"))["shapes"]
     return found
+
+
+def calibrate_correlated(
+    epsilon: float, delta: float, factorization: Factorization, participation: Participation
+) -> float:
+    """The standard deviation of z, per unit of clip norm, whose run costs at most `epsilon`.
+
+    Within 1e-9 of the smallest and never below it. Raises ValueError as `calibrate` does.
+    """
+    return factorization.sensitivity(participation) * calibrate(epsilon, 1, delta)
+
+
+def epsilon_correlated(
+    z: float, delta: float, factorization: Factorization, participation: Participation
+) -> float:
+    """Exact epsilon of a whole run. z: standard deviation of z per unit of clip norm."""
+    return gaussian_epsilon(z / factorization.sensitivity(participation), delta)

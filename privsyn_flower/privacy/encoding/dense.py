@@ -1,10 +1,10 @@
 """Integer encoding of dense vectors (model updates): rotation and conditional rounding.
 
-Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian mechanism for federated learning
-with secure aggregation", Section 4: rotate by public signs and Hadamard, scale, round every
-coordinate at random to a neighbouring integer, and accept the rounded vector only while its norm
-is small, so that rounding hardly raises the sensitivity. Sums decode without bias but for the
-conditioning. `IntegerPlan` is the encoding for sparse vectors, such as votes.
+Kairouz, Liu, Steinke 2021 (arXiv 2102.06387), "The distributed discrete Gaussian mechanism for
+federated learning with secure aggregation", Section 4: rotate by public signs and Hadamard, scale,
+round every coordinate at random to a neighbouring integer, and accept the rounded vector only while
+its norm is small, so that rounding hardly raises the sensitivity. Sums decode without bias but for
+the conditioning. `IntegerPlan` is the encoding for sparse vectors, such as votes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from privsyn_flower.privacy.encoding.rotation import (
     unrotate,
 )
 from privsyn_flower.privacy.noise.discrete_gaussian import MAX_VARIANCE
-from privsyn_flower.privacy.noise.integer_noise import node_variance
+from privsyn_flower.privacy.noise.integer_noise import check_positive, node_variance
 
 BETA = math.exp(-0.5)  # chance of a rejected rounding, at most; the paper's choice
 INFLATION = 1.01  # of the sensitivity by rounding, at most, when the bits are chosen here
@@ -58,10 +58,7 @@ class DensePlan:
     length: int
 
     def __post_init__(self) -> None:
-        for name in ("bound", "sensitivity", "scale"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} = {value} must be finite and above 0")
+        check_positive(bound=self.bound, sensitivity=self.sensitivity, scale=self.scale)
         if not self.scale * self.bound <= self.sensitivity <= MAX_SENSITIVITY:
             raise ValueError(
                 f"sensitivity = {self.sensitivity} must be from scale * bound = "
@@ -98,8 +95,7 @@ def plan_dense(
     all nodes leaves the range with probability at most 2^-59, over noise and rotation, for vectors
     that do not depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
     """
-    if not 0 < bound < math.inf:
-        raise ValueError(f"bound = {bound} must be finite and above 0")
+    check_positive(bound=bound)
     node_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
     for choice in (8, 16, 24, 32) if bits is None else (bits,):
         _check_bits(choice)
@@ -180,10 +176,10 @@ def encode_dense(vector: ArrayLike, plan: DensePlan, seed: bytes) -> I64:
     if not norm < math.inf:
         return np.zeros(plan.padded_length, dtype=np.int64)
     scale = plan.scale * min(1.0, plan.bound / norm if norm > 0 else 1.0)
-    scaled = rotate(values, seed, scale=scale, single=True)
+    scaled = rotate(values, seed, scale=scale, single=True)  # (padded_length,) float32
     limit = math.floor(plan.sensitivity**2 * (1 - 1e-15))
     for _ in range(_TRIES):
-        rounded = _rounded(scaled)
+        rounded = _rounded(scaled)  # (padded_length,) int64
         if int(rounded @ rounded) <= limit:  # below 2^62: each is within 1 of the scaled
             return rounded
     places = np.zeros(len(scaled), dtype=np.intp)

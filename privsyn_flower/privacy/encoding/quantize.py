@@ -20,7 +20,12 @@ from privsyn_flower.privacy.noise.discrete_gaussian import (
     seeded_discrete_gaussian,
     system_discrete_gaussian,
 )
-from privsyn_flower.privacy.noise.integer_noise import LEAST_NODE_STD, TooCoarse, node_variance
+from privsyn_flower.privacy.noise.integer_noise import (
+    LEAST_NODE_STD,
+    TooCoarse,
+    check_positive,
+    node_variance,
+)
 
 SENSITIVITY = 4096.0  # of an encoding, at least: then truncation is lost beside any useful noise
 MAX_SENSITIVITY = 2.0**30  # its square, and sums of squares up to it, stay exact in int64
@@ -47,10 +52,7 @@ class IntegerPlan:
     length: int
 
     def __post_init__(self) -> None:
-        for name in ("bound", "sensitivity", "scale"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} = {value} must be finite and above 0")
+        check_positive(bound=self.bound, sensitivity=self.sensitivity, scale=self.scale)
         if not 1 <= self.sensitivity <= MAX_SENSITIVITY:
             raise ValueError(
                 f"sensitivity = {self.sensitivity} must be from 1 to {MAX_SENSITIVITY:.0f}"
@@ -93,8 +95,7 @@ def plan_histogram(
     hold the sum with the noise of all nodes. Raises WrapAround when 56 bits do not, ValueError on
     other values.
     """
-    if not 0 < bound < math.inf:
-        raise ValueError(f"bound = {bound} must be finite and above 0")
+    check_positive(bound=bound)
     if length < 1:
         raise ValueError(f"length = {length} must be at least 1")
     needed = _needed(length, noise_multiplier, weight, min_weight, sensitivity)
@@ -170,7 +171,7 @@ def from_modulus(residues: U64, bits: int) -> I64:
     Takes any uint64, as sums of residues modulo 2^64 are residues too.
     """
     _check_bits(bits)
-    top = np.asarray(residues, dtype=np.uint64) << np.uint64(64 - bits)
+    top = np.asarray(residues, dtype=np.uint64) << np.uint64(64 - bits)  # (d,)
     return top.view(np.int64) >> np.int64(64 - bits)
 
 
@@ -183,7 +184,7 @@ def pack(residues: U64, bits: int) -> U8:
     values = np.ascontiguousarray(residues, dtype="<u8")
     if values.size and int(values.max()) >> bits:
         raise ValueError(f"residue {int(values.max())} does not fit bits = {bits}")
-    kept = values.view(np.uint8).reshape(-1, 8)[:, : bits // 8]
+    kept = values.view(np.uint8).reshape(-1, 8)[:, : bits // 8]  # (d, bits / 8)
     return np.ascontiguousarray(kept).reshape(-1)
 
 
@@ -247,17 +248,17 @@ def truncate(scaled: F64, users: Ints, sensitivity: float) -> I64:
     if not len(scaled):
         return np.zeros(0, dtype=np.int64)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        norms = np.sqrt(np.bincount(users, weights=scaled * scaled))
+        norms = np.sqrt(np.bincount(users, weights=scaled * scaled))  # (u,)
         # Not clipped: shortened first, so that no sum of squares below passes 2^63.
         factor = np.where(norms > sensitivity * (1 + 1e-6), sensitivity / norms, 1.0)
         scaled = np.where(np.isfinite(norms)[users], scaled * factor[users], 0.0)
     limit = math.floor(Fraction(sensitivity) ** 2)
-    integers = scaled.astype(np.int64)
+    integers = scaled.astype(np.int64)  # (n,)
     # Too long after truncation is a rounding error (1e-6 at most): shrink; the last is proof.
     for factor_again in (1 - 4e-6, 0.0):
         squares = np.zeros(len(norms), dtype=np.int64)
         np.add.at(squares, users, integers * integers)
-        long = (squares > limit)[users]
+        long = (squares > limit)[users]  # (n,)
         if not long.any():
             return integers
         integers = np.where(long, (scaled * factor_again).astype(np.int64), integers)

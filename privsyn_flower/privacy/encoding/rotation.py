@@ -1,9 +1,10 @@
 """Random rotation of dense vectors: random signs, then Walsh-Hadamard in blocks. PUBLIC seed.
 
 It spreads a vector evenly over its coordinates, so that sums of many users stay in a small
-range and rounding costs little (Kairouz, Liu, Steinke 2021, "The distributed discrete Gaussian
-mechanism for federated learning with secure aggregation", Section 4). Blocks of 2^12 spread
-almost as well as one block over a whole model, stay in the processor's cache and pad little.
+range and rounding costs little (Kairouz, Liu, Steinke 2021, arXiv 2102.06387, "The distributed
+discrete Gaussian mechanism for federated learning with secure aggregation", Section 4). Blocks of
+2^12 spread almost as well as one block over a whole model, stay in the processor's cache and pad
+little.
 
 A block is transformed by two products of matrices, since H of size 64 * 64 is the Kronecker
 product of two of size 64: more arithmetic than the butterflies of the fast transform, but all of
@@ -59,7 +60,7 @@ def rotate(vector: ArrayLike, seed: bytes, *, scale: float = 1.0, single: bool =
     if values.ndim != 1:
         raise ValueError(f"vector has shape {values.shape}, expected one dimension")
     dtype = np.dtype(np.float32 if single else np.float64)
-    rotated: Floats = np.zeros(padded_length(len(values)), dtype=dtype)
+    rotated: Floats = np.zeros(padded_length(len(values)), dtype=dtype)  # (padded,)
     np.multiply(values, scale, out=rotated[: len(values)], casting="same_kind")
     rotated *= _signs(len(rotated), seed)
     _hadamard(rotated)
@@ -86,7 +87,7 @@ def unrotate(rotated: ArrayLike, seed: bytes, length: int) -> F64:
 def _signs(size: int, seed: bytes) -> I8:
     """Independent signs from the seed by SHAKE-256 (FIPS 202): the same on every machine."""
     stream = hashlib.shake_256(b"privsyn rotation" + seed).digest((size + 7) // 8)
-    bits = np.unpackbits(np.frombuffer(stream, dtype=np.uint8), count=size)
+    bits = np.unpackbits(np.frombuffer(stream, dtype=np.uint8), count=size)  # (size,)
     signs = 1 - 2 * bits.astype(np.int8)
     signs.flags.writeable = False
     return signs
@@ -106,8 +107,8 @@ def _transform(blocks: Floats) -> None:
     """(blocks, size), size a power of two; a view, changed in place."""
     count, size = blocks.shape
     inner = min(size, _INNER)
-    grid = blocks.reshape(count, size // inner, inner)
-    rows = blocks.reshape(-1, inner) @ _matrix(inner, blocks.dtype)
+    grid = blocks.reshape(count, size // inner, inner)  # (blocks, outer, inner)
+    rows = blocks.reshape(-1, inner) @ _matrix(inner, blocks.dtype)  # (blocks outer, inner)
     np.matmul(_matrix(size // inner, blocks.dtype), rows.reshape(grid.shape), out=grid)
 
 

@@ -1,18 +1,18 @@
 """A ledger's header and its filter: what all charges together may cost, fixed at creation.
 
 Without sampling: the sum of mu^2 = 1/noise_multiplier^2, exact, whatever the noise of each round
-depends on (Smith and Thakurta 2022). For a plan whose users toss coins: the number of releases of
-each kind. Every release that is charged takes the place of one of the plan's, which has at most its
-noise and at least its rate, and so dominates it; and the plan's own, chosen adaptively in all else,
-are (epsilon, delta)-DP together by privacy loss distributions (Zhu, Dong, Wang 2022, "Optimal
-accounting of differential privacy via characteristic function", Theorem 10). In which order they
-are asked may depend on what was released, too: whatever the first one gives, those that are left
-are dominated by the same pair of distributions, so by induction all of them are.
+depends on (Smith and Thakurta 2022, arXiv 2210.17520). For a plan whose users toss coins: the
+number of releases of each kind. Every release that is charged takes the place of one of the plan's,
+which has at most its noise and at least its rate, and so dominates it; and the plan's own, chosen
+adaptively in all else, are (epsilon, delta)-DP together by privacy loss distributions (Zhu, Dong,
+Wang 2022, arXiv 2106.08567, "Optimal accounting of differential privacy via characteristic
+function", Theorem 10). In which order they are asked may depend on what was released, too: whatever
+the first one gives, those that are left are dominated by the same pair of distributions, so by
+induction all of them are.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import uuid
@@ -143,7 +143,6 @@ def fits(header: Header, charges: list[Charge]) -> bool:
     return spent <= header.budget * (1 + SLACK)
 
 
-@functools.lru_cache(maxsize=16)  # it takes seconds, and several parts ask
 def sampled_plan(kinds: Plan, epsilon: float, delta: float, total_epsilon: float) -> Plan:
     """What the ledger of a run with sampling is made for.
 

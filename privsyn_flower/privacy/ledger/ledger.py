@@ -13,11 +13,11 @@ the next writer cuts it off. Local file systems of POSIX systems only.
 With a total fixed at creation the ledger is a privacy filter: the noise of every round may
 depend on all earlier releases as long as a sum of costs stays below a budget. The costs are
 mu^2 = 1/noise_multiplier^2 and the budget is that of one Gaussian with the total's (epsilon,
-delta') (Smith and Thakurta 2022, "Fully adaptive composition for Gaussian differential privacy");
-or, where users toss coins, a number of releases of one plan (`filters`). A thousandth of delta is
-kept for the nodes' integers (`integer_noise`), so one ledger takes their noise and an aggregator's.
-Without a total the composed number holds only for plans fixed before the first release, and
-`is_guarantee` is False.
+delta') (Smith and Thakurta 2022, arXiv 2210.17520, "Fully adaptive composition for Gaussian
+differential privacy"); or, where users toss coins, a number of releases of one plan (`filters`). A
+thousandth of delta is kept for the nodes' integers (`integer_noise`), so one ledger takes their
+noise and an aggregator's. Without a total the composed number holds only for plans fixed before the
+first release, and `is_guarantee` is False.
 
 Noise that is correlated across rounds is charged by what each release adds to the cost of all
 before it (`AggregatorNoise.charge` of `strategies.engine` says why that is right).

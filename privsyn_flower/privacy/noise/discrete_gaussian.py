@@ -1,8 +1,8 @@
 """Discrete Gaussian noise for sums of integers, from the operating system's generator.
 
 N_Z(0, v) has probabilities in proportion to exp(-n^2 / (2 v)) on the integers (Canonne, Kamath,
-Steinke 2020, "The discrete Gaussian for differential privacy"). Nodes share the noise of a sum:
-`integer_noise` says how close a sum of such draws is to a rounded Gaussian.
+Steinke 2020, arXiv 2004.00010, "The discrete Gaussian for differential privacy"). Nodes share the
+noise of a sum: `integer_noise` says how close a sum of such draws is to a rounded Gaussian.
 
 Draws are exact, by rejection as in that paper's Section 5. In the place of its discrete Laplace
 stands a staircase that halves every 2^shift integers: random bits sample it without arithmetic.
@@ -134,7 +134,7 @@ def _log_height(variance: float, shift: int) -> float:
 
 def _accepted(count: int, stairs: _Staircase, words: Words) -> I64:
     """`count` proposals from the staircase; those that were accepted, in order."""
-    place, uniform = words(2 * count).reshape(2, count)
+    place, uniform = words(2 * count).reshape(2, count)  # (count,), as all below
     shift = stairs.shift
     offset = (place & np.uint64((1 << shift) - 1)).astype(np.int64)
     right = (place >> np.uint64(shift)) & np.uint64(1) == 1
@@ -159,7 +159,7 @@ def _accepted(count: int, stairs: _Staircase, words: Words) -> I64:
 
 def _zeros_before_one(bits: U64, width: int, words: Words) -> I64:
     """Zeros before the first one in each row of `width` random bits, which goes on for ever."""
-    lowest = bits & (~bits + np.uint64(1))
+    lowest = bits & (~bits + np.uint64(1))  # (rows,)
     zeros = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
     for row in np.flatnonzero(bits == 0).tolist():
         zeros[row] = width

@@ -27,12 +27,12 @@ def system_gaussian(size: int, std: float) -> F64:
     """
     _check(size, std)
     pairs = (size + 1) // 2
-    words = np.frombuffer(os.urandom(16 * pairs), dtype="<u8").reshape(2, pairs)
+    words = np.frombuffer(os.urandom(16 * pairs), dtype="<u8").reshape(2, pairs)  # (2, pairs)
     # (word + 1) / 2^64 lies in (0, 1]: the logarithm is finite.
     uniform = (words[0].astype(np.float64) + 1.0) * 2.0**-64
     angle = words[1].astype(np.float64) * (2.0 * math.pi * 2.0**-64)
-    radius = np.sqrt(-2.0 * np.log(np.minimum(uniform, 1.0)))
-    draws = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+    radius = np.sqrt(-2.0 * np.log(np.minimum(uniform, 1.0)))  # (pairs,)
+    draws = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])  # (2 pairs,)
     noise: F64 = draws[:size] * std
     return noise
 

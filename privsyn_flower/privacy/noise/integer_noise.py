@@ -34,6 +34,13 @@ class TooCoarse(ValueError):
     """Integers so coarse that the nodes' noise is not the Gaussian noise it is charged as."""
 
 
+def check_positive(**numbers: float) -> None:
+    """Raise ValueError, with its name, for one that is not finite and above 0."""
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{name} = {value} must be finite and above 0")
+
+
 def gaussian_delta(delta: float) -> float:
     """delta': what of delta is left for the Gaussians; every run is calibrated for it."""
     return delta * (1 - SHARE_OF_DELTA)
@@ -65,10 +72,12 @@ def node_variance(
     noise_multiplier: s / sensitivity, of the guaranteed noise. Raises ValueError unless every
     number is finite and positive.
     """
-    named = {"noise_multiplier": noise_multiplier, "weight": weight, "min_weight": min_weight}
-    for name, value in (named | {"sensitivity": sensitivity}).items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} = {value} must be finite and above 0")
+    check_positive(
+        noise_multiplier=noise_multiplier,
+        weight=weight,
+        min_weight=min_weight,
+        sensitivity=sensitivity,
+    )
     s = noise_multiplier * sensitivity
     variance = weight / min_weight * (s * s + 1 / 12)  # a product that overflows is inf
     if not variance < math.inf:
@@ -114,8 +123,7 @@ def least_sensitivity(
     Half of it for each term. Raises ValueError unless every number is finite and positive.
     """
     node_variance(noise_multiplier, 1.0, min_weight, 1.0)
-    if not 0 < allowed < math.inf:
-        raise ValueError(f"allowed = {allowed} must be finite and above 0")
+    check_positive(allowed=allowed)
     per_coordinate = allowed / (2 * length)
     lightest = math.sqrt(max(0.0, math.log(2.1 * min_weight / per_coordinate))) / math.pi
     s: float = max(

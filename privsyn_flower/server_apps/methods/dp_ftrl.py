@@ -12,24 +12,7 @@ class DPFTRLRecipe(Training):
 
     @classmethod
     def algorithm(cls, config: RunConfig) -> DPFTRL:
-        training, ftrl = config.training, config.ftrl
-        return DPFTRL(
-            training.clip_norm,
-            mechanism=ftrl.mechanism,
-            min_separation=ftrl.min_separation,
-            max_participations=ftrl.max_participations,
-            schedule=ftrl.schedule,
-            buffers=ftrl.buffers,
-            bands=ftrl.bands,
-            restart_every=ftrl.restart_every,
-            completion=ftrl.completion,
-            server_optimizer=training.server_optimizer,
-            server_learning_rate=training.server_learning_rate,
-            server_momentum=training.server_momentum,
-            beta_2=training.beta_2,
-            tau=training.tau,
-            seed=config.seed,
-        )
+        return DPFTRL(config.training, config.ftrl, seed=config.seed)
 
 
 RECIPE = DPFTRLRecipe

@@ -13,7 +13,6 @@ from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.benchmark.feedback import Feedback, response_feedback
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
@@ -131,21 +130,12 @@ class POPriRecipe(Synthesis[POPri]):
         logger.warning("popri.checkpoint = 'private': epsilon does not cover the selection")
         return distance_to_development(self.config, self.run.federation(), self.models.embedder())
 
-    def evaluate(self, strategy: POPri, ledger: Ledger) -> None:
+    def evaluate(self, strategy: POPri) -> None:
         """The choice of a round on the nodes, with `popri.select = "federated"`."""
         if self.config.popri.select != "federated":
             return
         with self.run.clock("rounds"):
-            self.selection = select_round(
-                strategy,
-                self.models,
-                self.config,
-                self.folder,
-                grid=self.run.grid,
-                plan=self.run.session.plan(),
-                ledger=ledger,
-                aggregation=self.run.session.aggregation,
-            )
+            self.selection = select_round(strategy, self.models, self.config, self.run.session)
 
     def write(self, strategy: POPri, purpose: str) -> list[LabelledText]:
         return strategy.synthesise(self.config.expand.samples)
@@ -169,19 +159,23 @@ class POPriRecipe(Synthesis[POPri]):
             strategy.choose(min(int(self.selection["round"]), len(strategy.candidates())))
         return strategy
 
-    def comparisons(self, private: Private) -> dict[str, list[LabelledText]]:
+    def compared(self) -> list[str]:
         """And the generator before alignment, and the rival at the run's noise and rounds."""
-        sets = super().comparisons(private)
-        if self.config.evaluation.compares(UNALIGNED):
+        options = self.config.evaluation
+        unaligned = [UNALIGNED] if options.compares(UNALIGNED) else []
+        return [*super().compared(), *unaligned, *([options.rival] if options.rival else [])]
+
+    def comparison(self, name: str, private: Private) -> list[LabelledText]:
+        if name == UNALIGNED:
             with self.run.clock("unaligned"):
                 base = self.strategy(RunFolder(self.folder.path / "unaligned"))
                 base.choose(0)
-                sets[UNALIGNED] = self.written("unaligned", base)
-        if self.config.evaluation.rival:
+                return self.written("unaligned", base)
+        if name == self.config.evaluation.rival:
             with self.run.clock("rival"):
                 rival = PrETextRecipe(self.run, self.models)
-                sets[self.config.evaluation.rival] = rival.written("rival", rival.as_rival(private))
-        return sets
+                return rival.written("rival", rival.as_rival(private))
+        return super().comparison(name, private)
 
     def feedback(self, strategy: POPri, private: Private, held_out: F32) -> Feedback:
         return response_feedback(self.folder, private, held_out, self.config.popri.rejected_rank)

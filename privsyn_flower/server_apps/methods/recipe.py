@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.rounds import Strategy
@@ -21,6 +20,11 @@ if TYPE_CHECKING:
 S = TypeVar("S", bound=Strategy)
 
 NOISE = "noise"  # the control that every method has, besides random public text
+
+
+def sampler_of(config: RunConfig) -> Sampler:
+    """Draws who takes part in a round, and is what is accounted."""
+    return Sampler(config.sampler, config.sampling_rate, config.cohort_nodes)
 
 
 class Recipe(ABC, Generic[S]):
@@ -43,8 +47,7 @@ class Recipe(ABC, Generic[S]):
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
         """What the users are asked, and paid for: here the rounds, with noise of the nodes."""
-        sampler = Sampler(config.sampler, config.sampling_rate, config.cohort_nodes)
-        rounds = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler)
+        rounds = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler_of(config))
         return [rounds.given(config.noise_multiplier)]
 
     @classmethod
@@ -94,7 +97,7 @@ class Recipe(ABC, Generic[S]):
         Raises ConfigError for what the rounds would only stumble over.
         """
 
-    def evaluate(self, strategy: S, ledger: Ledger) -> None:
+    def evaluate(self, strategy: S) -> None:
         """After the last round: what is asked once more, and paid for."""
 
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.benchmark import run_benchmark
+from privsyn_flower.benchmark.benchmark import METHODS, run_benchmark, steps_of
 from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
@@ -78,16 +78,22 @@ class Synthesis(Recipe[S]):
         replay(strategy, rows, answers, folder, self.run.progress, "control")
         return strategy
 
-    def comparisons(self, private: Private) -> dict[str, list[LabelledText]]:
-        """Synthetic texts of the chosen controls, by their names in figures."""
-        if not self.config.evaluation.compares(NOISE):
-            return {}
+    def compared(self) -> list[str]:
+        """The chosen controls that write text, by their names in figures."""
+        return [self.noise] if self.config.evaluation.compares(NOISE) else []
+
+    def comparison(self, name: str, private: Private) -> list[LabelledText]:
+        """Synthetic texts of one of `compared`."""
         with self.run.clock("control"):
-            return {self.noise: self.written("control", self.control())}
+            return self.written("control", self.control())
 
     def benchmark(self, strategy: S) -> dict[str, Any]:
+        steps = steps_of(self.config, self.run.progress, self.compared())
         private = Private(self.config, self.run.federation(), self.models.embedder())
-        texts = {"synthetic": self.synthetic, **self.comparisons(private)}
+        texts = {"synthetic": self.synthetic}
+        for name in self.compared():
+            steps.begin(f"text for {METHODS[name]}")
+            texts[name] = self.comparison(name, private)
         with self.run.clock("benchmark"):
             found = run_benchmark(
                 self.config,
@@ -97,6 +103,7 @@ class Synthesis(Recipe[S]):
                 synthetic={name: _with_labels(own) for name, own in texts.items()},
                 seeds=self.seeds(strategy),
                 progress=self.run.progress,
+                steps=steps,
             )
             draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
         return found.summary

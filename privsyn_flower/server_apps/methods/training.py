@@ -15,19 +15,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC, training_benchmark
+from privsyn_flower.benchmark.benchmark import (
+    METHODS,
+    RANDOM_PUBLIC,
+    steps_of,
+    training_benchmark,
+)
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model, public_start
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.promise import EVALUATIONS, Phase, evaluation_phases
+from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.selection import evaluation_caps, unused_spares
+from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
@@ -44,7 +48,7 @@ logger = logging.getLogger("privsyn_flower")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-START, FINAL, EVALUATION = "start", "final", "evaluation"
+START, FINAL = "start", "final"
 NO_ROWS: npt.NDArray[Any] = np.zeros((0, 0))  # there is no text to draw
 
 
@@ -76,7 +80,8 @@ class Training(Recipe[TrainingStrategy]):
                 config.rounds, config.spare_rounds, nodes=config.nodes
             )
         except ValueError as error:
-            raise ConfigError(f"ftrl.mechanism = {config.ftrl.mechanism!r}: {error}") from None
+            of = f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
+            raise ConfigError(f"{of}{error}") from None
         rounds = rounds.given(config.noise_multiplier)
         return [rounds, *evaluation_phases(rounds, int(config.training.evaluate))]
 
@@ -152,13 +157,14 @@ class Training(Recipe[TrainingStrategy]):
             users=self.config.data.users,
             options={**self.options, "training.trained": trained},
             noise_multiplier=self.run.session.promise.main.multiplier,
+            nodes=self.config.nodes,
         )
         strategy.attach(folder)
         return strategy
 
     # After the rounds --------------------------------------------------------------------
 
-    def evaluate(self, strategy: TrainingStrategy, ledger: Ledger) -> None:
+    def evaluate(self, strategy: TrainingStrategy) -> None:
         final = strategy.parameters()
         self.folder.save_arrays(FINAL, pack_parameters(final).tobytes())
         with self.run.clock("evaluation"):
@@ -166,33 +172,23 @@ class Training(Recipe[TrainingStrategy]):
                 return
             self.evaluation = self.folder.load_value("evaluation")
             if self.evaluation is None:
-                self.evaluation = self._evaluated(final, ledger)
+                self.evaluation = self._evaluated(final)
                 self.folder.save_value("evaluation", self.evaluation)
 
-    def _evaluated(self, final: Arrays, ledger: Ledger) -> dict[str, Any]:
+    def _evaluated(self, final: Arrays) -> dict[str, Any]:
         """The final model against the start on the users' text: one paid release."""
         session = self.run.session
-        plan = session.plan()
-        noise = session.mechanism(session.promise[EVALUATIONS], EVALUATION)
         try:
             found = evaluate(
                 {START: {}, FINAL: final},
                 base=self.start,
-                grid=self.run.grid,
-                folder=self.folder,
-                plan=plan,
-                ledger=ledger,
+                session=session,
                 caps=evaluation_caps(self.config),
-                name=EVALUATION,
-                spare=0 if noise.trusted else unused_spares(plan, ledger),
-                aggregation=session.aggregation,
-                progress=self.run.progress,
-                mechanism=noise,
+                last=True,
             )
             return _facts(found)
         except (NoRelease, TooNoisyError) as error:  # the model is paid for, and stays
             logger.warning("the evaluation on the nodes gave nothing: %s", error)
-            noise.close(complete=True)  # nobody asks again: the key of its noise goes now
             return {"failed": str(error)}
 
     def result(self, strategy: TrainingStrategy) -> int:
@@ -207,11 +203,14 @@ class Training(Recipe[TrainingStrategy]):
 
     def benchmark(self, strategy: TrainingStrategy) -> dict[str, Any]:
         models, compares = dict[str, Path](), self.config.evaluation.compares
-        if compares(NOISE):
-            with self.run.clock("control"):
-                models["noise_updates"] = self._control()
         if compares(RANDOM_PUBLIC) and self.start != self.downstream:
             models["random_public"] = self.start
+        made = ["noise_updates"] if compares(NOISE) else []
+        steps = steps_of(self.config, self.run.progress, made, [*made, *models])
+        for name in made:
+            steps.begin(f"model {METHODS[name]}")
+            with self.run.clock("control"):
+                models[name] = self._control()
         with self.run.clock("benchmark"):
             found = training_benchmark(
                 self.config,
@@ -219,6 +218,7 @@ class Training(Recipe[TrainingStrategy]):
                 downstream=self.downstream,
                 models={**models, "trained": self.model},
                 progress=self.run.progress,
+                steps=steps,
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found

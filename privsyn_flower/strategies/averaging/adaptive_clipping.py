@@ -1,8 +1,9 @@
 """Adaptive clipping: the clip norm follows a quantile of the users' update norms.
 
-Andrew et al. 2021, "Differentially private learning with adaptive clipping", Algorithm 1. Each
-user also says whether its update was within the clip norm. That bit is one more coordinate of the
-same bounded vector, so it has no charge of its own: it takes its share of the joint bound.
+Andrew et al. 2021 (arXiv 1905.03871), "Differentially private learning with adaptive clipping",
+Algorithm 1. Each user also says whether its update was within the clip norm. That bit is one more
+coordinate of the same bounded vector, so it has no charge of its own: it takes its share of the
+joint bound.
 """
 
 from __future__ import annotations
@@ -19,23 +20,14 @@ LARGEST_INDICATOR = 0.5  # few users: the model's noise grows by no more than 12
 
 @dataclass(frozen=True)
 class AdaptiveClipping:
-    """Public numbers of the rule. Raises ValueError naming the key.
+    """Public numbers of the rule.
 
     target_quantile: gamma, share of users whose updates the clip norm shall hold. learning_rate:
-    eta_C. indicator: s, see `indicator_for`; 0 derives it.
+    eta_C.
     """
 
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-    indicator: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.target_quantile < 1:
-            raise ValueError(f"target-quantile = {self.target_quantile} must be in (0, 1)")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"clip-learning-rate = {self.learning_rate} must be above 0")
-        if not 0 <= self.indicator <= 1:
-            raise ValueError(f"indicator = {self.indicator} must be in [0, 1]")
+    target_quantile: float
+    learning_rate: float
 
     def indicator_for(self, noise_multiplier: float, users: float) -> float:
         """s: the coordinate is s C for an update within the clip norm C, and -s C for a longer one.
@@ -46,8 +38,6 @@ class AdaptiveClipping:
         - 1), about 10 z / n. With z_u = z sqrt(1 + s^2) on updates and sigma_b = z_u / (2 s) on
         counts, z_u^-2 + (2 sigma_b)^-2 = z^-2: the paper's Theorem 1, with the joint z.
         """
-        if self.indicator:
-            return self.indicator
         if not 0 < noise_multiplier < math.inf:
             raise ValueError(
                 f"noise_multiplier = {noise_multiplier}: adaptive clipping derives its indicator "

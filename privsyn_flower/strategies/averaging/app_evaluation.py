@@ -12,14 +12,14 @@ import json
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, MetricRecord
 
-from privsyn_flower.local.node_failures import AllNodesFailed
+from privsyn_flower.privacy.promise import EVALUATIONS
 from privsyn_flower.protocol.question import METRICS, OptionValue, Query
 from privsyn_flower.queries.app_metrics import (
     LARGEST_COUNT,
@@ -29,21 +29,17 @@ from privsyn_flower.queries.app_metrics import (
     read_app_metrics,
 )
 from privsyn_flower.queries.metrics import TooNoisyError
-from privsyn_flower.randomness import seeded
-from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.app_records import app_options
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
-from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism
-from privsyn_flower.strategies.engine.one_question import OneQuestion, ask_once
-from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
+from privsyn_flower.strategies.engine.cohort import Cohort
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.models.parameters import pack_parameters
 
 # The log that Flower shows in every app.
 logger = logging.getLogger("flwr")
 
-NAME = "evaluation"  # of the folder and the ledger's run of an evaluation, before its round
-FAILED = "failed"  # why an evaluation gave nothing: it is not asked again
 RESERVED = "num-examples"  # what users may be weighted by; no metric of its own
 
 
@@ -182,12 +178,13 @@ def evaluation_options(
 class AppEvaluations:
     """The evaluations of one run, made when their round comes.
 
-    engine: the run's; its grid, ledger, nodes and kind of noise are used. rounds: of the run.
-    model, options: as `PrivateEvaluation.query` has them.
+    session: the run's, which has promised them. cohort: of its rounds. rounds: how many. model,
+    options: as `PrivateEvaluation.query` has them.
     """
 
     settings: PrivateEvaluation
-    engine: Rounds
+    session: Session
+    cohort: Cohort
     rounds: int
     model: str
     options: Mapping[str, OptionValue]
@@ -200,65 +197,21 @@ class AppEvaluations:
         """
         if not last and rnd not in self.settings.rounds(self.rounds):
             return {}
-        name, engine = f"{NAME}-{rnd:04d}", self.engine
-        folders = engine.folder.path / "evaluations"
-        begun = {path.name for path in folders.glob(f"{NAME}-*")} - {name}
+        name = f"{EVALUATIONS}-{rnd:04d}"
+        begun = self.session.asked(EVALUATIONS) - {name}
         if len(begun) >= self.settings.count(self.rounds):
             logger.warning(
                 "no evaluation after round %d: the %d paid for are used", rnd, len(begun)
             )
             return {}
-        own, noise = RunFolder(folders / name), engine.mechanism
-        if isinstance(noise, AggregatorNoise):
-            noise = noise.beside(name)
-        if own.load_value(FAILED) is not None:
-            noise.close(complete=True)  # a kill may have come before the key went
-            return {}
+        query = self.settings.query(arrays, model=self.model, rnd=rnd, options=self.options)
+        question = OneQuestion(query, list(self.settings.metrics))
+        last = last or rnd == self.rounds
         try:
-            question = self._asked(name, rnd, arrays, noise, last or rnd == self.rounds)
+            self.session.ask(question, EVALUATIONS, name=name, last=last, cohort=self.cohort)
             figures = self.settings.read(question)
-        except (NoRelease, TooNoisyError, TooFewNodes, AllNodesFailed) as error:
+        except (NoRelease, TooNoisyError) as error:
             logger.warning("the evaluation after round %d gave nothing: %s", rnd, error)
-            own.save_value(FAILED, str(error))
-            noise.close(complete=True)  # nobody asks again: the key of its noise goes now
             return {}
         logger.info("evaluation on the nodes after round %d: %s", rnd, MetricRecord(dict(figures)))
         return figures
-
-    def _asked(
-        self, name: str, rnd: int, arrays: Arrays, noise: Mechanism, last: bool
-    ) -> OneQuestion:
-        """The question with its release, on disk from then on."""
-        engine = self.engine
-        query = self.settings.query(arrays, model=self.model, rnd=rnd, options=self.options)
-        question = OneQuestion(query, list(self.settings.metrics))
-        ask_once(
-            question,
-            grid=engine.grid,
-            folder=engine.folder,
-            name=name,
-            plan=self._plan(rnd),
-            ledger=engine.ledger,
-            aggregation=engine.aggregation,
-            mechanism=noise,
-            spare=self._spare(last),
-            cohort=engine.cohort,
-            node_caches=engine.node_caches,
-        )
-        return question
-
-    def _plan(self, rnd: int) -> RoundPlan:
-        """The run's; where nodes are drawn, other ones than for round 1."""
-        seed = int(seeded(self.engine.plan.seed, rnd, NAME).integers(2**31))
-        return replace(self.engine.plan, seed=seed)
-
-    def _spare(self, last: bool) -> int:
-        """Attempts that may fail after they were charged: what the rounds have left, at the end.
-
-        Before that the spare ones are the rounds'. A trusted aggregator's failed ones cost nothing.
-        """
-        if not last or self.engine.mechanism.trusted:
-            return 0
-        charges = self.engine.ledger.charges(run=self.engine.plan.run)
-        failed = sum(charge.state == "reserved" for charge in charges)
-        return max(0, self.engine.plan.spare_rounds - failed)

@@ -2,8 +2,8 @@
 
 The question of a round is the current model. Each user answers with the change that training on
 its own data made to it, clipped; the sum with noise is divided by a public number of users and
-handed to a server optimiser (Reddi et al. 2021, Algorithm 1). DP-FedAvg and DP-FTRL share this
-and differ in their noise.
+handed to a server optimiser (Reddi et al. 2021, arXiv 2003.00295, Algorithm 1). DP-FedAvg and
+DP-FTRL share this and differ in their noise.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F64
+from privsyn_flower.config import AveragingConfig
+from privsyn_flower.config.section import checked
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.queries.updates import update_bound
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
-from privsyn_flower.strategies.averaging.server_optimizers import ServerOptimizer
+from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer
 from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout, trained_layout
@@ -56,18 +58,18 @@ class GeneralisedFedAvg(Strategy):
     they start from is the one they compare with.
     """
 
-    def __init__(
-        self,
-        clip_norm: float,
-        *,
-        optimizer: ServerOptimizer,
-        clipping: AdaptiveClipping | None = None,
-        seed: int = 0,
-    ) -> None:
-        if not 0 < clip_norm < math.inf:
-            raise ValueError(f"clip-norm = {clip_norm} must be finite and above 0")
-        self.optimizer = optimizer
-        self.clip_norm, self.clipping, self.seed = float(clip_norm), clipping, seed
+    def __init__(self, config: AveragingConfig, *, seed: int = 0) -> None:
+        if not isinstance(config, AveragingConfig):  # a clip norm alone is an easy slip
+            raise TypeError(
+                f"{type(self).__name__}({config!r}): expected a section of the configuration, "
+                f"as in {type(self).__name__}(AveragingConfig(clip_norm=0.5))"
+            )
+        config = checked(config)
+        self.config, self.seed, self.clip_norm = config, seed, float(config.clip_norm)
+        self.optimizer = server_optimizer(config)
+        self.clipping: AdaptiveClipping | None = None
+        if config.adaptive_clipping:
+            self.clipping = AdaptiveClipping(config.target_quantile, config.clip_learning_rate)
         self.indicator = 0.0
         self.schedule: dict[str, OptionValue] = {}
         self.evaluate: Evaluate | None = None
@@ -86,34 +88,36 @@ class GeneralisedFedAvg(Strategy):
         users: int,
         options: Mapping[str, OptionValue],
         noise_multiplier: float = 0.0,
+        nodes: int = 0,
     ) -> None:
         """Train `parameters` for `rounds` rounds with the declared `users`.
 
         parameters: named arrays, public; those of floating-point numbers that the option
         training.trained names are trained, the others travel and stay as they are. model: what
         the nodes compare with theirs. options: of the local training, and of an app's own.
-        noise_multiplier: the calibrated one, for adaptive clipping. Raises ValueError on an array
-        with NaN or infinity, and where nothing can be trained.
+        noise_multiplier: the calibrated one, for adaptive clipping. nodes: those the run waits
+        for, where some of them are drawn. Raises ValueError on an array with NaN or infinity, and
+        where nothing can be trained.
         """
         self.layout = trained_layout(parameters, options)
         self.start_arrays = {name: np.array(array) for name, array in parameters.items()}
         _check_arrays(self.start_arrays)
         _log_untrained(self.start_arrays, self.layout)
         self.model, self.rounds, self.options = model, rounds, dict(options)
-        self.denominator = self.expected_users(users)
+        self.denominator = self.expected_users(users, nodes)
         if self.clipping is not None:
             self.indicator = self.clipping.indicator_for(noise_multiplier, self.denominator)
         self.master = self.layout.flatten(self.start_arrays)
         self.slots = self.optimizer.start(self.layout.length)
         self._keep_start()
 
-    def expected_users(self, users: int) -> float:
+    def expected_users(self, users: int, nodes: int) -> float:
         """What sums are divided by: a public number, whoever answers."""
         return float(users)
 
     def parameters(self) -> Arrays:
         """The model: every array under its name, in its first type and shape."""
-        trained = _unflatten(self.layout, self.master, self.start_arrays)
+        trained = self.layout.unflatten(self.master, self.start_arrays)
         return {name: trained.get(name, array) for name, array in self.start_arrays.items()}
 
     # Generalised FedAvg ------------------------------------------------------------------
@@ -142,7 +146,7 @@ class GeneralisedFedAvg(Strategy):
         with np.errstate(over="ignore", invalid="ignore"):
             change, slots = self.optimizer.step(mean, self.slots)
             master = self.master + change
-            sent = _unflatten(self.layout, master, self.start_arrays)
+            sent = self.layout.unflatten(master, self.start_arrays)
         if not all(np.isfinite(array).all() for array in sent.values()):
             raise Diverged(rnd)
         metrics = update_facts(mean, noise_std / self.denominator)
@@ -255,18 +259,6 @@ def update_facts(mean: F64, noise_std: float) -> dict[str, float]:
     if noise > 0:
         facts["signal_to_noise"] = math.sqrt(max(0.0, (norm / noise) ** 2 - 1))
     return facts
-
-
-def _unflatten(layout: Layout, vector: F64, like: Mapping[str, NDArray[Any]]) -> Arrays:
-    """The vector (d,) as named arrays, each in the type that it has in `like`."""
-    arrays: Arrays = {}
-    start = 0
-    with np.errstate(over="ignore"):  # too large for its type: seen as infinity
-        for name, shape in zip(layout.names, layout.shapes, strict=True):
-            stop = start + math.prod(shape)
-            arrays[name] = vector[start:stop].astype(like[name].dtype).reshape(shape)
-            start = stop
-    return arrays
 
 
 def _description(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -7,17 +7,16 @@ touches its arguments, and the same arguments give the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 
 import numpy as np
 
 from privsyn_flower.arrays import F64
+from privsyn_flower.config import AveragingConfig
 
 Slots = Mapping[str, F64]
-ServerOptimizerName = Literal["fedavg", "fedavgm", "fedadam", "fedyogi"]
 
 
 class ServerOptimizer(Protocol):
@@ -32,9 +31,9 @@ class ServerOptimizer(Protocol):
 
 @dataclass(frozen=True)
 class FedAvg:
-    """w^t = w^{t-1} + eta g^t, where g^t is the mean update (McMahan et al. 2017)."""
+    """w^t = w^{t-1} + eta g^t, g^t the mean update (McMahan et al. 2017, arXiv 1602.05629)."""
 
-    learning_rate: float = 1.0
+    learning_rate: float
 
     def start(self, length: int) -> dict[str, F64]:
         return {}
@@ -48,8 +47,8 @@ class FedAvgM:
     """w^t = w^{t-1} + eta v^t with v^t = beta v^{t-1} + g^t and v^0 = 0.
 
     The momentum of DP-FTRL's algorithms is the same thing. They keep the noisy prefix sum P^t =
-    g^1 + ... + g^t and set (Wu et al. 2024, "Prompt public large language models to synthesize
-    data for private on-device applications", Algorithm 1; Kairouz et al. 2021)
+    g^1 + ... + g^t and set (Wu et al. 2024, arXiv 2404.04360, "Prompt public large language models
+    to synthesize data for private on-device applications", Algorithm 1; Kairouz et al. 2021)
 
         Pbar^t = beta Pbar^{t-1} + P^t,    w^t = w^0 + eta Pbar^t,    Pbar^0 = P^0 = 0.
 
@@ -57,8 +56,8 @@ class FedAvgM:
     and w^t - w^{t-1} = eta v^t: FedAvgM on the noisy increments g^t of P.
     """
 
-    learning_rate: float = 1.0
-    momentum: float = 0.9
+    learning_rate: float
+    momentum: float
 
     def start(self, length: int) -> dict[str, F64]:
         return {"momentum": np.zeros(length)}
@@ -70,17 +69,17 @@ class FedAvgM:
 
 @dataclass(frozen=True)
 class FedAdam:
-    """Adam on the mean update (Reddi et al. 2021, "Adaptive federated optimization", Algorithm 2).
+    """Adam on the mean update (Reddi et al. 2021, arXiv 2003.00295, Algorithm 2).
 
     m^t = beta_1 m^{t-1} + (1 - beta_1) g^t, v^t = beta_2 v^{t-1} + (1 - beta_2) (g^t)^2 and
     w^t = w^{t-1} + eta m^t / (sqrt(v^t) + tau), without bias correction. It starts from m = 0
     and v = tau^2, the smallest that the algorithm allows.
     """
 
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 1e-3
+    learning_rate: float
+    momentum: float
+    beta_2: float
+    tau: float
 
     def start(self, length: int) -> dict[str, F64]:
         return {"first": np.zeros(length), "second": np.full(length, self.tau**2)}
@@ -104,34 +103,12 @@ class FedYogi(FedAdam):
         return before - (1 - self.beta_2) * squares * np.sign(before - squares)
 
 
-def server_optimizer(
-    name: str,
-    *,
-    learning_rate: float = 1.0,
-    momentum: float = 0.9,
-    beta_2: float = 0.99,
-    tau: float = 1e-3,
-) -> ServerOptimizer:
-    """The optimiser of a configuration; numbers that it does not have are not looked at.
-
-    momentum: beta of fedavgm, beta_1 of fedadam and fedyogi. Raises ValueError naming the key.
-    """
-    if name not in get_args(ServerOptimizerName):
-        raise ValueError(
-            f"server-optimizer = {name!r} must be one of {get_args(ServerOptimizerName)}"
-        )
-    _check("server-learning-rate", learning_rate, 0 < learning_rate < math.inf, "above 0")
-    if name == "fedavg":
-        return FedAvg(learning_rate)
-    _check("server-momentum", momentum, 0 <= momentum < 1, "in [0, 1)")
-    if name == "fedavgm":
-        return FedAvgM(learning_rate, momentum)
-    _check("beta-2", beta_2, 0 <= beta_2 < 1, "in [0, 1)")
-    _check("tau", tau, 0 < tau < math.inf, "above 0")
-    adaptive = FedAdam if name == "fedadam" else FedYogi
-    return adaptive(learning_rate, momentum, beta_2, tau)
-
-
-def _check(key: str, value: float, good: bool, want: str) -> None:
-    if not good:
-        raise ValueError(f"{key} = {value} must be finite and {want}")
+def server_optimizer(config: AveragingConfig) -> ServerOptimizer:
+    """The optimiser of a configuration; numbers that it does not have are not looked at."""
+    rate, momentum = config.server_learning_rate, config.server_momentum
+    if config.server_optimizer == "fedavg":
+        return FedAvg(rate)
+    if config.server_optimizer == "fedavgm":
+        return FedAvgM(rate, momentum)
+    adaptive = FedAdam if config.server_optimizer == "fedadam" else FedYogi
+    return adaptive(rate, momentum, config.beta_2, config.tau)

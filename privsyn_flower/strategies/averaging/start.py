@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +14,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from privsyn_flower.arrays import F64
-from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.config import AveragingConfig, RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
-from privsyn_flower.local.node_failures import DROP_IN, show
-from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.promise import Phase, evaluation_phases, promise
+from privsyn_flower.local.node_failures import DROP_IN
+from privsyn_flower.privacy.promise import Phase, Promise, evaluation_phases, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -40,11 +39,9 @@ from privsyn_flower.strategies.averaging.app_records import (
 )
 from privsyn_flower.strategies.averaging.generalised_fedavg import GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.cohort import RoundPlan, check_enough
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism
+from privsyn_flower.strategies.engine.cohort import check_enough
 from privsyn_flower.strategies.engine.rounds import Rounds
-from privsyn_flower.strategies.engine.session import Session, Terms
-from privsyn_flower.strategies.synthesis.start import simulated
+from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
@@ -157,11 +154,12 @@ class TrainingStrategy(GeneralisedFedAvg):
         arguments that promise something else than those that `folder` was begun with.
         """
         asked = evaluation_options(evaluate_config, evaluation)
-        how, run, waited = aggregation or SecureAggregation(), RunFolder(folder), nodes or users
-        check_enough(waited, how.name)
+        how, waited = aggregation or SecureAggregation(), nodes or users
         extra = evaluation.count(num_rounds) if evaluation else 0
-        caches = cache_folder(RunConfig()) / DROP_IN
         phases = self.phases(num_rounds, spare_rounds, nodes=waited, evaluations=extra)
+        check_enough(phases[0].sampler.nodes or waited, how.name)
+        self._check_config()
+        made = promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
         terms = Terms(
             users,
             min_surviving_weight,
@@ -177,42 +175,44 @@ class TrainingStrategy(GeneralisedFedAvg):
         )
         session = Session(
             grid,
-            run,
-            promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon),
+            RunFolder(folder),
+            made,
             terms,
             how,
             said={"data": "data", "adaptive_clipping": self.clipping is not None},
-            kept={"evaluation": evaluation.promise if evaluation else None},
+            kept={"evaluation": evaluation.promise if evaluation else None, **self._kept(made)},
             keys=Path(noise_keys) if noise_keys else None,
             greeting="train",
             progress=progress or log_rounds,
-            node_caches=caches,
+            node_caches=cache_folder(RunConfig()) / DROP_IN,
         )
         logger.info("privacy: %s", session.statement.sentence())
-        with run.lock():
-            plan, mechanism = session.plan(), session.mechanism()
-            self._doubt(session.statement, plan, mechanism)
-            session.kept = {**session.kept, **self._kept(plan)}
-            with session.begun():
-                self._begin(run, initial_arrays, plan, num_rounds, train_config, evaluate_fn)
-                engine, own = session.rounds(self, mechanism), None
+        self._doubt(session)
+        with session.folder.lock(), session.begun():
+            self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
+            with session.running(self) as engine:
+                self._evaluations = None
                 if evaluation is not None:
                     asked[ORDER] = self.options[ORDER]
-                    own = AppEvaluations(evaluation, engine, num_rounds, self.model, asked)
-                try:
-                    return self._finished(engine, session, own)
-                finally:
-                    show(caches, plan.run, engine.cohort.nodes.values())
+                    self._evaluations = AppEvaluations(
+                        evaluation, session, engine.cohort, num_rounds, self.model, asked
+                    )
+                done = engine.run()
+                found = self._measured(session.folder, done)
+            return self._result(session, engine, done, found)
 
-    def _finished(
-        self, engine: Rounds, session: Session, evaluations: AppEvaluations | None
-    ) -> TrainingResult:
-        """All rounds and evaluations of a run that has begun, and what came of them."""
-        run, statement, self._evaluations = engine.folder, session.statement, evaluations
-        done, found = engine.run(), node_figures(run)
-        if evaluations is not None and done not in found:  # it ended early
-            figures = evaluations.after(done, self.parameters(), last=True)
+    def _measured(self, run: RunFolder, done: int) -> dict[int, MetricRecord]:
+        """The figures of all evaluations on the nodes; a run that ended early has one to make."""
+        found = node_figures(run)
+        if self._evaluations is not None and done not in found:
+            figures = self._evaluations.after(done, self.parameters(), last=True)
             found |= {done: MetricRecord(dict(figures))} if figures else {}
+        return found
+
+    def _result(
+        self, session: Session, engine: Rounds, done: int, found: dict[int, MetricRecord]
+    ) -> TrainingResult:
+        run, statement = session.folder, session.statement
         return TrainingResult(
             arrays=array_record(self.parameters()),
             evaluate_metrics_clientapp=found,
@@ -222,40 +222,41 @@ class TrainingStrategy(GeneralisedFedAvg):
             noise_multiplier=statement.noise_multiplier,
             rounds=done,
             spent=engine.ledger.spent_epsilon(engine.plan.run, statement.delta),
-            statement=replace(statement, simulated=simulated(run, engine)),
+            statement=statement,
             metrics=run.metrics(),
             ended_early=engine.ended_early,
         )
 
-    def _doubt(self, statement: PrivacyStatement, plan: RoundPlan, mechanism: Mechanism) -> None:
-        """Warn of numbers that cannot give much: a model is the sum of its rounds."""
-        noise = statement.noise_multiplier * math.sqrt(statement.rounds)
-        if isinstance(mechanism, AggregatorNoise):
-            noise = mechanism.summed_std
-        for doubt in doubts(
-            epsilon=statement.epsilon,
-            delta=statement.delta,
-            users=plan.users,
-            noise=noise,
-            answers=self.expected_users(plan.users) * statement.rounds,
-            summed=f"the sum of all {statement.rounds} rounds",
-            key="users",
-        ):
-            logger.warning("%s", doubt.text)
+    def _check_config(self) -> None:
+        """An app trains in its own way: keys of the shipped training would change nothing."""
+        foreign = sorted(self.config.model_fields_set - AveragingConfig.model_fields.keys())
+        if foreign:
+            raise ValueError(
+                f"{foreign[0]} is a key of the training that `privsyn run` does, and the app's own "
+                "does not read it: give an AveragingConfig, and what the app needs in train_config"
+            )
 
-    def _kept(self, plan: RoundPlan) -> dict[str, Any]:
+    def _doubt(self, session: Session) -> None:
+        """Warn of numbers that cannot give much: a model is the sum of its rounds."""
+        main, users = session.promise.main, session.terms.users
+        noise = main.equivalent * math.sqrt(main.rounds)
+        if main.source == "aggregator":
+            noise = trusted_noise(main).summed_std
+        answers = self.expected_users(users, session.terms.nodes) * main.rounds
+        session.doubt(noise, answers, summed=f"the sum of all {main.rounds} rounds")
+
+    def _kept(self, made: Promise) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
         kept: dict[str, Any] = {
-            "turns": "users" if self.schedule.get("cycle") else f"nodes {plan.cycle}"
+            "turns": "users" if self.schedule.get("cycle") else f"nodes {made.main.cycle}"
         }
         # An adaptive one is a number of the model, which a resume finds again.
         return kept if self.clipping else {**kept, "clip_norm": self.clip_norm}
 
     def _begin(
         self,
-        run: RunFolder,
+        session: Session,
         initial: ArrayRecord,
-        plan: RoundPlan,
         rounds: int,
         config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
@@ -266,10 +267,12 @@ class TrainingStrategy(GeneralisedFedAvg):
             arrays,
             model=Layout.of(arrays).digest(),
             rounds=rounds,
-            users=plan.users,
+            users=session.terms.users,
             options={**app_options(config, "train_config"), ORDER: json.dumps(list(arrays))},
-            noise_multiplier=plan.noise_multiplier,
+            noise_multiplier=session.promise.main.equivalent,
+            nodes=session.terms.nodes,
         )
+        run = session.folder
         self.attach(run)
         if evaluate_fn is not None:
             self.evaluate = logged(evaluate_fn)

@@ -88,7 +88,7 @@ class ModularSum:
         # orthonormal on all coordinates, padding included, so S + g turned back has one user's
         # whole vector, as long as before, under the noise as it was drawn.
         std = multiplier * self.noise.sensitivity
-        noise = rotate(unit, self.query.rotation) if self.query.dense else unit
+        noise = rotate(unit, self.query.rotation) if self.query.dense else unit  # (encoded_length,)
         for start in range(0, len(noise), _CHUNK):
             rounded = np.rint(std * noise[start : start + _CHUNK]).astype(np.int64)
             self.residues[start : start + _CHUNK] += rounded.view(np.uint64)  # 2^bits divides 2^64
@@ -109,7 +109,7 @@ class ModularSum:
 
 @dataclass(frozen=True)
 class Collected:
-    """What came back: the sum (PRIVATE until released) and public facts about the exchange."""
+    """What came back: the sum (PRIVATE until released) and public facts about the attempt."""
 
     total: ModularSum
     nodes_asked: int
@@ -119,8 +119,8 @@ class Collected:
 
 
 @dataclass(frozen=True)
-class Exchange:
-    """One query on its way to a cohort (node id -> public facts).
+class Attempt:
+    """A round asked once: one query on its way to a cohort (node id -> public facts).
 
     Timeouts are in seconds: of the stage in which nodes compute, and of the short ones around
     it. arrived(n, of): progress. revealing(): called before anything about the answers can be
@@ -163,7 +163,7 @@ class Aggregation(Protocol):
 
     name: AggregationName
 
-    def collect(self, exchange: Exchange) -> Collected: ...
+    def collect(self, attempt: Attempt) -> Collected: ...
 
 
 class SecureAggregation:
@@ -171,17 +171,17 @@ class SecureAggregation:
 
     name: AggregationName = "secure"
 
-    def collect(self, exchange: Exchange) -> Collected:
+    def collect(self, attempt: Attempt) -> Collected:
         """Five stages; nodes that fail, refuse or stay silent in any of them drop out."""
-        query, ticket, noise = exchange.query, exchange.ticket, exchange.noise
+        query, ticket, noise = attempt.query, attempt.ticket, attempt.noise
         session = session_for(query, ticket, noise)
         transport = Transport(
-            exchange.grid,
+            attempt.grid,
             message_type(query.kind, query.options),
-            mask_timeout=exchange.timeout,
-            stage_timeout=exchange.stage_timeout,
-            poll=exchange.poll,
-            arrived=exchange.arrived,
+            mask_timeout=attempt.timeout,
+            stage_timeout=attempt.stage_timeout,
+            poll=attempt.poll,
+            arrived=attempt.arrived,
             told=told_key,
         )
 
@@ -190,13 +190,13 @@ class SecureAggregation:
                 return RecordDict()
             return ask_records(query, ticket, noise, question=stage == "mask")
 
-        weights = {node: facts.weight for node, facts in exchange.cohort.items()}
+        weights = {node: facts.weight for node, facts in attempt.cohort.items()}
         try:
-            summed = run_session(transport, session, weights, along, exchange.revealing)
+            summed = run_session(transport, session, weights, along, attempt.revealing)
         except SecaggError as error:
-            raise exchange.failed(str(error), transport.absent) from None
+            raise attempt.failed(str(error), transport.absent) from None
         return Collected(
-            total=_modular_sum(summed.residues, exchange, summed.survivors),
+            total=_modular_sum(summed.residues, attempt, summed.survivors),
             nodes_asked=len(weights),
             nodes_answered=len(summed.survivors),
             bytes_down_per_node=summed.bytes_down_per_node,
@@ -209,39 +209,39 @@ class PlainSum:
 
     name: AggregationName = "plain"
 
-    def collect(self, exchange: Exchange) -> Collected:
+    def collect(self, attempt: Attempt) -> Collected:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
-        query, noise = exchange.query, exchange.noise
-        answers, absent, down = self._answers(exchange)
-        weight = sum(exchange.cohort[node].weight for node in answers)
+        query, noise = attempt.query, attempt.noise
+        answers, absent, down = self._answers(attempt)
+        weight = sum(attempt.cohort[node].weight for node in answers)
         try:
             check_weight(weight, noise.colluding, noise.min_weight)
         except TooFewSurvivors as error:
-            raise exchange.failed(str(error), absent) from None
-        residues = np.zeros(encoded_length(query), dtype=np.uint64)
+            raise attempt.failed(str(error), absent) from None
+        residues = np.zeros(encoded_length(query), dtype=np.uint64)  # (encoded_length,)
         for answer in answers.values():
             residues += answer.residues  # 2^bits divides 2^64: reduced once below
         _reduce(residues, noise.bits)
         return Collected(
-            total=_modular_sum(residues, exchange, list(answers)),
-            nodes_asked=len(exchange.cohort),
+            total=_modular_sum(residues, attempt, list(answers)),
+            nodes_asked=len(attempt.cohort),
             nodes_answered=len(answers),
             bytes_down_per_node=down,
             bytes_up_per_node=max((answer.bytes_up for answer in answers.values()), default=0),
         )
 
-    def _answers(self, sending: Exchange) -> tuple[dict[int, Answer], dict[int, Absence], int]:
-        query, ticket, noise = sending.query, sending.ticket, sending.noise
+    def _answers(self, attempt: Attempt) -> tuple[dict[int, Answer], dict[int, Absence], int]:
+        query, ticket, noise = attempt.query, attempt.ticket, attempt.noise
         messages = [
-            ask(query, ticket, noise, node, facts.weight, sending.timeout)
-            for node, facts in sending.cohort.items()
+            ask(query, ticket, noise, node, facts.weight, attempt.timeout)
+            for node, facts in attempt.cohort.items()
         ]
-        sending.revealing()
+        attempt.revealing()
         replies = send_and_wait(
-            sending.grid, messages, sending.timeout, sending.arrived, sending.poll
+            attempt.grid, messages, attempt.timeout, attempt.arrived, attempt.poll
         )
         length, answers = encoded_length(query), dict[int, Answer]()
-        absent = dict.fromkeys(sending.cohort, Absence.silence(sending.timeout))
+        absent = dict.fromkeys(attempt.cohort, Absence.silence(attempt.timeout))
         for node, reply in replies.items():
             try:
                 answers[node] = read_answer(reply, ticket, length, noise.bits)
@@ -257,6 +257,12 @@ class PlainSum:
         return answers, absent, record_bytes(messages[0].content) if messages else 0
 
 
+AGGREGATIONS: dict[str, type[Aggregation]] = {
+    "secure": SecureAggregation,
+    "plain": PlainSum,
+}
+
+
 def _is_final(absence: Absence) -> bool:
     """Whether the node would refuse the question again. A policy that names no key looks at what
     was asked before, and an attempt later may pass."""
@@ -264,9 +270,9 @@ def _is_final(absence: Absence) -> bool:
     return absence.code in FINAL and not passing
 
 
-def _modular_sum(residues: U64, exchange: Exchange, survivors: list[int]) -> ModularSum:
-    weight = float(sum(exchange.cohort[node].weight for node in survivors))
-    return ModularSum(residues, exchange.query, exchange.noise, weight)
+def _modular_sum(residues: U64, attempt: Attempt, survivors: list[int]) -> ModularSum:
+    weight = float(sum(attempt.cohort[node].weight for node in survivors))
+    return ModularSum(residues, attempt.query, attempt.noise, weight)
 
 
 def _reduce(residues: U64, bits: int) -> None:

@@ -1,8 +1,9 @@
 """Gaussian noise of a TRUSTED aggregator, independent or correlated across rounds.
 
-DP-FTRL: Kairouz et al. 2021, "Practical and private (deep) learning without sampling or
-shuffling"; Denisov et al. 2022, "Improved differential privacy for SGD via optimal private linear
-operators on adaptive streams". The sums that it gets from the nodes are PRIVATE.
+DP-FTRL: Kairouz et al. 2021 (arXiv 2103.00039), "Practical and private (deep) learning without
+sampling or shuffling"; Denisov et al. 2022 (arXiv 2202.08312), "Improved differential privacy for
+SGD via optimal private linear operators on adaptive streams". The sums that it gets from the nodes
+are PRIVATE.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from privsyn_flower.privacy.correlated import (
     NoiseKeyMissing,
     Participation,
     Stream,
-    factorization,
 )
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
@@ -256,11 +256,6 @@ class AggregatorNoise:
             if self._held is not None:
                 self._held.close()
                 self._held = None
-
-    def beside(self, name: str) -> AggregatorNoise:
-        """Noise of one more release in the same run, which costs as much as one participation."""
-        one, once = factorization("independent", 1), Participation(1)
-        return AggregatorNoise(one, once, self.multiplier, self.folder, f"{self.run}-{name}")
 
     def _charged_multiplier(self, rnd: int) -> float:
         before = float(self._cumulative[rnd - 2]) if rnd > 1 else 0.0

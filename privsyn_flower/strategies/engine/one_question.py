@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from flwr.serverapp import Grid
-
 from privsyn_flower.arrays import F64
-from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine.aggregation import Aggregation
-from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import Mechanism
-from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
+from privsyn_flower.strategies.engine.rounds import Strategy
 
 
 class OneQuestion(Strategy):
-    """One question for the round engine. names: what its coordinates are about, in their order.
+    """One question, for `Session.ask`. names: what its coordinates are about, in their order.
 
     released, noise_std: the noisy sum, once it was asked.
     """
@@ -58,43 +48,3 @@ class OneQuestion(Strategy):
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.released, self.noise_std = list(state["released"]), float(state["noise_std"])
-
-
-def ask_once(
-    question: OneQuestion,
-    *,
-    grid: Grid,
-    folder: RunFolder,
-    name: str,
-    plan: RoundPlan,
-    ledger: Ledger,
-    aggregation: Aggregation,
-    mechanism: Mechanism,
-    spare: int = 0,
-    progress: Progress = silent,
-    cohort: Cohort | None = None,
-    node_caches: Path | None = None,
-) -> None:
-    """Fill in `question`'s release, which is read from disk when it was made before.
-
-    folder, plan, ledger: the run's; the question keeps its files in `evaluations/NAME`, and is
-    charged under the run RUN-NAME with the plan's noise multiplier. All nodes are asked, whoever's
-    turn it is. spare: attempts that may fail after they were charged. cohort: of the run, whose
-    nodes and weights are then known; None greets them. node_caches: as of `Rounds`. Raises
-    NoRelease, TooFewNodes and AllNodesFailed, and ValueError when NAME was another question.
-    """
-    own = RunFolder(folder.path / "evaluations" / name)
-    asked = own.load_value("asked")
-    if asked not in (None, question.digest()):
-        raise ValueError(
-            f"{own.path} holds an evaluation of other models, or with another config: give it "
-            "those, or choose another name"
-        )
-    own.save_value("asked", question.digest())
-    plan = replace(plan, run=f"{plan.run}-{name}", spare_rounds=spare, cycle=0)
-    engine = Rounds(
-        grid, question, plan, own, ledger, aggregation, progress, mechanism, node_caches
-    )
-    if cohort is not None:
-        engine.cohort = Cohort(grid, plan, folder, progress, cohort.nodes)
-    engine.run()

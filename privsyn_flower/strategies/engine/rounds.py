@@ -25,8 +25,8 @@ from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import (
     Aggregation,
+    Attempt,
     Collected,
-    Exchange,
     Refused,
     SecureAggregation,
 )
@@ -132,6 +132,8 @@ class Rounds:
 
     def _after(self, done: int) -> int:
         """The rounds after `done`, as far as they go; returns the last one learned from."""
+        if done < self.strategy.rounds:
+            self.progress("rounds", done, self.strategy.rounds)
         for rnd in range(done + 1, self.strategy.rounds + 1):
             start = time.monotonic()
             try:
@@ -281,7 +283,7 @@ class Rounds:
             **self.mechanism.charge(query, noise, rnd),
         )
         start = time.monotonic()
-        sending = Exchange(
+        attempt = Attempt(
             self.grid,
             cohort,
             query,
@@ -293,7 +295,7 @@ class Rounds:
             revealing=lambda: self._revealing(charge),
         )
         try:
-            collected = self.aggregation.collect(sending)
+            collected = self.aggregation.collect(attempt)
             total = self.mechanism.finish(rnd, collected.total)
         except TooFewSurvivors as error:
             if not self.ledger.charge(charge).sent:

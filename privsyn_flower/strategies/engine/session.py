@@ -8,28 +8,38 @@ and what a run that goes on must find as it was.
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from flwr.serverapp import Grid
 
 from privsyn_flower.config import ledger_folder
+from privsyn_flower.files import write_atomic
+from privsyn_flower.local.node_failures import show
+from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import Phase, Promise
+from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress, silent
+from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
-from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan
+from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
-from privsyn_flower.strategies.engine.one_question import OneQuestion, ask_once
-from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
+from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
 from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
 
 PROMISED = "promised"  # name of the value in the run folder
+FAILED = "failed"  # why a question gave nothing, in its folder: it is not asked again
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,19 @@ class Session:
             **self.said,
         )
 
+    def doubt(self, noise: float, answers: float, **words: str) -> None:
+        """Warn, in Flower's log, of numbers that cannot give much; arguments as of `doubts`."""
+        epsilon, delta, users = self.promise.target, self.promise.delta, self.terms.users
+        for doubt in doubts(
+            epsilon=epsilon, delta=delta, users=users, noise=noise, answers=answers, key="users",
+            **words,
+        ):  # fmt: skip
+            logger.warning("%s", doubt.text)
+
+    def write_statement(self) -> None:
+        """The whole of it, as the run folder's privacy.md."""
+        write_atomic(self.folder.path / FILE, self.statement.page().encode())
+
     def plan(self, phase: Phase | None = None) -> RoundPlan:
         """The public numbers of a phase's rounds; of the main one when none is named."""
         terms = {
@@ -117,48 +140,173 @@ class Session:
         with held(self.ledger, self.folder):
             yield self.ledger
 
-    def rounds(self, strategy: Strategy, mechanism: Mechanism | None = None) -> Rounds:
+    def rounds(self, strategy: Strategy) -> Rounds:
         """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
-        self.folder.save_value(PROMISED, self._promised())
+        self._keep_promise()
+        plan = self.plan()
+        plan = replace(plan, spare_rounds=max(0, plan.spare_rounds - self._borrowed()))
         return Rounds(
             self.grid,
             strategy,
-            self.plan(),
+            plan,
             self.folder,
             self.ledger,
             self.aggregation,
             self.progress,
-            mechanism or self.mechanism(),
+            self.mechanism(),
             self.node_caches,
         )
 
-    def ask(
-        self, question: OneQuestion, phase: str, *, number: int = 1, cohort: Cohort | None = None
-    ) -> None:
-        """One question of a phase beside the rounds; inside `begun`. See `ask_once`.
+    @contextmanager
+    def running(self, strategy: Strategy) -> Iterator[Rounds]:
+        """`rounds` as `start` runs them. What failed on simulated nodes is shown at the end, and
+        the statement is then that of the nodes that were there."""
+        engine = self.rounds(strategy)
+        self._state(engine)
+        try:
+            yield engine
+        finally:
+            if self.node_caches is not None:
+                show(self.node_caches, engine.plan.run, engine.cohort.nodes.values())
+        self._state(engine)
 
-        number: which of the phase's it is; asked again, its release is read from disk. cohort: of
-        the rounds, whose nodes are then known. Raises ValueError for one more than is paid for.
+    def _state(self, engine: Rounds) -> None:
+        """Say whether every node is simulated; remembered, as a finished run greets nobody, and
+        one that has asked devices once is no simulation any more."""
+        if facts := engine.cohort.nodes.values():
+            deployed = any(node.deployed for node in facts)
+            before = self.folder.load_value("simulated")
+            self.folder.save_value("simulated", not deployed and before is not False)
+        simulated = self.folder.load_value("simulated") is True
+        self.statement = replace(self.statement, simulated=simulated)
+        self.write_statement()
+
+    def ask(
+        self,
+        question: OneQuestion,
+        phase: str,
+        *,
+        name: str = "",
+        last: bool = False,
+        cohort: Cohort | None = None,
+    ) -> None:
+        """Fill in the release of a phase's question, from disk when it was made; inside `begun`.
+
+        name: of its folder, `evaluations/NAME`, and of the run that is charged, RUN-NAME; "" for
+        the phase's. last: of an evaluation that no round follows; attempts of it may fail that the
+        rounds have left of their spares, which cost as much, beside those of the phase. cohort: of
+        the rounds, whose nodes and weights are then known, and nobody else is waited for; None
+        greets them. Raises as `Rounds.run`, but an evaluation that gave nothing is given up:
+        NoRelease, now and always. Raises ValueError for one more than is paid for, and when NAME
+        was another question.
         """
-        paid = self.promise[phase]
-        if not 1 <= number <= paid.rounds:
-            raise ValueError(f"{phase} {number}: the run has paid for {paid.rounds} of them")
-        self.folder.save_value(PROMISED, self._promised())
-        name = phase if paid.rounds == 1 else f"{phase}-{number:04d}"
-        ask_once(
-            question,
-            grid=self.grid,
-            folder=self.folder,
-            name=name,
-            plan=self.plan(paid),
-            ledger=self.ledger,
-            aggregation=self.aggregation,
-            mechanism=self.mechanism(paid, name),
-            spare=paid.spare,
-            progress=self.progress,
-            cohort=cohort,
-            node_caches=self.node_caches,
+        paid, name = self.promise[phase], name or phase
+        if Path(name).name != name or name == "..":
+            raise ValueError(f"{name!r} must be the name of a folder, of one part")
+        if len(self.asked(phase) - {name}) >= paid.rounds:
+            raise ValueError(f"{name}: the run has paid for {paid.rounds} of {phase!r}, all begun")
+        self._keep_promise()
+        own = RunFolder(self.folder.path / "evaluations" / name)
+        if own.load_value("asked") not in (None, question.digest()):
+            raise ValueError(
+                f"{own.path} holds an evaluation of other models, or with another config: give it "
+                "those, or choose another name"
+            )
+        own.save_value("phase", phase)
+        own.save_value("asked", question.digest())
+        spare = paid.spare - self._failed(self.asked(phase) - {name})
+        spare += self.unused_spares(name) if last and paid.evaluates else 0
+        engine = self._engine(question, paid, own, max(0, spare), cohort)
+        try:
+            if failed := own.load_value(FAILED):
+                raise NoRelease(failed)
+            engine.run()
+        except (NoRelease, TooFewNodes) as error:
+            waits = isinstance(error, TooFewNodes) and cohort is None  # they may still come
+            if waits or not paid.evaluates:
+                raise
+            own.save_value(FAILED, str(error))
+            engine.mechanism.close(complete=True)  # nobody asks again: the key of its noise goes
+            raise NoRelease(str(error)) from error
+
+    def _engine(
+        self,
+        question: OneQuestion,
+        paid: Phase,
+        own: RunFolder,
+        spare: int,
+        cohort: Cohort | None,
+    ) -> Rounds:
+        """Of one question; where nodes are drawn, other ones than for the rounds.
+
+        What an evaluation says is taken as it comes, whatever failed on simulated nodes: whose
+        data fails must not choose the result.
+        """
+        plan, name = self.plan(paid), own.path.name
+        plan = replace(
+            plan,
+            run=f"{plan.run}-{name}",
+            seed=int(seeded(plan.seed, name).integers(2**31)),
+            spare_rounds=spare,
         )
+
+        def progress(stage: str, done: float, total: float, note: str = "") -> None:
+            self.progress(name if stage == "rounds" else stage, done, total, note)
+
+        mechanism = self.mechanism(paid, name)
+        engine = Rounds(
+            self.grid, question, plan, own, self.ledger, self.aggregation, progress, mechanism,
+            None if paid.evaluates else self.node_caches,
+        )  # fmt: skip
+        known = {} if cohort is None else cohort.nodes
+        engine.cohort = Cohort(self.grid, plan, self.folder, progress, known)
+        return engine
+
+    def asked(self, phase: str) -> set[str]:
+        """Names of the questions of a phase that were begun; of any, when the folder is gone."""
+        found, of = set(), dict[str, object]()
+        for path in (self.folder.path / "evaluations").glob("*/"):
+            # Earlier versions noted no phase, and named an app's evaluation-0003.
+            of[path.name] = RunFolder(path).load_value("phase") or path.name.partition("-")[0]
+        for name in {*of, *self._charged()}:
+            found |= {name} if of.get(name, phase) == phase else set()
+        return found
+
+    def unused_spares(self, name: str = "") -> int:
+        """Attempts that may fail of a question after the rounds: what they, and the questions
+        beside them but for `name`, have left of theirs, which is paid for. None of a trusted
+        aggregator, whose failed attempts cost nothing."""
+        main = self.promise.main
+        if main.source == "aggregator":
+            return 0
+        charges = self.ledger.charges(run=run_id(self.folder))
+        failed = sum(charge.state == "reserved" for charge in charges)
+        return max(0, main.spare - failed - self._borrowed(name))
+
+    def _borrowed(self, without: str = "") -> int:
+        """Spare attempts of the rounds that questions beside them, but for one, have used."""
+        if self.promise.main.source == "aggregator":
+            return 0
+        used = 0
+        for phase in self.promise.phases:
+            names = self.asked(phase.name) - {without}
+            used += max(0, self._failed(names) - phase.spare) if phase.evaluates else 0
+        return used
+
+    def _failed(self, names: set[str]) -> int:
+        """Attempts of these questions that were charged beyond one each."""
+        charged = self._charged()
+        return sum(max(0, charged[name] - 1) for name in names)
+
+    def _charged(self) -> Counter[str]:
+        """Attempts that are charged, by the name of the question beside the rounds."""
+        run = f"{run_id(self.folder)}-"
+        charges = (charge for charge in self.ledger.charges() if charge.state != "void")
+        return Counter(c.run.removeprefix(run) for c in charges if c.run.startswith(run))
+
+    def _keep_promise(self) -> None:
+        if self.folder.load_value(PROMISED) is None:
+            self.folder.save_value(PROMISED, self._promised())
 
     def _promised(self) -> dict[str, Any]:
         """What must not change while a run of any method lasts, as JSON has it."""

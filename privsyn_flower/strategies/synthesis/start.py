@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -11,18 +10,15 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
-from privsyn_flower.local.node_failures import NODES, show
-from privsyn_flower.privacy.accounting.feasibility import doubts
+from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.promise import ROUNDS, Phase, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
-from privsyn_flower.strategies.engine.rounds import Rounds, Strategy
+from privsyn_flower.strategies.engine.rounds import Strategy
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text.prompts import LabelledText
-
-logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
@@ -89,13 +85,8 @@ class SynthesisStrategy(Strategy):
         promise something else than those that `folder` was begun with. Noise that leaves nothing of
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         """
-        run, how = RunFolder(folder), aggregation or SecureAggregation()
         made = promise(epsilon, delta, self.phases(spare_rounds), ledger_epsilon=ledger_epsilon)
         noise = made.main.equivalent
-        for doubt in doubts(
-            epsilon=epsilon, delta=delta, users=users, noise=noise, answers=users, key="users"
-        ):
-            logger.warning("%s", doubt.text)
         terms = Terms(
             users,
             min_surviving_weight,
@@ -108,23 +99,27 @@ class SynthesisStrategy(Strategy):
             ledger=ledger,
             population_name=population_name,
         )
-        caches = cache_folder(RunConfig()) / NODES
-        self.attach(run)
-        session = Session(grid, run, made, terms, how, progress=progress, node_caches=caches)
-        with run.lock():
-            with session.begun() as book:
-                engine = session.rounds(self)
-                done = engine.run()
-                spent = book.spent_epsilon(run=engine.plan.run)
-            show(caches, engine.plan.run, engine.cohort.nodes.values())
-            statement = replace(session.statement, simulated=simulated(run, engine))
-        result = SynthesisResult(list(self.seeds), done, epsilon, delta, noise, spent, statement)
-        return replace(result, ended_early=engine.ended_early)
-
-
-def simulated(folder: RunFolder, engine: Rounds) -> bool:
-    """Whether every node said so; remembered, because a finished run greets nobody again."""
-    facts = engine.cohort.nodes.values()
-    if facts:
-        folder.save_value("simulated", not any(node.deployed for node in facts))
-    return folder.load_value("simulated") is True
+        session = Session(
+            grid,
+            RunFolder(folder),
+            made,
+            terms,
+            aggregation or SecureAggregation(),
+            progress=progress,
+            node_caches=cache_folder(RunConfig()) / NODES,
+        )
+        session.doubt(noise, answers=users)
+        self.attach(session.folder)
+        with session.folder.lock(), session.begun() as book, session.running(self) as engine:
+            done = engine.run()
+            spent = book.spent_epsilon(run=engine.plan.run)
+        return SynthesisResult(
+            list(self.seeds),
+            done,
+            epsilon,
+            delta,
+            noise,
+            spent,
+            session.statement,
+            ended_early=engine.ended_early,
+        )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -52,30 +54,58 @@ def empty_cache(device: str) -> None:
         torch.mps.empty_cache()
 
 
-def map_batches(
-    work: Callable[[Item], Result], batches: Sequence[Item], device: str
-) -> Iterator[Result]:
-    """work(batch) for every batch, in order; in threads of one torch thread each on a CPU.
+def cpu_workers() -> int:
+    """Side by side on a CPU: OMP_NUM_THREADS, or the cores of this process; MOST_WORKERS."""
+    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if told.isdigit() and int(told):
+        return min(int(told), MOST_WORKERS)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return min(cores or 1, MOST_WORKERS)
+
+
+@contextmanager
+def one_worker() -> Iterator[None]:
+    """Inside, torch computes with what one worker has of its threads: one, on a few cores.
 
     The matrices of a small model are too small to share: two threads on one product mostly wait
-    for each other. So each of the caller's torch threads takes batches of its own; the results
-    are those of one thread, however many there are.
-
-    `work` must not change shared state. The number of torch threads, which the caller set, is
-    the number of workers (at most MOST_WORKERS, the rest shared among them) and is restored.
+    for each other, and spin while they do. Where other work takes a core they never meet.
     """
     import torch
 
     threads = torch.get_num_threads()
-    workers = min(threads, MOST_WORKERS, len(batches))
-    if device != "cpu" or workers < 2:
+    torch.set_num_threads(_threads_each(threads))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def map_batches(
+    work: Callable[[Item], Result], batches: Sequence[Item], device: str
+) -> Iterator[Result]:
+    """work(batch) for every batch, in order; on a CPU by workers of one torch thread each.
+
+    The results are those of one worker, however many there are. `work` must not change shared
+    state. More torch threads than MOST_WORKERS are shared among the workers; the caller's number
+    of torch threads is restored.
+    """
+    if device != "cpu":
         yield from map(work, batches)
         return
+    import torch
+
+    threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(
-        workers, initializer=torch.set_num_threads, initargs=(threads // workers,)
+        max(1, min(cpu_workers(), len(batches))),
+        initializer=torch.set_num_threads,
+        initargs=(_threads_each(threads),),
     )
     try:
         yield from pool.map(work, batches)
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
+
+
+def _threads_each(threads: int) -> int:
+    return max(1, threads // cpu_workers())

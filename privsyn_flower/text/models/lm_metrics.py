@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows
-from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
@@ -108,7 +108,7 @@ class Scorer:
         for batch in _batches(rows):
             ids, mask = pad_rows(batch, 0)  # padding comes after all that is looked at
             ids, mask = ids.to(self.device), mask.to(self.device)
-            with torch.inference_mode():
+            with one_worker(), torch.inference_mode():
                 logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
                 targets = ids.masked_fill(mask == 0, IGNORED)[:, 1:]
                 losses = torch.nn.functional.cross_entropy(

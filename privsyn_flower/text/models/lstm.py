@@ -1,10 +1,10 @@
 """The keyboard's language model: a small LSTM over words, as an ordinary Hugging Face model.
 
-Hard et al. 2018, "Federated learning for mobile keyboard prediction", section 3: embeddings of 96,
-one layer of 670 cells with coupled input and forget gates (Greff et al. 2017) and a recurrent
-projection back to 96 (Sak et al. 2014). With 10,000 words and one matrix for input and output
-that makes their 1.4 million parameters. "Prompt public LLMs to synthesize data", section 4, states
-670, 96, 30,000 words and about 6 million parameters: that is two matrices, the default here.
+Hard et al. 2018 (arXiv 1811.03604), "Federated learning for mobile keyboard prediction", section 3:
+embeddings of 96, one layer of 670 cells with coupled input and forget gates (Greff et al. 2017) and
+a recurrent projection back to 96 (Sak et al. 2014). With 10,000 words and one matrix for input and
+output that makes their 1.4 million parameters. "Prompt public LLMs to synthesize data", section 4,
+states 670, 96, 30,000 words and about 6 million parameters: that is two matrices, the default here.
 
 Importing this file makes the model known to transformers' Auto classes. It imports torch, so only
 those import it who are about to load such a model (`pretrained.know_model`).
@@ -34,6 +34,7 @@ from privsyn_flower.files import build_folder
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
+from privsyn_flower.text.models.devices import one_worker
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
@@ -194,7 +195,8 @@ def make_lstm(
         torch.manual_seed(int(seeded(seed, "lstm", "weights").integers(1 << 62)))
         model = LstmForCausalLM(config)
     if steps:
-        _pretrain(model, tokenizer, texts, steps, budget_seconds, seed, progress)
+        with one_worker():
+            _pretrain(model, tokenizer, texts, steps, budget_seconds, seed, progress)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

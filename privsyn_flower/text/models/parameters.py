@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privsyn_flower.arrays import U8
-from privsyn_flower.text.fingerprints import file_digest
+from privsyn_flower.text.digests import file_digest
 
 Array = npt.NDArray[Any]
 Parameters = Mapping[str, Array]

@@ -26,7 +26,7 @@ from privsyn_flower.text.models.adapters import (
     check_adapter,
     load_weights,
 )
-from privsyn_flower.text.models.devices import empty_cache
+from privsyn_flower.text.models.devices import empty_cache, one_worker
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.data import Row, encode_pairs
 from privsyn_flower.text.preference.steps import (
@@ -55,7 +55,7 @@ def fit(
     switched off it is the reference.
     """
     checkpoints = work / CHECKPOINTS
-    with quiet(), untouched_randomness(), responses_only(setting.device):
+    with quiet(), untouched_randomness(), responses_only(setting.device), one_worker():
         tokenizer = load_tokenizer(setting.model, KEY)
         model = load_model(
             "AutoModelForCausalLM", setting.model, KEY, setting.device, setting.dtype

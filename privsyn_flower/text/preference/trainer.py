@@ -1,7 +1,8 @@
 """Preference training of a causal language model: DPO or SFT of a LoRA adapter.
 
 POPri, section 3 (3) and appendix B: the responses that users preferred are made more likely than
-those they did not, relative to the public base model (Rafailov et al. 2023, equation 7).
+those they did not, relative to the public base model (Rafailov et al. 2023, arXiv 2305.18290,
+equation 7).
 """
 
 from __future__ import annotations

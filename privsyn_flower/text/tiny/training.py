@@ -21,6 +21,7 @@ import torch
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
+from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.tiny.muon import TinyOptimizer, clip_gradients, linear_schedule
 from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups, Recipe
@@ -49,9 +50,9 @@ def train_model(
     """Train one model on public `groups` of texts and write it into `folder`, which must exist.
 
     init: folder of a tiny causal model whose tokenizer (all kinds) and weights (generator) are
-    taken over. A training that meets `budget_seconds` ends early with its learning rate fallen
-    to zero like a full one. Returns steps, tokens, seconds and the final mean loss in nats.
-    Raises ValueError when there is too little text.
+    taken over. On a CPU one worker trains (`one_worker`). A training that meets `budget_seconds`
+    ends early with its learning rate fallen to zero like a full one. Returns steps, tokens, seconds
+    and the final mean loss in nats. Raises ValueError when there is too little text.
     """
     texts = list(chain.from_iterable(groups))
     if sum(map(len, texts)) < 1000:
@@ -62,7 +63,9 @@ def train_model(
         model = _model(recipe, init)
     rng = seeded(seed, recipe.kind, "training")
     rows = _rows(groups, recipe, tokenizer, rng)
-    report = _fit(model, rows, _loss(model, recipe, seed), recipe, rng, budget_seconds, progress)
+    with one_worker():
+        loss = _loss(model, recipe, seed)
+        report = _fit(model, rows, loss, recipe, rng, budget_seconds, progress)
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     about = {"recipe": asdict(recipe), "seed": seed, "training": report}

@@ -5,6 +5,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
+from privsyn_flower.config import AveragingConfig
 from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation
 from tabular.task import Model, accuracy, public_rows
 
@@ -20,7 +21,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     clinics, rounds = int(context.run_config["clinics"]), int(context.run_config["rounds"])
-    strategy = DPFedAvg(clip_norm=0.5)
+    strategy = DPFedAvg(AveragingConfig(clip_norm=0.5))
     result = strategy.start(
         grid,
         initial_arrays=ArrayRecord(Model().state_dict()),

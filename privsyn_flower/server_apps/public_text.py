@@ -1,4 +1,4 @@
-"""Configuration -> the parts of a run: public text, models, noise, ledger, statement."""
+"""Configuration -> the public text of a run, and whether its users are real or simulated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.progress import Progress
-from privsyn_flower.strategies.engine.aggregation import Aggregation, PlainSum, SecureAggregation
 
 
 @dataclass(frozen=True)
@@ -62,9 +61,3 @@ def candidates(pool: list[str], config: RunConfig) -> list[str]:
     """
     words = config.data.sample_words
     return list(dict.fromkeys(" ".join(text.split()[:words]) for text in pool))
-
-
-AGGREGATIONS: dict[str, type[Aggregation]] = {
-    "secure": SecureAggregation,
-    "plain": PlainSum,
-}
