@@ -32,7 +32,13 @@ class PopriConfig(Section):
     training: Literal["dpo", "sft"] = Field("dpo", description="DPO, or SFT on the best (PE+SFT)")
     beta: float = Field(0.01, gt=0, description="DPO: strength of the reference")
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="above 0: conservative DPO")
-    learning_rate: float = Field(5e-7, gt=0, description="AdamW's peak; a cosine within a round")
+    learning_rate: float = Field(5e-7, gt=0, description="AdamW's peak")
+    schedule: Literal["cosine", "constant"] = Field(
+        "cosine", description="the rate within a round: a cosine to 0, or the same throughout"
+    )
+    warmup_steps: int = Field(
+        0, ge=0, description="steps of the run's first training in which the rate rises"
+    )
     epochs: int = Field(2, ge=1, description="passes over a round's pairs")
     batch_size: int = Field(24, ge=1, description="pairs of one optimiser step")
     micro_batch_size: int = Field(8, ge=1, description="pairs in memory at once")

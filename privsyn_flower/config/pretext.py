@@ -33,6 +33,10 @@ class PreTextConfig(Section):
     retrieval_neighbors: int = Field(16, ge=1, description="public neighbours to draw from")
     mask_fraction: float = Field(0.3, gt=0, lt=1, description="MASK%")
     mask_steps: int = Field(2, ge=1, description="W_steps")
+    mask_passes: int = Field(
+        1, ge=0, description="forward passes that fill one step's masks; 0: one mask at a time, "
+        "as the authors' code does"
+    )  # fmt: skip
     temperature: float = Field(1.0, gt=0, description="of the mask-fill")
     top_p: float = Field(1.0, gt=0, le=1, description="of the mask-fill")
     max_tokens: int = Field(64, ge=8, description="length of a candidate in tokens")

@@ -18,7 +18,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
+from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, unknown_token
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 
 Rows = list[list[int]]
@@ -74,6 +74,7 @@ class Downstream:
         self._start = {
             name: value.detach().clone() for name, value in self.model.state_dict().items()
         }
+        self._unknown = unknown_token(self.tokenizer)
         self._pad = self.tokenizer.pad_token_id
         if self._pad is None:  # GPT-2 has none; padding is masked out, so any id will do
             self._pad = self.tokenizer.eos_token_id or 0
@@ -116,7 +117,7 @@ class Downstream:
                     input_ids=ids.to(self.device), attention_mask=mask.to(self.device)
                 ).logits
             labels = ids.masked_fill(mask == 0, IGNORED).to(self.device)
-            result[places] = row_sums(logits, labels)
+            result[places] = row_sums(logits, labels, self._unknown)
         return result
 
     def user_sums(self, users: Mapping[str, Rows]) -> F64:

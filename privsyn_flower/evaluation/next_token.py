@@ -47,10 +47,12 @@ def next_token_metrics(
     return result
 
 
-def row_sums(logits: torch.Tensor, labels: torch.Tensor) -> F64:
+def row_sums(logits: torch.Tensor, labels: torch.Tensor, unknown: int | None = None) -> F64:
     """Logits (b, l, v), labels (b, l) -> (b, 3) sums per row: loss in nats, correct, tokens.
 
     Sums, not means, so that users can be pooled and resampled. Shifted by one; -100 is ignored.
+    unknown: the id of words outside of the vocabulary, as which no prediction is right: nobody
+    has named the word.
     """
     import torch
 
@@ -60,6 +62,8 @@ def row_sums(logits: torch.Tensor, labels: torch.Tensor) -> F64:
     )
     counted = targets != IGNORED
     correct = (scores.argmax(dim=-1) == targets) & counted
+    if unknown is not None:
+        correct &= targets != unknown
     columns = (losses.double().sum(1), correct.double().sum(1), counted.double().sum(1))
     table: F64 = torch.stack(columns, dim=1).cpu().numpy()
     return table

@@ -78,6 +78,7 @@ class Models:
             self.folder("infiller"),
             mask_fraction=pretext.mask_fraction,
             steps=pretext.mask_steps,
+            passes=pretext.mask_passes,
             temperature=pretext.temperature,
             top_p=pretext.top_p,
             max_tokens=pretext.max_tokens,

@@ -134,6 +134,32 @@ def test_it_is_scored_and_fine_tuned(folder: Path) -> None:
     assert correct == downstream.sums(rows)[:, 1].sum()
 
 
+def test_nobody_is_right_about_a_word_outside_of_the_vocabulary(folder: Path) -> None:
+    """Of a model that says <unk> and nothing else, over text of which half the words are unknown."""
+    downstream, scorer = Downstream(folder, length=16), Scorer(folder, "cpu")
+    unknown = downstream.tokenizer.unk_token_id
+    rows = downstream.encode(["mean zebra fox zebra"])
+    assert rows[0][1:].count(unknown) == 2
+    for model in (downstream.model, scorer.model):
+        with torch.no_grad():
+            model.output.bias[unknown] = 1e6
+    assert downstream.sums(rows)[0, 1:].tolist() == [0, 4]
+    assert scorer.sums(rows, 100.0)[0] == 0
+
+
+def test_words_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    loss = lstm.causal_loss
+
+    def seen(model: Any, ids: Any, mask: Any) -> Any:
+        sizes.append(ids.numel())
+        return loss(model, ids, mask)
+
+    monkeypatch.setattr(lstm, "causal_loss", seen)
+    lstm.make_lstm(tmp_path, SENTENCES, steps=3, batch_words=30, **TINY)
+    assert len(sizes) == 3 and max(sizes) <= 30
+
+
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_it_is_trained_on_a_node(folder: Path, kind: Any) -> None:
     model = CausalLM(Scorer(folder, "cpu"))

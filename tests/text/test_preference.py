@@ -159,6 +159,36 @@ def test_accumulated_steps_are_the_steps(
         assert np.allclose(ours, theirs, atol=1e-3) and np.abs(ours).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    ("changes", "rates"),
+    [
+        ({}, [1.0, 0.75, 0.25]),
+        ({"schedule": "constant"}, [1.0, 1.0, 1.0]),
+        ({"schedule": "constant", "warmup_steps": 2}, [0.0, 0.5, 1.0]),
+    ],
+)
+def test_the_rate_of_every_step(
+    causal_folder: Path, first: Trained, tmp_path: Path, changes: Any, rates: list[float]
+) -> None:
+    """Of a first training; one that goes on from an adapter has no warm-up."""
+    from privsyn_flower.text.preference.steps import epoch_metrics
+
+    told: list[list[float]] = []
+
+    def recorded(history: Any, *others: Any) -> Any:
+        told.append([entry["learning_rate"] for entry in history if "learning_rate" in entry])
+        return epoch_metrics(history, *others)
+
+    training = trainer(causal_folder, batch_size=2, **changes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("privsyn_flower.text.preference.fit.epoch_metrics", recorded)
+        training.train(PAIRS, start=None, work=tmp_path / "first", seed=0)
+        training.train(PAIRS, start=first.adapter, work=tmp_path / "later", seed=0)
+    assert told[0] == pytest.approx([1e-2 * rate for rate in rates])
+    assert told[1][0] == 1e-2
+    assert (told[1] == told[0]) == ("warmup_steps" not in changes)
+
+
 def test_sft_raises_the_likelihood_of_the_chosen(
     causal_folder: Path, generator: HuggingFaceGenerator, tmp_path: Path
 ) -> None:
@@ -282,6 +312,8 @@ def test_wrong_settings_and_pairs(causal_folder: Path, tmp_path: Path) -> None:
         ({"label_smoothing": 0.5}, r"popri.label-smoothing = 0.5: must lie in \[0, 0.5\)"),
         ({"epochs": 0}, "popri.epochs = 0"),
         ({"lora_rank": 0}, "popri.lora-rank = 0"),
+        ({"schedule": "linear"}, "popri.schedule = 'linear'"),
+        ({"warmup_steps": -1}, "popri.warmup-steps = -1"),
     ]:
         with pytest.raises(ValueError, match=message):
             trainer(causal_folder, **settings)

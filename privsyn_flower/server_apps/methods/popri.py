@@ -96,6 +96,8 @@ class POPriRecipe(Synthesis[POPri]):
             beta=popri.beta,
             label_smoothing=popri.label_smoothing,
             learning_rate=popri.learning_rate,
+            schedule=popri.schedule,
+            warmup_steps=popri.warmup_steps,
             epochs=popri.epochs,
             batch_size=popri.batch_size,
             micro_batch_size=popri.micro_batch_size,

@@ -24,6 +24,16 @@ def encode(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]
     return rows
 
 
+def unknown_token(tokenizer: Any) -> int | None:
+    """The id that stands for every word outside of the vocabulary; None where all can be spelled.
+
+    GPT-2's tokenizer names its end-of-text token so, and never writes it for a word.
+    """
+    other = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    unknown: int | None = tokenizer.unk_token_id
+    return None if unknown in other else unknown
+
+
 def token_batches(lengths: Sequence[int] | I64, budget: int, rng: np.random.Generator) -> list[I64]:
     """Row numbers of one epoch's batches, each of at most `budget` padded tokens.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows
+from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows, unknown_token
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
 from privsyn_flower.text.models.pretrained import (
@@ -40,6 +40,7 @@ class Scorer:
         self.device = resolve_device(device)
         self.tokenizer = load_tokenizer(folder, key)
         self.model = load_model("AutoModelForCausalLM", folder, key, self.device, "float32")
+        self._unknown = unknown_token(self.tokenizer)
         self._named = dict(self.model.named_parameters())
         self._busy = threading.Lock()
 
@@ -115,7 +116,10 @@ class Scorer:
                     logits.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
                 )
                 counted = targets != IGNORED
-                correct += int((logits.argmax(dim=-1) == targets)[counted].sum())
+                right = (logits.argmax(dim=-1) == targets) & counted
+                if self._unknown is not None:  # nobody has named the word
+                    right &= targets != self._unknown
+                correct += int(right.sum())
                 nats += float(losses[counted].double().clamp(0.0, max_loss).sum())
         return correct, nats
 

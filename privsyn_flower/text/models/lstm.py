@@ -44,7 +44,6 @@ MODEL_TYPE = "privsyn-lstm"
 WORDS, HIDDEN, EMBEDDING = 30_000, 670, 96  # Gboard paper, section 4
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
 LONGEST = 64  # words of a text that pre-training looks at
-BATCH_WORDS = 2048  # padded, of one step of pre-training; the paper's batches are "20K"
 STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the paper's: 150K
 # Gboard paper, section 4.1 and appendix C.1.
 LEARNING_RATE, ADAM_EPSILON = 1e-3, 1e-9
@@ -135,8 +134,8 @@ def word_tokenizer(texts: Iterable[str], words: int) -> PreTrainedTokenizerFast:
     """A tokenizer of the most frequent lower-case words and punctuation of public texts.
 
     words: size of the vocabulary, four special words included. Equally frequent words are taken
-    in alphabetical order. A word that is not in it becomes <unk>, which counts as a word like any
-    other: a model can be right about it. Raises ValueError for a size below 5.
+    in alphabetical order. A word that is not in it becomes <unk>, which a model learns to predict
+    but is never right about (`unknown_token`). Raises ValueError for a size below 5.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -170,6 +169,7 @@ def make_lstm(
     coupled: bool = True,
     tied: bool = False,
     steps: int = 0,
+    batch_words: int = 2048,
     budget_seconds: float = float("inf"),
     seed: int = 0,
     progress: Progress = silent,
@@ -177,7 +177,8 @@ def make_lstm(
     """Write a word-level LSTM trained on public texts, with its tokenizer, into `folder`.
 
     words: most words of the vocabulary; a small corpus has fewer. steps: of Adam at the Gboard
-    paper's rate (section 4.1); 0: random weights. budget_seconds: no step starts after them.
+    paper's rate (section 4.1); 0: random weights. batch_words: padded words of one step.
+    budget_seconds: no step starts after them.
     seed: of weights and order. Raises ValueError when steps are asked for and no text has a word.
     """
     tokenizer = word_tokenizer(texts, words)
@@ -196,7 +197,7 @@ def make_lstm(
         model = LstmForCausalLM(config)
     if steps:
         with one_worker():
-            _pretrain(model, tokenizer, texts, steps, budget_seconds, seed, progress)
+            _pretrain(model, tokenizer, texts, steps, batch_words, budget_seconds, seed, progress)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -207,13 +208,14 @@ def _pretrain(
     tokenizer: Any,
     texts: Sequence[str],
     steps: int,
+    batch_words: int,
     budget_seconds: float,
     seed: int,
     progress: Progress,
 ) -> None:
     """Adam on the mean loss of a next word; batches of texts of similar length."""
     rng = seeded(seed, "lstm", "order")
-    picked = rng.permutation(len(texts))[: steps * BATCH_WORDS]  # what the steps can read
+    picked = rng.permutation(len(texts))[: steps * batch_words]  # what the steps can read
     rows = [row for row in encode(tokenizer, [texts[i] for i in picked], LONGEST) if len(row) > 1]
     if not rows:
         raise ValueError("no public text has a word: an LSTM cannot be trained on it")
@@ -225,7 +227,7 @@ def _pretrain(
         if time.monotonic() > end:
             break
         if not waiting:
-            waiting = token_batches([len(row) for row in rows], BATCH_WORDS, rng)
+            waiting = token_batches([len(row) for row in rows], batch_words, rng)
         ids, mask = pad_rows([rows[i] for i in waiting.pop()], model.config.pad_token_id)
         optimizer.zero_grad()
         causal_loss(model, ids, mask).backward()  # type: ignore[no-untyped-call]
@@ -238,13 +240,15 @@ def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = 
     """The folder of `models.downstream = "lstm"`: found in the cache, or trained there now.
 
     Trained on all public text but the minority's, as the embedded tiny model is, for
-    models.train-steps steps (0: STEPS) or models.train-seconds. Its name is the hash of the texts
-    and of the numbers; other processes wait for it. Raises ValueError without public text.
+    models.train-steps steps (0: STEPS) of models.lstm-batch-words or models.train-seconds. Its name
+    is the hash of the texts and of the numbers; other processes wait for it. Raises ValueError
+    without public text.
     """
     from privsyn_flower.config import cache_folder
 
     texts, steps = federation.public_general(), config.models.train_steps or STEPS
-    numbers = [WORDS, HIDDEN, EMBEDDING, BATCH_WORDS, LONGEST, steps]
+    batch_words = config.models.lstm_batch_words
+    numbers = [WORDS, HIDDEN, EMBEDDING, batch_words, LONGEST, steps]
     digest = hashlib.sha256(json.dumps([numbers, texts]).encode())
     target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
     if target.is_dir():
@@ -256,6 +260,7 @@ def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = 
             folder,
             texts,
             steps=steps,
+            batch_words=batch_words,
             budget_seconds=config.models.train_seconds,
             progress=progress,
         )

@@ -39,6 +39,8 @@ from privsyn_flower.text.preference.steps import (
 )
 from privsyn_flower.text.preference.tuning import CHECKPOINTS, KEY, Setting, Tuning
 
+SCHEDULES = {"cosine": "cosine", "constant": "constant_with_warmup"}  # transformers' names
+
 
 def fit(
     setting: Setting,
@@ -61,7 +63,8 @@ def fit(
             "AutoModelForCausalLM", setting.model, KEY, setting.device, setting.dtype
         )
         base = base_of(setting.model, model, KEY)
-        arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed)
+        rising = 0 if start is not None else tuning.warmup_steps
+        arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
         build = _dpo if tuning.method == "dpo" else _sft
         trainer = build(model, tokenizer, pairs, tuning, arguments)
         if start is not None:
@@ -186,9 +189,13 @@ def _with_reference(trainer: Any, dataset: Dataset, rows: Sequence[Row]) -> Data
 
 
 def _arguments(
-    setting: Setting, tuning: Tuning, folder: Path, dtype: torch.dtype, seed: int
+    setting: Setting, tuning: Tuning, folder: Path, dtype: torch.dtype, seed: int, rising: int
 ) -> dict[str, Any]:
-    """What both of TRL's configurations take; one seed for the fresh adapter and the order."""
+    """What both of TRL's configurations take; one seed for the fresh adapter and the order.
+
+    rising: steps in which the rate rises. The authors' optimiser and schedule go on through all
+    rounds, so that only the first round's begin low.
+    """
     number = int(seeded(seed, "preference training").integers(1 << 31))
     return {
         "output_dir": str(folder),
@@ -196,7 +203,8 @@ def _arguments(
         "per_device_train_batch_size": tuning.pairs_at_once,
         "gradient_accumulation_steps": tuning.batch_size // tuning.pairs_at_once,
         "learning_rate": tuning.learning_rate,
-        "lr_scheduler_type": "cosine",
+        "lr_scheduler_type": SCHEDULES[tuning.schedule],
+        "warmup_steps": rising,
         "optim": "adamw_torch",
         "max_length": None,
         "gradient_checkpointing": setting.gradient_checkpointing,

@@ -43,7 +43,10 @@ class PreferenceTrainer:
         method: `dpo`, or `sft` on the chosen responses (the paper's PE + SFT).
         beta: strength of the reference, which is the base without adapter in every round.
         label_smoothing: above 0: conservative DPO, the chance that a preference is wrong.
-        learning_rate: AdamW's peak; it falls along a cosine within the training.
+        learning_rate: AdamW's peak.
+        schedule: `cosine`: the rate falls to 0 within each training; `constant`: it stays.
+        warmup_steps: optimiser steps over which it rises first, in a training that starts from
+            the base; one that goes on from an adapter has the full rate at once.
         epochs: passes over the pairs; each leaves an adapter.
         batch_size, micro_batch_size: pairs of an optimiser step, and of one forward pass at most.
         lora_rank, lora_alpha: of the adapter on all linear layers except the output's.
@@ -63,6 +66,8 @@ class PreferenceTrainer:
         beta: float = 0.01,
         label_smoothing: float = 0.0,
         learning_rate: float = 5e-7,
+        schedule: Literal["cosine", "constant"] = "cosine",
+        warmup_steps: int = 0,
         epochs: int = 2,
         batch_size: int = 24,
         micro_batch_size: int = 8,
@@ -77,9 +82,9 @@ class PreferenceTrainer:
     ) -> None:
         self.tuning = Tuning(
             method=method, beta=beta, label_smoothing=label_smoothing,
-            learning_rate=learning_rate, epochs=epochs, batch_size=batch_size,
-            micro_batch_size=micro_batch_size, lora_rank=lora_rank, lora_alpha=lora_alpha,
-            ending=ending,
+            learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps,
+            epochs=epochs, batch_size=batch_size, micro_batch_size=micro_batch_size,
+            lora_rank=lora_rank, lora_alpha=lora_alpha, ending=ending,
         )  # fmt: skip
         found = resolve_device(device)
         if found.partition(":")[2] not in {"", "0"}:

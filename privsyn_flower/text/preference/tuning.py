@@ -20,6 +20,8 @@ class Tuning:
     beta: float
     label_smoothing: float
     learning_rate: float
+    schedule: Literal["cosine", "constant"]
+    warmup_steps: int
     epochs: int
     batch_size: int
     micro_batch_size: int
@@ -36,6 +38,12 @@ class Tuning:
         for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be at least 1")
+        if self.schedule not in {"cosine", "constant"}:
+            raise ValueError(
+                f"popri.schedule = {self.schedule!r}: must be 'cosine' or 'constant'"
+            )
+        if self.warmup_steps < 0:
+            raise ValueError(f"{_key('warmup_steps')} = {self.warmup_steps}: must be at least 0")
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(
                 f"{_key('label_smoothing')} = {self.label_smoothing}: must lie in [0, 0.5)"
