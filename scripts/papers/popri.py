@@ -21,12 +21,15 @@ score-bound = 1.0  # section 3.1
 rejected-rank = 5  # App. B.1, E.3
 training = "dpo"
 beta = 0.01  # the authors' configuration
-learning-rate = 8e-7  # App. B.1: 3e-7 to 8e-7
+learning-rate = 8e-7  # the authors' configuration; App. B.1: a cosine from 8e-7 to 3e-7
+schedule = "constant"  # the authors' configuration: start and end rate are the same
+warmup-steps = 10  # the authors' code, over the whole run: in the first round
 epochs = 2  # App. B.1
 batch-size = 24  # App. B.1
 lora-rank = 4  # section 3.1, App. B.1
 lora-alpha = 8.0  # section 3.1, App. B.1
 checkpoint = "private"  # App. B.1: the epoch of lowest FID to the private validation text
+select-samples = 1800  # the authors' code: one text to each of a round's 1,800 prompts
 [generation]
 backend = "vllm"  # the authors' code
 [expand]
@@ -36,7 +39,7 @@ top-p = 1.0  # the authors' configuration
 
 FEDERATED = """
 # POPri on $title at epsilon $epsilon (Hou et al., ICML 2025). Run: privsyn run $file
-epsilon = $epsilon.0  # section 5, Table 1
+epsilon = $epsilon.0  # section 5, Table 3
 delta = 3e-6  # section 5, App. B.1
 noise-multiplier = $sigma_1  # Table 3, by Opacus' RDP accountant (App. D.1); exactly it costs $exact_1, and $enough would do
 rounds = 20  # App. B.1: T
@@ -49,7 +52,6 @@ examples = 3  # section 3.1
 score = "standardised"  # the authors' code; "mean-cosine" is Algorithm 4 to the letter
 score-bound = 1.0  # section 3.1, Algorithm 4
 label-smoothing = 0.0  # the authors' configuration; App. E.2 tries more
-learning-rate = 8e-7  # App. B.1: 3e-7 to 8e-7; the authors' configuration starts here
 micro-batch-size = 4  # the authors' configuration: 4 pairs, 6 accumulation steps
 select = "last"  # Algorithm 1, line 30
 [expand]
@@ -71,13 +73,15 @@ date-from = "2023-04-01"  # section 4: published after Llama 3's knowledge cutof
 date-to = "2024-08-31"  # section 4
 partition = "date"  # section 4: sorted by date; test and validation are the newest
 chunk = true  # section 4: samples are successive spans of 64 tokens
-sample-words = 48  # App. F: 64 tokens, about 48 words
+sample-words = 48  # words, where App. F has 64 tokens: an approximation, see docs/methods.md
 near-duplicates = "keep"  # the paper removes none; "remove" gives cleaner test text, fewer users
 public-pool = 87000  # not in the paper; PrE-Text's
 public-validation = 512  # not in the paper
 """
 
 BIORXIV = """
+# $needed users in all. Section 4 counts 57k abstracts, App. F 72k: with fewer than $needed in the set
+# the run stops and says how many there are; then lower data.users.
 # Columns as the collectors' code writes them (bioRxiv's API); a renamed one is an error with its key.
 [data]
 source = "hub:hazylavender/biorxiv-abstract"  # section 4
@@ -91,6 +95,8 @@ samples-per-user = 512  # the paper has no cap, and no abstract comes near this 
 """
 
 CONGRESS = """
+# $needed users in all. Section 4 and App. F count 134k speeches: with fewer than $needed in the set the
+# run stops and says how many there are; then lower data.users.
 # Columns as the data set's card shows them; a renamed one is an error with its key.
 [data]
 source = "hub:hazylavender/CongressionalDataset"  # section 4
@@ -104,6 +110,7 @@ samples-per-user = 512  # the paper has no cap, and no speech comes near this on
 """
 
 FIGURE_3 = """
+# Figure 3 does not name its data set. bioRxiv is read from Table 2, of 1,000 clients a round too.
 rounds = 50  # App. C.1, for Figure 3: T
 [data]
 users = 10000  # section 5.2, Table 3
@@ -127,7 +134,7 @@ sampling-rate = $rate  # Table 3: $clients of 10,000 clients a round
 BASELINE = """
 # Learning rate and bound are the paper's grid, which does not say which of them won: the middle ones
 # stand here, the others in configs/grids/popri.toml.
-epsilon = $epsilon.0  # section 5, Table 1
+epsilon = $epsilon.0  # section 5, Table 3
 delta = 3e-6  # App. C.1
 rounds = 20  # App. C.1, for Table 1: T
 spare-rounds = 0  # the paper knows no failed rounds
@@ -196,9 +203,15 @@ FEDERATED_RUNS = {
     "partial-10000": ("1", "30.6", "0.917", "28.25", "30.8", "0.91"),
 }
 DATA = {  # steps: 80 epochs of one sample a client, in batches of 160
-    "biorxiv": ([HUB, BIORXIV], {"title": "bioRxiv", "steps": "36000"}),
-    "congress": ([HUB, CONGRESS], {"title": "Congressional Speeches", "steps": "66500"}),
-    "partial": ([HUB, BIORXIV, FIGURE_3], {"title": "bioRxiv", "steps": "5000"}),
+    "biorxiv": ([HUB, BIORXIV], {"title": "bioRxiv", "needed": "72,543", "steps": "36000"}),
+    "congress": (
+        [HUB, CONGRESS],
+        {"title": "Congressional Speeches", "needed": "134,149", "steps": "66500"},
+    ),
+    "partial": (
+        [HUB, BIORXIV, FIGURE_3],
+        {"title": "bioRxiv", "needed": "10,543", "steps": "5000"},
+    ),
 }
 PARTIAL = {  # clients a round, their share, and the rounds of an epoch
     "partial-1000": {"clients": "1,000", "rate": "0.1", "epoch": "10"},
@@ -214,7 +227,7 @@ nodes = 1
 source = "files"
 text-column = "text"
 near-duplicates = "keep"  # the paper removes none, and needs every row
-sample-words = 384  # section 5: 512 tokens, about 384 words
+sample-words = 384  # words, where section 5 has 512 tokens: an approximation, see docs/methods.md
 [popri]
 score = "standardised"  # the authors' code; "mean-cosine" is Algorithm 5's cosine
 [expand]
@@ -262,7 +275,7 @@ OPENREVIEW = r"""
 # Run: privsyn run $file
 # Algorithm 3: a review is written for a class, and only reviews of that class score it.
 # The files are not on a hub: docs/methods.md says how to make them.
-epsilon = $epsilon.0  # Table 1; Aug-PE's budgets are 1, 2 and 4
+epsilon = $epsilon.0  # $source
 delta = 1.31e-5  # section 5: below 1 / (N log N), N = 8,396, natural logarithm
 noise-multiplier = $noise  # not in the paper: the smallest for this epsilon and delta
 rounds = 10  # App. B.1 for PubMed, and Aug-PE for both: T
@@ -281,7 +294,7 @@ embedder = "sentence-transformers/sentence-t5-xl"  # section 5
 generator = "meta-llama/Llama-2-7b-chat-hf"  # section 5
 downstream = "FacebookAI/roberta-base"  # section 5
 [popri]
-prompts = 1800  # App. B.1: K, over all classes
+prompts = 9000  # Algorithm 3: K prompts for each of 5 classes; App. B.1: K = 1800
 examples = 0  # App. B.2: the model is asked directly for a review
 instruction = "[INST] You are reviewing a paper for a machine learning conference, and your recommendation is \"{label}\". Write a long and detailed review: sum up the paper, go through its strengths and weaknesses one by one, and end with your overall judgement. [/INST]"  # own words; the task is Aug-PE's
 labels = "1: strong reject, 3: reject, 5: marginally below the acceptance threshold, 6: marginally above the acceptance threshold, 8: accept"  # Aug-PE's data
@@ -301,8 +314,11 @@ task = "classification"  # section 5
 CENTRAL_RUNS = {  # PubMed's noise is App. B.1's, with what it costs exactly, and what would do
     "pubmed-eps1": (PUBMED, {"noise": "13.7", "exact": "0.921", "enough": "12.7"}),
     "pubmed-eps4": (PUBMED, {"noise": "3.87", "exact": "3.712", "enough": "3.624"}),
-    "openreview-eps1": (OPENREVIEW, {"noise": "11.61"}),
-    "openreview-eps4": (OPENREVIEW, {"noise": "3.376"}),
+    "openreview-eps1": (OPENREVIEW, {"noise": "11.61", "source": "Table 1"}),
+    "openreview-eps4": (
+        OPENREVIEW,
+        {"noise": "3.376", "source": "not in the paper for this data set; Aug-PE's largest budget"},
+    ),
 }
 
 

@@ -62,9 +62,11 @@ def test_the_papers_numbers(path: Path) -> None:
     assert (config.data.users, config.rounds, config.epsilon) == (users, rounds, epsilon)
     assert config.sampling_rate == rate
     popri = config.popri
-    assert (popri.prompts, popri.responses, popri.rejected_rank) == (1800, 10, 5)
+    per_class = popri.prompts / max(1, len(split_list(popri.labels)))  # Algorithm 3
+    assert (per_class, popri.responses, popri.rejected_rank) == (1800, 10, 5)
     assert (popri.lora_rank, popri.lora_alpha, popri.batch_size, popri.epochs) == (4, 8.0, 24, 2)
-    assert 3e-7 <= popri.learning_rate <= 8e-7
+    assert (popri.learning_rate, popri.schedule, popri.warmup_steps) == (8e-7, "constant", 10)
+    assert popri.select_samples == 1800
     if config.aggregation == "plain":  # the central runs; 3e-6 in the federated ones
         assert config.delta <= 1 / (users * np.log10(users))
     else:
@@ -72,6 +74,24 @@ def test_the_papers_numbers(path: Path) -> None:
     evaluation = config.evaluation
     passes = 10 if config.expand.samples == 2000 else 80
     assert evaluation.steps * evaluation.batch_size == passes * config.expand.samples
+
+
+@pytest.mark.parametrize("path", PRETEXT_PATHS, ids=lambda p: p.stem)
+def test_pretexts_table_is_measured_as_in_the_paper(path: Path) -> None:
+    """Its [evaluation] is read, the text comes from a server, masks are filled one by one."""
+    config = load_config(path)
+    assert config.benchmark and config.generation.backend == "vllm"
+    assert (config.pretext.mask_passes, config.pretext.mask_steps) == (0, 2)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda p: p.stem)
+def test_table_1_is_cited_for_what_it_has(path: Path) -> None:
+    """POPri's Table 1 has no epsilon of 4, and says nothing about 10,000 users."""
+    lines = path.read_text("utf-8").splitlines()
+    cited = [line for line in lines if line.startswith("epsilon = ") and "Table 1" in line]
+    assert not cited or ("popri" in path.stem and load_config(path).epsilon in (1.0, 7.0))
+    if "popri-partial" in path.stem:
+        assert any("Figure 3 does not name its data set" in line for line in lines)
 
 
 def papers_noise(config: RunConfig, path: Path) -> float | None:

@@ -135,7 +135,7 @@ def test_it_is_scored_and_fine_tuned(folder: Path) -> None:
 
 
 def test_nobody_is_right_about_a_word_outside_of_the_vocabulary(folder: Path) -> None:
-    """Of a model that says <unk> and nothing else, over text of which half the words are unknown."""
+    """Of a model that only says <unk>, over text of which half the words are unknown."""
     downstream, scorer = Downstream(folder, length=16), Scorer(folder, "cpu")
     unknown = downstream.tokenizer.unk_token_id
     rows = downstream.encode(["mean zebra fox zebra"])

@@ -39,9 +39,7 @@ class Tuning:
             if getattr(self, name) < 1:
                 raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be at least 1")
         if self.schedule not in {"cosine", "constant"}:
-            raise ValueError(
-                f"popri.schedule = {self.schedule!r}: must be 'cosine' or 'constant'"
-            )
+            raise ValueError(f"popri.schedule = {self.schedule!r}: must be 'cosine' or 'constant'")
         if self.warmup_steps < 0:
             raise ValueError(f"{_key('warmup_steps')} = {self.warmup_steps}: must be at least 0")
         if not 0 <= self.label_smoothing < 0.5:
