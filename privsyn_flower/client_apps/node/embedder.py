@@ -13,7 +13,6 @@ import json
 
 import numpy as np
 
-from privsyn_flower.arrays import F32
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.files import private_folder, write_atomic
 from privsyn_flower.protocol.question import Query
@@ -21,6 +20,7 @@ from privsyn_flower.protocol.wire import Refusal, WireError
 
 TRIED = "embedder-tried.json"  # in the node's folder: what was tried, when it worked
 PROBE = "A public text, to see whether the model runs."
+LIBRARIES = 64 << 20  # bytes that loading a model's libraries takes at least, beside its weights
 
 
 def check_embedder(query: Query, node: Node) -> None:
@@ -36,6 +36,7 @@ def check_embedder(query: Query, node: Node) -> None:
         if missing := [name for name in libraries if not can_import(name)]:
             raise ImportError(f"{' and '.join(missing)} not installed: {_way(missing)}")
         if fingerprint == query.model and libraries and node.policy is not None:
+            _require_room(node)
             _try_once(node, fingerprint, libraries)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
@@ -49,6 +50,20 @@ def check_embedder(query: Query, node: Node) -> None:
         raise WireError(
             Refusal.EMBEDDER, f"the query is about {query.model}, this node has {fingerprint}"
         )
+
+
+def _require_room(node: Node) -> None:
+    """Raise MemoryError unless this process can still take what libraries and weights need.
+
+    Native libraries may end the whole process when a small allocation fails; one large one that
+    fails first is an error, and a code. What is taken is never touched and given back at once, so
+    this costs nothing. It sees limits on a process's address space, not pages that run out later.
+    """
+    from privsyn_flower.text.embedders import model_folder
+
+    files = [path for path in model_folder(node.embedder).iterdir() if path.is_file()]
+    weights = max((path.stat().st_size for path in files), default=0)
+    np.empty(LIBRARIES + weights, dtype=np.uint8)
 
 
 def _try_once(node: Node, fingerprint: str, libraries: tuple[str, ...]) -> None:
@@ -69,18 +84,17 @@ def _try_once(node: Node, fingerprint: str, libraries: tuple[str, ...]) -> None:
     with contextlib.suppress(OSError, ValueError):
         if path.read_text("utf-8") == trial:
             return
-    if not np.isfinite(_probe(node)).all():
-        raise ValueError("its rows are not finite")
+    _probe(node)
     with contextlib.suppress(OSError):  # tried again for the next message
         private_folder(node.cache)
         write_atomic(path, trial.encode())
 
 
-def _probe(node: Node) -> F32:
-    """The row of a public text (1, d)."""
+def _probe(node: Node) -> None:
+    """Embed a public text; rows that are not finite are an error of the embedder's."""
     from privsyn_flower.text.embedders import load_embedder
 
-    return load_embedder(node.embedder, node.device, progress=False).embed([PROBE])
+    load_embedder(node.embedder, node.device, progress=False).embed([PROBE])
 
 
 def _version(library: str) -> str:
