@@ -18,7 +18,7 @@ from privsyn_flower.privacy.ledger import LedgerError
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings
 from .machine import federation_nodes, libraries, models, places
-from .numbers import budget, integers, keys, promise
+from .numbers import budget, candidates, integers, keys, promise
 
 __all__ = ["Finding", "check_ready"]
 
@@ -42,6 +42,7 @@ def check_ready(
         lambda: docstring_packages(config),
         lambda: libraries(config),
         lambda: models(config),
+        lambda: candidates(config),
         lambda: places(config, folder),
         lambda: budget(config, folder, resumed=resumed),
     ]

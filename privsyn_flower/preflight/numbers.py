@@ -14,6 +14,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.encoding.quantize import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
@@ -23,6 +24,7 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import encoding_of
 from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
 from privsyn_flower.strategies.engine.session import trusted_noise
+from privsyn_flower.text.embedders import known_dimension
 
 from .findings import Finding, Findings
 from .machine import missing
@@ -100,6 +102,21 @@ def integers(config: RunConfig) -> Findings:
         encoding_of(plan, query, plan.noise_multiplier)
     except WrapAround as error:
         yield Finding(str(error))
+
+
+def candidates(config: RunConfig) -> Findings:
+    """Whether nodes take a question of so many candidates, where their dimension is known."""
+    if config.trains:
+        return
+    recipe, embedder = recipe_of(config), config.models.embedder
+    length, width = recipe.length(config), known_dimension(embedder)
+    if width and length * width > LARGEST:
+        yield Finding(
+            f"{length:,} candidates of {width:,} dimensions (models.embedder = {embedder!r}) are "
+            f"{length * width:,} numbers, and nodes refuse a question of more than {LARGEST:,}: "
+            f"lower {recipe.length_keys}, or take an embedder of {LARGEST // length:,} dimensions "
+            "at most"
+        )
 
 
 def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:

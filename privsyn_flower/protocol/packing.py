@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from privsyn_flower.arrays import F32, I8, U8
 
 MOST_EXPANSION = 8  # bytes that one byte of a message may become
-LARGEST = 1 << 26  # entries of a question, as it is multiplied with: 256 MB in float32
+LARGEST = 1 << 27  # entries of a question, as it is multiplied with: 512 MB in float32
 _SHAPE = struct.Struct("<II")  # m, d
 _WINDOW = -15  # deflate without zlib's header and checksum: messages have their own
 
@@ -44,7 +44,7 @@ def unpack_rows(packed: NDArray[Any], length: int) -> tuple[I8, F32]:
     data = packed.tobytes()
     count, width = _SHAPE.unpack_from(data)
     size = count * (width + 4)
-    if count > length or size > LARGEST:
+    if count > length or count * width > LARGEST:
         raise ValueError(f"{count} rows of {width} are not for a vector of {length}")
     if size > MOST_EXPANSION * len(data):
         raise ValueError(f"{len(data)} bytes claim to be {count} rows of {width}")

@@ -18,7 +18,12 @@ from privsyn_flower.arrays import F32, F64, U64
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.digests import file_digest
 from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder, check_texts, unit
-from privsyn_flower.text.fingerprints import FACTS, folder_fingerprint, text_fingerprint
+from privsyn_flower.text.fingerprints import (
+    FACTS,
+    folder_fingerprint,
+    read_facts,
+    text_fingerprint,
+)
 from privsyn_flower.text.models.devices import resolve_device
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
 from privsyn_flower.text.protocols import Embedder
@@ -167,6 +172,16 @@ def ngram_dimension(name: str) -> int | None:
     if match is None or not 8 <= int(match[1]) <= 65536:
         raise ValueError(f"{KEY} = {name!r}: write ngram-DIM with DIM from 8 to 65536")
     return int(match[1])
+
+
+def known_dimension(name: str) -> int | None:
+    """The dimension of an embedder's rows where that is known without a model; else None."""
+    if (dimension := ngram_dimension(name)) is not None:
+        return dimension
+    folder = shipped(name) if name in (MINILM, MINILM_INT8) else Path(name).expanduser()
+    if folder is None or not (folder / FACTS).is_file():
+        return None
+    return int(read_facts(folder)["dimension"])
 
 
 def model_folder(name: str) -> Path:

@@ -23,6 +23,7 @@ from privsyn_flower.local.layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.session import trusted_noise
@@ -169,6 +170,19 @@ def test_one_mistake_is_one_error(place: Path, run: Run, setting: str, words: st
     settings = [setting, *(value for key, value in more.items() if setting.startswith(key))]
     [line] = errors(run(*settings))
     assert words in line
+
+
+def test_more_candidates_than_nodes_take_are_one_error(place: Path, run: Run) -> None:
+    """As many numbers as nodes take, and one row more."""
+    rows = LARGEST // 65_536
+    texts = [{"text": text} for text in sentences(rows + 600, 1)]
+    write(place / "public.jsonl", texts)
+    pool = [f"data.public-pool={rows + 5}", "data.public-validation=10"]
+    settings = ["models.embedder=ngram-65536", "epsilon=500", *pool]
+    assert run(*settings, f"pretext.population={rows}").exit_code == 0
+    [line] = errors(run(*settings, f"pretext.population={rows + 1}"))
+    assert f"{rows + 1:,} candidates of 65,536 dimensions (models.embedder = 'ngram-65536')" in line
+    assert "lower pretext.population, or take an embedder of 65,504 dimensions at most" in line
 
 
 def test_packages_of_docstrings_are_looked_up(run: Run) -> None:

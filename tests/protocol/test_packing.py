@@ -131,6 +131,8 @@ def test_rows_are_no_more_than_are_asked_about_and_no_more_than_a_device_holds(
     assert len(unpack_rows(none, 9)[0]) == 0
     with pytest.raises(ValueError, match="20 rows of 3 are not for a vector of 19"):
         unpack_rows(packed, 19)
-    monkeypatch.setattr(packing, "LARGEST", 100)
+    monkeypatch.setattr(packing, "LARGEST", 60)  # entries, without the rows' scales
+    assert len(unpack_rows(packed, 20)[0]) == 20
+    monkeypatch.setattr(packing, "LARGEST", 59)
     with pytest.raises(ValueError, match="20 rows of 3"):
         unpack_rows(packed, 20)

@@ -33,6 +33,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     controls = (NOISE, UNALIGNED, RANDOM_PUBLIC)
     libraries = ("torch", "transformers", "peft", "trl", "datasets")
+    length_keys = "popri.prompts or popri.responses"
     noise = "noise_scores"
     selection: dict[str, Any] | None = None
 

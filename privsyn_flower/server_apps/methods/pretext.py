@@ -23,6 +23,7 @@ from privsyn_flower.text.prompts import LabelledText, expand
 class PrETextRecipe(Synthesis[PrEText]):
     """The method, or another method's rival."""
 
+    length_keys = "pretext.population"
     noise = "noise_votes"
     noise_seeds: Sequence[str] = ()
 

@@ -31,11 +31,12 @@ class Recipe(ABC, Generic[S]):
     """One method around its rounds: first what a configuration says, then the stages of a run.
 
     controls: names for `evaluation.controls`. libraries: modules that the method needs besides
-    those of its models.
+    those of its models. length_keys: the keys that `length` comes of.
     """
 
     controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     libraries: ClassVar[tuple[str, ...]] = ()
+    length_keys: ClassVar[str] = ""
 
     # Of a configuration, before anything is loaded ---------------------------------------
 
