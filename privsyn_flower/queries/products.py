@@ -46,11 +46,13 @@ def whole_sums(sums: F64) -> tuple[F32, F64]:
     """Users' rows (..., d), PRIVATE -> whole numbers, each row at a scale of its own, and scales.
 
     sums * scale are about the whole numbers. A row of norm below 1e-6 becomes zeros, of scale 0.
+    Overwrites sums.
     """
     lengths = np.sqrt((sums * sums).sum(axis=-1))  # (...,)
     scales = np.where(lengths > _DUST, longest_norm(sums.shape[-1]), 0.0)
     scales /= np.where(lengths > _DUST, lengths, 1.0)
-    return np.rint(sums * scales[..., None]).astype(np.float32), scales
+    sums *= scales[..., None]
+    return np.rint(sums, out=sums).astype(np.float32), scales
 
 
 def longest_norm(dimension: int) -> float:

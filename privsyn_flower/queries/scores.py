@@ -32,7 +32,7 @@ from privsyn_flower.queries.rounding import EXACT, round_within, rounding_room
 Score = Literal["standardised", "centred", "mean-cosine"]  # strings off the wire are checked
 
 LARGEST_ENTRY = 1e15  # of a candidate; beyond, float32 has no room for the arithmetic
-BLOCK_BYTES = 1 << 26  # of a block of users' scores, one product; smaller ones make it slower
+BLOCK_BYTES = 1 << 26  # of a block of users: one product; smaller ones make it slower
 PART_BYTES = 1 << 20  # of the part of a block that goes through all further steps in the cache
 _CONSTANT = 2.0**-11 * LARGEST  # products that differ by less are the rounding of their factors
 
@@ -109,7 +109,8 @@ def shard_scores(
     `plan.sensitivity`, exactly, and the sum of floats by `bound`, but for rounding.
     counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
     is the same for those who are not.
-    Memory beyond the arguments: the candidates once more and about 80 MB; never (users, m).
+    Memory beyond the arguments: the candidates once more, about 80 MB, and 64 bytes a row; never
+    (users, m).
     Raises ValueError on shapes and parameters, which are all public.
     """
     if score not in get_args(Score):
@@ -159,7 +160,10 @@ class _Scoring:
         self.sizes = np.array([len(block.columns) for block in blocks])  # (B,)
         self.ends = np.cumsum(self.sizes)
         size, dimension = int(self.ends[-1]), blocks[0].question.rows.shape[1]
-        self.step = max(1, BLOCK_BYTES // (4 * size + 8 * dimension * len(blocks)))
+        # A user's scores in float32, and by class in float64: its sums, and at the same time their
+        # squares or a user's of the next block; and a few numbers.
+        user = 4 * size + (2 * 8 * dimension + 64) * len(blocks)
+        self.step = max(1, BLOCK_BYTES // user)
         # Whole numbers up to EXACT sum exactly in float32 over so many users.
         self.part = max(1, min(PART_BYTES // (4 * size), int(LARGEST / EXACT)))
         self._scores = np.empty((self.step, size), dtype=np.float32)
