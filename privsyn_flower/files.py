@@ -6,6 +6,7 @@ Several processes may be at them at once; a kill at any moment leaves the old fi
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -118,15 +119,25 @@ def build_folder(target: Path, fill: Callable[[Path], None]) -> Path:
     Several processes may call at once: one builds, the others wait and find it. Returns target.
     """
     with locked(target.with_name(target.name + ".lock")):
-        if target.exists():
-            return target
-        scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
-        try:
-            fill(scratch)
-            scratch.replace(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        if not target.exists():
+            new_folder(target, fill)
     return target
+
+
+def new_folder(target: Path, fill: Callable[[Path], None]) -> None:
+    """`fill` a temporary folder (0700) and rename it to `target`; a reader sees all or nothing.
+
+    Of several processes that call at once each builds, and the first to end has its folder there.
+    Raises FileExistsError in the others, and when something is there.
+    """
+    scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+    try:
+        fill(scratch)
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, "was made meanwhile", str(target))
+        scratch.rename(target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def build_file(target: Path, fill: Callable[[Path], None]) -> None:

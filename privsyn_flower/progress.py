@@ -19,6 +19,7 @@ from typing import Any, Protocol
 logger = logging.getLogger("privsyn_flower")
 
 BENCHMARK = "benchmark"  # the stage after the result, on a line of its own
+PROGRESS = "progress.jsonl"  # the file of the events, in the run folder
 QUIET_BELOW = 300  # items; fewer are done before a bar would be read
 
 

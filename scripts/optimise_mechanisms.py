@@ -10,6 +10,7 @@ run starts; shipping them makes the noise of a run independent of scipy's versio
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -44,6 +45,7 @@ def write(name: str, shapes: dict[str, object], errors: dict[str, float]) -> Non
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     shapes, errors = {}, {}
     for users, bands in BANDED:
         found = optimise_banded(users, bands)

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.files import create_private, private_folder, replace_private, write_atomic
+from privsyn_flower.files import (
+    create_private,
+    new_folder,
+    private_folder,
+    replace_private,
+    write_atomic,
+)
 from privsyn_flower.sqlite_file import private_file
 
 
@@ -71,3 +77,17 @@ def test_names_are_on_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (tmp_path / "f").unlink(missing_ok=True)
         write(tmp_path / "f", b"x")  # type: ignore[operator]
     assert seen == [(False, False), (True, True)] * 2
+
+
+def test_a_folder_that_another_made_meanwhile_stays(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+
+    def late(folder: Path) -> None:
+        (folder / "own").touch()
+        target.mkdir()
+        (target / "other").touch()
+
+    with pytest.raises(FileExistsError, match=r"made meanwhile.*made"):
+        new_folder(target, late)
+    assert [path.name for path in target.iterdir()] == ["other"]
+    assert list(tmp_path.iterdir()) == [target]

@@ -169,7 +169,7 @@ def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> 
     """Epsilon of one release of the nodes' noise, or of all rounds: as computed, and as charged."""
     delta = gaussian_delta(config.delta)
     if noise is None:
-        multiplier, rate = seen.numbers.multiplier, config.sampling_rate
+        multiplier, rate = seen.numbers.multiplier, seen.numbers.sampling_rate
         claimed = accounting.epsilon(multiplier, 1, delta, sampling_rate=rate)
     else:
         whole = noise.z / noise.factorization.sensitivity(noise.participation)

@@ -31,15 +31,16 @@ def nodes_setting(config: RunConfig) -> Setting:
     The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
     plan's spare weight is lost after masking, and the colluders' noise is known to them.
     """
+    made = promised(config)
     plan = RoundPlan(
         run="audit",
         users=audited_users(config),
-        noise_multiplier=promised(config).main.multiplier,
+        noise_multiplier=made.main.multiplier,
         spare_rounds=0,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
-        sampling_rate=config.sampling_rate,
-        distance=promised(config).distance,
+        sampling_rate=made.main.rate,
+        distance=made.distance,
     )
     return Setting(
         plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),

@@ -34,7 +34,7 @@ from privsyn_flower.local.federation import FederationRun, LocalFederation, find
 from privsyn_flower.local.last_word import LAST_WORD
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.preflight import check_ready
-from privsyn_flower.progress import BENCHMARK, read_events
+from privsyn_flower.progress import BENCHMARK, PROGRESS, read_events
 from privsyn_flower.runs import (
     UNFINISHED,
     RunFolder,
@@ -192,7 +192,7 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
             )
         print(f"attached to the run in {folder}", file=sys.stderr)
         with _stoppable():
-            return _watch(folder, flower, log=0)
+            return _watch(folder, flower)
     if flower is not None:
         flower.close()
     LocalFlower.end_moved(folder)
@@ -218,7 +218,7 @@ def _check_ready(
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
     (folder / "error.txt").unlink(missing_ok=True)
-    log = log_size(folder)
+    begin = (read_events(folder / PROGRESS, 0)[1], log_size(folder))
     flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
     if federation is None:
         _say_what_is_open()
@@ -229,7 +229,7 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
         except BaseException:
             _close(flower)
             raise
-        return _watch(folder, flower, log)
+        return _watch(folder, flower, *begin)
 
 
 def _say_what_is_open() -> None:
@@ -303,16 +303,19 @@ def _stop(folder: Path, flower: LocalFlower) -> None:
 
 
 class _Follower:
-    """Shows a run's progress and warnings as they come. log: where in run.log to begin."""
+    """Shows a run's progress and warnings as they come.
 
-    def __init__(self, folder: Path, display: Display, log: int) -> None:
+    events, log: where in progress.jsonl and run.log to begin.
+    """
+
+    def __init__(self, folder: Path, display: Display, events: int, log: int) -> None:
         self.folder, self.display = folder, display
-        self.events, self.log = 0, log
+        self.events, self.log = events, log
         self.told = False
 
     def show(self) -> None:
         """What came since the last look."""
-        events, self.events = read_events(self.folder / "progress.jsonl", self.events)
+        events, self.events = read_events(self.folder / PROGRESS, self.events)
         for event in events:
             if event["stage"] == BENCHMARK:
                 self._show_result()
@@ -329,15 +332,16 @@ class _Follower:
             self.display.say(product_lines(read_summary(self.folder), self.folder))
 
 
-def _watch(folder: Path, flower: LocalFlower, log: int = 0) -> Path:
+def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> Path:
     """Draw progress until the run ends; stop it on Ctrl-C; raise RunFailed with its error.
 
-    A result stands whatever ends its benchmark.
+    A result stands whatever ends its benchmark. events, log: bytes of progress.jsonl and run.log
+    that were there before, and are shown no more.
     """
     checked, seen_alive, gone = time.monotonic(), False, 0.0
     try:
         with Display() as display:
-            follower = _Follower(folder, display, log)
+            follower = _Follower(folder, display, events, log)
             while True:
                 follower.show()
                 ended = complete(folder) or (folder / "error.txt").exists()

@@ -163,15 +163,19 @@ class FtrlConfig(Section):
     def check(self, config: RunConfig) -> None:
         """What correlated noise needs of the other tables."""
         self.check_trust(config.training)
-        if self.min_separation > config.rounds:
+        self.check_rounds(config.rounds)
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raises ValueError unless every user has a turn, and the last round has users."""
+        if self.min_separation > rounds:
             raise ValueError(
-                f"ftrl.min-separation = {self.min_separation} exceeds rounds = {config.rounds}: "
+                f"ftrl.min-separation = {self.min_separation} exceeds rounds = {rounds}: "
                 "lower it, or raise rounds"
             )
-        if 0 < self.max_participations * self.min_separation < config.rounds:
+        if 0 < self.max_participations * self.min_separation < rounds:
             raise ValueError(
                 f"ftrl.max-participations = {self.max_participations} turns of "
                 f"ftrl.min-separation = {self.min_separation} rounds end before rounds = "
-                f"{config.rounds}, and from there every node refuses: raise one of the two "
+                f"{rounds}, and from there every node refuses: raise one of the two "
                 "(0 participations: as many as fit), or lower rounds"
             )

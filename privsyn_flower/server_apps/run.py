@@ -13,7 +13,7 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.progress import ProgressLog
+from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.promised import promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
@@ -34,7 +34,7 @@ class Run:
         self.grid = grid
         self.folder = folder
         self.clock = StageClock(folder)
-        self.progress = ProgressLog(folder.path / "progress.jsonl")
+        self.progress = ProgressLog(folder.path / PROGRESS)
         self.ended_early = ""
         self.session = Session(
             grid,

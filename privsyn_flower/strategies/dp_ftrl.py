@@ -65,7 +65,11 @@ class DPFTRL(TrainingStrategy):
         return chosen, pattern
 
     def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
-        """Rounds with correlated noise of an aggregator; failed attempts give nothing away."""
+        """Rounds with correlated noise of an aggregator; failed attempts give nothing away.
+
+        Raises ValueError for turns that do not fit into the rounds.
+        """
+        self.ftrl.check_rounds(rounds)
         strategy_matrix, pattern = self.correlated(rounds)
         return Phase(
             ROUNDS,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.files import build_folder, file_digest
+from privsyn_flower.files import file_digest, new_folder
 from privsyn_flower.text.embedders import model_folder, ngram_dimension
 from privsyn_flower.text.encoders import IDS, ROW, OnnxEmbedder, SentenceEmbedder
 from privsyn_flower.text.fingerprints import (
@@ -88,10 +88,7 @@ def export_embedder(name: str, folder: Path, *, int8: bool = False) -> dict[str,
         check_rows(exact, OnnxEmbedder(target, progress=False), LEAST_COSINE if int8 else None)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        build_folder(folder, fill)
-    finally:
-        folder.with_name(folder.name + ".lock").unlink(missing_ok=True)
+    new_folder(folder, fill)
     folder.chmod(0o755)  # nothing in it is private
     facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
     return facts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from privsyn_flower.audit import Audit, AuditError, audit, described, measure
+from privsyn_flower.audit import settings as audit_settings
 from privsyn_flower.audit.coins import counted_coins, rate_test, sharing_test
 from privsyn_flower.audit.settings import nodes_setting
 from privsyn_flower.audit.statistics import epsilon_lower_bound, halves, sampled_epsilon
@@ -319,3 +321,13 @@ def test_one_pair_of_coins_that_is_shared_is_found(rate: float) -> None:
         tosses = rng.random((2000, 12)) < rate
         tosses[later:, 5] = tosses[: len(tosses) - later, 2]
         assert sharing_test(tosses) < 1e-9
+
+
+def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sampler a method's phase has: the configuration is not read a second time."""
+    config = configured()
+    made = audit_settings.promised(config)
+    half = replace(made.main, sampler=replace(made.main.sampler, rate=RATE / 2))
+    other = replace(made, phases=(half, *made.phases[1:]))
+    monkeypatch.setattr(audit_settings, "promised", lambda config: other)
+    assert nodes_setting(config).plan.sampling_rate == RATE / 2 != config.sampling_rate

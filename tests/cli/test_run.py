@@ -121,9 +121,32 @@ def test_warnings_of_the_run_are_shown_as_they_come(
     offset = log_size(tmp_path)
     with log.open("a") as file:
         file.write(row("INFO", "privacy: all") + row("WARNING", "round 1: 4 of 4 nodes refused"))
-    _watch(tmp_path, Quiet(tmp_path), offset)
+    _watch(tmp_path, Quiet(tmp_path), log=offset)
     err = capsys.readouterr().err.splitlines()
     assert err == ["warning: round 1: 4 of 4 nodes refused"]
+
+
+def test_a_resumed_run_shows_no_progress_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What `privsyn run --resume` draws begins where the run goes on."""
+    folder = finished(tmp_path)
+    before = ProgressLog(folder / "progress.jsonl")
+    before("preparing", 1, 1)
+    before("rounds", 1, 3)
+
+    class Going(Quiet):
+        def start(self) -> None:
+            return
+
+        def submit(self, config: RunConfig) -> None:
+            ProgressLog(folder / "progress.jsonl")("expanding", 1, 1)
+
+    monkeypatch.setattr(cli_run, "LocalFlower", Going)
+    cli_run._start(folder, RunConfig(cache=str(tmp_path / "cache")), None)
+    err = capsys.readouterr().err
+    assert "expanding" in err
+    assert "preparing" not in err and "rounds" not in err
 
 
 def run_cli(monkeypatch: pytest.MonkeyPatch, result: Any) -> Any:

@@ -122,13 +122,13 @@ def test_nodes_take_turns(tmp_path: Path, loopback: Any) -> None:
 
 def test_users_of_every_node_take_turns(tmp_path: Path, loopback: Any) -> None:
     nodes = trainers(2, users=4)
-    strategy = ftrl(mechanism="tree", min_separation=2, max_participations=2, schedule="users")
+    strategy = ftrl(mechanism="tree", min_separation=2, max_participations=3, schedule="users")
     train(loopback(nodes), tmp_path, strategy, users=8, nodes=2)
     assert all(len(node.asked) == 6 for node in nodes.values())
     assert strategy.denominator == 4.0
     options = nodes[100].asked[0][1].options
     assert (options["min-separation"], options["cycle"]) == (2, 2)
-    assert options["max-participations"] == 2
+    assert options["max-participations"] == 3
 
 
 def test_fewer_participations_need_less_noise(tmp_path: Path) -> None:
@@ -137,6 +137,24 @@ def test_fewer_participations_need_less_noise(tmp_path: Path) -> None:
         return calibrate_correlated(1.0, DELTA, matrix, pattern)
 
     assert multiplier() > multiplier(min_separation=3) > multiplier(max_participations=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"min_separation": 4}, r"ftrl\.min-separation = 4 exceeds rounds = 3: lower it"),
+        ({"max_participations": 2}, r"ftrl\.max-participations = 2 turns .* end before rounds = 3"),
+    ],
+)
+def test_turns_that_do_not_fit_are_refused_before_anybody_is_asked(
+    tmp_path: Path, loopback: Any, options: dict[str, int], text: str
+) -> None:
+    """In a ServerApp of one's own, too, where no configuration has been checked."""
+    nodes = trainers(2, users=4)
+    strategy = ftrl(mechanism="tree", schedule="users", **options)
+    with pytest.raises(ValueError, match=text):
+        train(loopback(nodes), tmp_path, strategy, users=8, nodes=2, num_rounds=3)
+    assert not any(node.asked for node in nodes.values())
 
 
 def test_the_aggregator_must_be_trusted_in_so_many_words() -> None:
@@ -197,14 +215,14 @@ def test_killed_at_any_write_it_ends_with_the_same_bits(
 
 
 CHANGES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"min_separation": 1}, {}, "min_separation = 1 was 2"),
-    ({"max_participations": 1}, {}, "max_participations = 1 was 2"),
+    ({"min_separation": 3}, {}, "min_separation = 3 was 2"),
+    ({"max_participations": 4}, {}, "max_participations = 4 was 3"),
     ({"clip_norm": 2.0}, {}, "clip_norm = 2.0 was 1.0"),
     ({"mechanism": "blt"}, {}, "correlated = 'blt' was 'banded'"),
     ({"schedule": "users"}, {}, "turns = 'users' was 'nodes 2'"),
     ({}, {"epsilon": 3.0}, "epsilon = 3.0 was 4.0"),
     ({}, {"delta": 1e-7}, "delta = 1e-07 was 1e-06"),
-    ({}, {"num_rounds": 7}, "rounds = 7 was 6"),
+    ({}, {"num_rounds": 5}, "rounds = 5 was 6"),
     ({}, {"users": 5}, "users = 5 was 4"),
     ({}, {"min_surviving_weight": 0.5}, "min_surviving_weight = 0.5 was 0.85"),
     ({}, {"population_name": "all", "ledger": "x.jsonl"}, "population_name = 'all' was ''"),
@@ -215,7 +233,7 @@ def test_a_begun_run_keeps_what_it_promised(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def strategy(**other: Any) -> DPFTRL:
-        own = {"mechanism": "banded", "bands": 2, "min_separation": 2, "max_participations": 2}
+        own = {"mechanism": "banded", "bands": 2, "min_separation": 2, "max_participations": 3}
         return ftrl(**{**own, **other})
 
     quick(monkeypatch)

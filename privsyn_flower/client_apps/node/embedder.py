@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 
 import numpy as np
 
@@ -36,7 +37,8 @@ def check_embedder(query: Query, node: Node) -> None:
         if missing := [name for name in libraries if not can_import(name)]:
             raise ImportError(f"{' and '.join(missing)} not installed: {_way(missing)}")
         if fingerprint == query.model and libraries and node.policy is not None:
-            _require_room(node)
+            if not all(name in sys.modules for name in libraries):  # else their room is taken
+                _require_room(node)
             _try_once(node, fingerprint, libraries)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
