@@ -21,8 +21,7 @@ from typing import Any
 
 from privsyn_flower.cli.run import run_command
 from privsyn_flower.local import simulation
-from privsyn_flower.local.federation import LocalFederation
-from privsyn_flower.local.layout import create
+from privsyn_flower.local.federation import hosted
 
 USERS_A_NODE, TEXTS, WORDS = 6, 8, 40
 FLOWER_START, FLOWER_END = "Flower: start", "Flower: rest"
@@ -175,13 +174,9 @@ def measured(folder: Path, embedder: str, nodes: int, rounds: int) -> list[dict[
     simulation.MODULES["client"] = CLIENT.format(folder=rows, start=FLOWER_START, end=FLOWER_END)
     # Told the device, a node does not ask torch, which an edge device has not.
     common = {"embedder": embedder, "policy": str(folder / "policy.toml"), "device": "cpu"}
-    create(folder / "federation", [folder / "users.jsonl"], nodes=nodes, node_config=common)
-    federation = LocalFederation(folder / "federation")
-    try:
-        federation.start()
+    data = [folder / "users.jsonl"]
+    with hosted(folder / "federation", data, nodes=nodes, node_config=common) as federation:
         run_command(folder / "run.toml", [f"run-folder={folder / 'run'}"], None, federation.folder)
-    finally:
-        federation.stop()
     return [json.loads(path.read_text()) for path in sorted(rows.glob("*.json"))]
 
 

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from privsyn_flower.local.certificates import (
     write_certificates,
     write_node_key,
 )
-from privsyn_flower.local.layout import FACTS
+from privsyn_flower.local.layout import FACTS, create
 from privsyn_flower.local.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.local.simulation import (
     FlowerError,
@@ -41,6 +42,28 @@ from privsyn_flower.runs import write_json
 
 CONNECTION = "local"
 START_SECONDS = 90.0
+
+
+@contextlib.contextmanager
+def hosted(
+    folder: Path,
+    data: Sequence[Path],
+    *,
+    nodes: int,
+    node_config: Mapping[str, Scalar],
+    node_python: str = sys.executable,
+) -> Iterator[LocalFederation]:
+    """A new federation in `folder`, started; its processes end with the block, however that ends.
+
+    data, nodes, node_config: as `create` takes them. node_python: as LocalFederation does.
+    """
+    create(folder, data, nodes=nodes, node_config=node_config)
+    federation = LocalFederation(folder, node_python=node_python)
+    try:
+        federation.start()
+        yield federation
+    finally:
+        federation.stop()
 
 
 class LocalFederation:

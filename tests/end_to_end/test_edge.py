@@ -21,8 +21,7 @@ from privsyn_flower.cli.run import run_command
 from privsyn_flower.client_apps.node.failures import read_failures
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.local import simulation as launch
-from privsyn_flower.local.federation import LocalFederation
-from privsyn_flower.local.layout import create
+from privsyn_flower.local.federation import LocalFederation, hosted
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name
@@ -165,13 +164,9 @@ def federation(device: Path, mini: Path) -> Iterator[LocalFederation]:
     users.write_text("\n".join(rows[: USERS * 4]) + "\n")
     policy.write_text(POLICY)
     config = {"embedder": EMBEDDER, "device": "auto", "policy": str(policy)}
-    create(folder, [users], nodes=NODES, node_config=config)
-    found = LocalFederation(folder, node_python=str(device / "bin" / "python"))
-    try:
-        found.start()
+    python = str(device / "bin" / "python")
+    with hosted(folder, [users], nodes=NODES, node_config=config, node_python=python) as found:
         yield found
-    finally:
-        found.stop()
 
 
 def messages(federation: LocalFederation, kind: str) -> list[dict[str, Any]]:

@@ -22,9 +22,10 @@ from privsyn_flower.local.certificates import (
     write_certificates,
     write_node_key,
 )
-from privsyn_flower.local.federation import LocalFederation, find_run
+from privsyn_flower.local.federation import LocalFederation, find_run, hosted
 from privsyn_flower.local.layout import create
 from privsyn_flower.local.processes import free_port
+from privsyn_flower.local.simulation import FlowerError
 from tests.conftest import sentences
 
 
@@ -60,6 +61,27 @@ def test_users_of_one_file_are_dealt_in_order(tmp_path: Path) -> None:
     assert mode(folder / "node-0" / "users.jsonl") == 0o600
     with pytest.raises(FileExistsError, match="without --data"):
         create(folder, [data], nodes=4)
+
+
+def test_a_federation_that_fails_to_start_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def start(federation: LocalFederation) -> None:
+        done.append(f"start {len(federation.facts['nodes'])}")
+        raise FlowerError("a node is not online")
+
+    monkeypatch.setattr(LocalFederation, "start", start)
+    monkeypatch.setattr(LocalFederation, "stop", lambda federation: done.append("stop"))
+    data = write_users(tmp_path / "users.jsonl", range(10))
+    config = {"embedder": "ngram-64"}
+    with (
+        pytest.raises(FlowerError, match="not online"),
+        hosted(tmp_path / "fed", [data], nodes=4, node_config=config),
+    ):
+        pytest.fail("was not started")
+    assert done == ["start 4", "stop"] and config_of(tmp_path / "fed", 3)["embedder"] == "ngram-64"
 
 
 def test_one_file_per_node_stays_where_it_is(tmp_path: Path) -> None:
