@@ -204,7 +204,7 @@ STRATEGIES: dict[str, TrainingStrategy] = {
     "aggregator": DPFedAvg(AveragingConfig(noise="aggregator")),
     "turns of nodes": ftrl(mechanism="banded", min_separation=2),
     "turns of users": ftrl(mechanism="tree", min_separation=2, schedule="users"),
-    "at most twice": ftrl(mechanism="blt", max_participations=2, min_separation=2),
+    "at most twice": ftrl(mechanism="blt", max_participations=2, min_separation=3),
 }
 
 
