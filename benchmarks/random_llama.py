@@ -19,7 +19,7 @@ from privsyn_flower.text.prompts import expand_prompt
 LLAMA = {"vocab_size": 128256, "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
-        "vocab_size": 2048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     },
     "llama-3.2-1b": LLAMA | {
