@@ -8,12 +8,12 @@ its tokenizer. Random weights hardly ever end a text, so completions are about -
 where a trained model stops earlier. Phases, each printed when it is done:
 
     generation  --prompts x --completions responses (POPri, appendix B: 1,800 x 10)
+    expansion   --texts completions of a prompt each (PrE-Text, section 3 (6)), and what two
+                million of them would take
     dpo         --steps optimiser steps on 24 pairs each, reference log-probabilities before them
     handover    what a round pays between the two: rest, adapter on, until the first token
     reference   the authors' order instead: an engine loaded, the adapter merged into the base and
                 written, an engine loaded again. Goal: at least 5 times the hand-over's seconds
-    expansion   --texts completions of a prompt each (PrE-Text, section 3 (6)), and what two
-                million of them would take
 
 `handover` and `reference` use the adapter that `dpo` left in --work. Loading the base for DPO is
 the same in both orders and counts for neither.
@@ -47,7 +47,7 @@ from privsyn_flower.text.preference.data import EXPAND_ENDING, encode_pairs
 from privsyn_flower.text.prompts import ExamplePrompts
 from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer, default_python
 
-PHASES = ("generation", "dpo", "handover", "reference", "expansion")
+PHASES = ("generation", "expansion", "dpo", "handover", "reference")
 GOAL = 5  # times the hand-over's seconds
 PROMPTS, RESPONSES, PAIRS, EPOCHS = 1800, 10, 1800, 2  # of a round (POPri, appendix B)
 BATCH, RANK, ALPHA = 24, 4, 8.0  # likewise
