@@ -36,10 +36,27 @@ def llama(script: Any) -> Any:
     return sys.modules["random_llama"]
 
 
+def recorded(script: Any, calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write down what the generator is asked to do."""
+    for name in ("complete", "rest", "use_adapter"):
+        real = getattr(script.HuggingFaceGenerator, name)
+
+        def call(*args: Any, _name: str = name, _real: Any = real, **kwargs: Any) -> Any:
+            calls.append(_name)
+            return _real(*args, **kwargs)
+
+        monkeypatch.setattr(script.HuggingFaceGenerator, name, call)
+
+
 def test_all_phases_and_their_figures(
-    script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = tmp_path / "figures.json"
+    calls: list[str] = []
+    recorded(script, calls, monkeypatch)
     work = ["--work", str(tmp_path / "work")]
     script.main([*SMALL, *work, "--json", str(target)])
     found = json.loads(target.read_text("utf-8"))
@@ -58,6 +75,10 @@ def test_all_phases_and_their_figures(
     # Prompts of 215 tokens twice, responses of 64 with the next heading after each.
     assert training["tokens"] == 48 * (2 * 215 + 2 * (64 + 3))
     assert training["seconds"] > training["load"] + training["reference"] + training["step"] > 0
+
+    # Engine, responses, expansion; to rest for DPO; awake before its rest is timed; two engines.
+    handover = ["complete", "rest", "use_adapter", "complete"]
+    assert calls == [*["complete"] * 3, "rest", *handover, *["complete"] * 2]
 
     ours, theirs = found["handover"], found["reference"]
     assert ours["seconds"] == pytest.approx(ours["rest"] + ours["back"], abs=1e-4)
