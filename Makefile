@@ -84,7 +84,7 @@ app-config: install  ## what is generated from privsyn_flower/config: keys in py
 paper-configs: install  ## configs/papers, from the tables of scripts/papers
 	$(BIN)/python -m scripts.paper_configs
 
-benchmarks: install  ## generation is measured where `make vllm` has been run
+benchmarks: install  ## generation where `make vllm` has been run, an 8B model where there is a GPU
 	$(BIN)/python benchmarks/vote_round.py
 	$(BIN)/python benchmarks/score_round.py
 	$(BIN)/python benchmarks/ranking.py
@@ -98,6 +98,7 @@ benchmarks: install  ## generation is measured where `make vllm` has been run
 	$(BIN)/python benchmarks/correlated.py
 	$(BIN)/python benchmarks/busy.py
 	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py; fi
+	if nvidia-smi >/dev/null 2>&1; then $(BIN)/python benchmarks/gpu_round.py --shape llama-3-8b; fi
 
 vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it runs as a server
 
