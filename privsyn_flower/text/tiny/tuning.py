@@ -73,7 +73,8 @@ class TuningRecipe:
 
 def tuning_recipe(kind: str, steps: int = 0) -> TuningRecipe:
     """The recipe of `kind`, with at most `steps` steps when that is not 0."""
-    recipe = TuningRecipe(kind)
+    # A generator has read the downstream model's text already, so it has less to learn.
+    recipe = TuningRecipe(kind, learning_rate=1e-3) if kind == "generator" else TuningRecipe(kind)
     return replace(recipe, steps=steps) if steps else recipe
 
 
