@@ -255,3 +255,19 @@ def test_a_time_budget_ends_the_tuning(assets: Path, tmp_path: Path) -> None:
     report = tune_model(groups(5), assets / "downstream", tmp_path,
                         tuning_recipe("downstream"), budget_seconds=0.0)  # fmt: skip
     assert report["steps"] == 0 and weights(tmp_path) == weights(assets / "downstream")
+
+
+def test_looks_that_gain_too_little_halve_the_rate_from_the_best_state() -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    stopping = tuning._Stopping(model, 0.01, 5.0)
+
+    def look(value: float, loss: float) -> tuple[float, int, float]:
+        model.weight.data.fill_(value)
+        stopping.look(loss)
+        return model.weight[0, 0].item(), stopping.failures, stopping.factor
+
+    assert look(1.0, 4.0) == (1.0, 0, 1.0)
+    assert look(2.0, 4.5) == (1.0, 1, 0.5)  # put back
+    assert look(3.0, 3.995) == (3.0, 2, 0.25)  # better, so kept, but not by enough
+    assert look(4.0, 3.0) == (4.0, 0, 0.25)
+    assert stopping.least == 3.0 and stopping.best["weight"][0, 0] == 4.0

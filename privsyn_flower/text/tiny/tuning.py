@@ -53,8 +53,8 @@ class TuningRecipe:
     steps: at most, of `batch_tokens` padded tokens each. learning_rate: AdamW's. held_out: share
     of the texts, of at most `most_held_out`, whole groups of them. checks: looks at the held-out
     loss in one pass over the text, at most `between` steps apart. gain: by how many nats a look
-    must be better than the best; one that is not puts the best state back and halves the rate.
-    failures: such looks in a row that end it.
+    must be better than the best before; one that is not halves the rate, and training goes on from
+    the best state. failures: such looks in a row that end it.
     """
 
     kind: str
@@ -73,7 +73,7 @@ class TuningRecipe:
 
 def tuning_recipe(kind: str, steps: int = 0) -> TuningRecipe:
     """The recipe of `kind`, with at most `steps` steps when that is not 0."""
-    # Measured on 1,464 public texts: at 2e-3 a generator ends 0.07 nats above this, held out.
+    # Measured on 1,464 public texts: 3.14 nats held out after 100 steps, 3.20 at twice the rate.
     recipe = TuningRecipe(kind, learning_rate=1e-3) if kind == "generator" else TuningRecipe(kind)
     return replace(recipe, steps=steps) if steps else recipe
 
@@ -210,48 +210,71 @@ class _Tuning:
         seconds = deadline - time.monotonic()
         span = f", at most {seconds:.0f} s" if math.isfinite(seconds) else ""
         progress(stage, 0, recipe.steps, f"until its held-out loss stops falling{span}")
-        first = least = self.measure(held_out)
-        best, noise = _rounded(self.model), torch.Generator().manual_seed(self.seed + 1)
-        self.model.requires_grad_(True)
-        optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=0.01
-        )
-        step, factor, failures, waiting, every = 0, 1.0, 0, list[Batch](), 0
-        while step < recipe.steps and failures < recipe.failures and time.monotonic() < deadline:
+        first = self.measure(held_out)
+        stopping = _Stopping(self.model, recipe.gain, first)
+        optimizer = self._optimizer()
+        noise = torch.Generator().manual_seed(self.seed + 1)
+        step, waiting, every = 0, list[Batch](), 0
+        while step < recipe.steps and stopping.failures < recipe.failures:
+            if time.monotonic() >= deadline:
+                break
             if not waiting:
                 waiting = list(self.batches(rows, rng))
                 every = every or min(recipe.between, math.ceil(len(waiting) / recipe.checks))
-            rate = recipe.learning_rate * factor * min(1.0, (step + 1) / WARM_UP)
-            self._step(optimizer, waiting.pop(), noise, rate)
+            share = stopping.factor * min(1.0, (step + 1) / WARM_UP)
+            self._step(optimizer, waiting.pop(), noise, share)
             step += 1
-            if step % every and step < recipe.steps and time.monotonic() < deadline:
-                progress(stage, step, recipe.steps)
-                continue
-            found = self.measure(held_out)
-            progress(stage, step, recipe.steps, f"held-out loss {found:.3f}, first {first:.3f}")
-            if found < least - recipe.gain:
-                best, least, failures = _rounded(self.model), found, 0
-            else:
-                self.model.load_state_dict(best)
-                failures, factor = failures + 1, factor / 2
-        self.model.load_state_dict(best)
+            note = ""
+            if step % every == 0 or step == recipe.steps or time.monotonic() >= deadline:
+                found = self.measure(held_out)
+                stopping.look(found)
+                note = f"held-out loss {found:.3f}, first {first:.3f}"
+            progress(stage, step, recipe.steps, note)
+        self.model.load_state_dict(stopping.best)
         after = self.measure(held_out)  # of the rounded weights, which are what is kept
-        better = after < first
-        self.report = {"steps": step, "loss_before": round(first, 4),
-                       "loss_after": round(after if better else first, 4)}  # fmt: skip
-        progress(stage, recipe.steps, recipe.steps, f"held-out loss {first:.3f} -> "
-                 f"{self.report['loss_after']:.3f} nats a token after {step} steps")  # fmt: skip
-        return best if better else None
+        kept = min(after, first)
+        self.report = {"steps": step, "loss_before": round(first, 4), "loss_after": round(kept, 4)}
+        change = f"held-out loss {first:.3f} -> {kept:.3f} nats a token after {step} steps"
+        progress(stage, recipe.steps, recipe.steps, change)
+        return stopping.best if after < first else None
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        self.model.requires_grad_(True)
+        rate = self.recipe.learning_rate
+        return torch.optim.AdamW(
+            self.model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.01
+        )
 
     def _step(
-        self, optimizer: torch.optim.Optimizer, batch: Batch, noise: torch.Generator, rate: float
+        self, optimizer: torch.optim.Optimizer, batch: Batch, noise: torch.Generator, share: float
     ) -> None:
+        """One step at a share of the learning rate."""
         self.model.train()
-        optimizer.param_groups[0]["lr"] = rate
+        optimizer.param_groups[0]["lr"] = self.recipe.learning_rate * share
         self.loss(batch, noise)[0].backward()  # type: ignore[no-untyped-call]
         clip_gradients(list(self.model.parameters()))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+
+class _Stopping:
+    """Early stopping. best: the state with the least held-out loss, rounded as it is stored.
+    failures: looks in a row that gained too little. factor: of the learning rate."""
+
+    def __init__(self, model: Any, gain: float, loss: float) -> None:
+        self.model, self.gain, self.least = model, gain, loss
+        self.best, self.failures, self.factor = _rounded(model), 0, 1.0
+
+    def look(self, loss: float) -> None:
+        """The present state's held-out loss."""
+        enough = loss < self.least - self.gain
+        if loss < self.least:
+            self.best, self.least = _rounded(self.model), loss
+        if enough:
+            self.failures = 0
+            return
+        self.model.load_state_dict(self.best)
+        self.failures, self.factor = self.failures + 1, self.factor / 2
 
 
 def _rounded(model: Any) -> State:
