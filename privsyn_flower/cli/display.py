@@ -139,6 +139,7 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     return [
         f"the result is ready in {folder}: {made}",
         *(f"    {_one_line(row['text'])}" for row in texts),
+        *verdict_lines(summary),
         f"privacy: {summary['privacy_short']}",
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
@@ -148,6 +149,13 @@ def _one_line(text: str) -> str:
     """The beginning of a text, for a terminal."""
     plain = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return plain if len(plain) <= 90 else f"{plain[:87]}..."
+
+
+def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the run came to; nothing of runs of earlier versions."""
+    lines = [f"verdict: {one}" for one in summary.get("verdict", {}).get("sentences", [])]
+    found = (summary.get("benchmark") or {}).get("verdict", [])
+    return lines + [f"benchmark, not covered by epsilon: {one}" for one in found]
 
 
 def result_table(summary: Mapping[str, Any]) -> str:
@@ -174,6 +182,8 @@ def result_table(summary: Mapping[str, Any]) -> str:
     if early:
         planned = summary["rounds_planned"]
         console.print(f"ended early after {summary['rounds']} of {planned} rounds: {early}")
+    for line in verdict_lines(summary):
+        console.print(line, soft_wrap=True)
     # Runs of earlier versions have the long form only.
     console.print(f"privacy: {summary.get('privacy_short', summary['privacy'])}")
     return console.export_text().rstrip()

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.cli.display import verdict_lines
+
 Summary = Mapping[str, Any]
 
 RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
@@ -74,8 +76,24 @@ def report(summaries: Sequence[Summary]) -> str:
             rows = [list(COLUMNS), ["---"] + ["---:"] * (len(COLUMNS) - 1)]
             rows += [[cell(summary) for cell in COLUMNS.values()] for summary in own]
             lines = [f"| {' | '.join(row)} |" for row in rows]
-            blocks.append("\n".join([f"**{title}**", "", *lines]))
+            told = [line for summary in own for line in _told(summary)]
+            blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
     return "\n\n".join(blocks)
+
+
+def _told(summary: Summary) -> list[str]:
+    """The run's verdict as list items, the benchmark's part marked."""
+    lines = verdict_lines(summary)
+    return [f"- {summary['method']}, epsilon {summary['epsilon']:.4g}: {line}" for line in lines]
+
+
+def _signal(summary: Summary) -> str:
+    """Norm of the signal over that of the noise, from the mean excess of the rounds."""
+    found = summary.get("verdict", {})
+    if "excess" not in found:
+        return "-"
+    ratio = max(0.0, float(found["excess"])) ** 0.5
+    return f"{ratio:.2g} ({found['signal']})"
 
 
 def _result(summary: Summary, measure: str) -> tuple[str, float] | None:
@@ -126,6 +144,7 @@ COLUMNS: dict[str, Any] = {
     "accuracy": _accuracy,
     "gained over public text": _gain,
     "loss": _loss,
+    "signal / noise": _signal,
     "epsilon": lambda s: f"{s['epsilon']:.4g}",
     "delta": lambda s: f"{s['delta']:g}",
     "accountant": lambda s: str(s["accountant"]),

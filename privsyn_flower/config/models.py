@@ -23,8 +23,12 @@ class ModelsConfig(Section):
         "lstm (the keyboard's, over words), a folder, or a hub name",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
-    train_seconds: float = Field(240.0, gt=0, description="time budget to train one tiny model")
-    train_steps: int = Field(0, ge=0, description="steps for a tiny model; 0: the recipe's")
+    train_seconds: float = Field(
+        240.0, gt=0, description="time budget to tune or train one tiny model"
+    )
+    train_steps: int = Field(
+        0, ge=0, description="most steps to tune or train a tiny model; 0: the recipe's"
+    )
     lstm_batch_words: int = Field(
         2048, ge=1, description="words in one step of the lstm's training on public text"
     )

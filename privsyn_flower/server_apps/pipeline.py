@@ -6,6 +6,7 @@ a method does in a stage is in its recipe (`methods/`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from privsyn_flower.runs import UNFINISHED, write_json
@@ -15,6 +16,7 @@ from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.run import Run
+from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
 from privsyn_flower.strategies.engine.rounds import Strategy
 
 
@@ -34,7 +36,8 @@ class Pipeline(Run):
                 with self.clock("rounds"):
                     done = self._rounds(strategy)
                 method.evaluate(strategy)
-            samples, figures = method.result(strategy), method.figures(strategy)
+            samples = method.result(strategy)
+            figures = self._judged(method, method.figures(strategy))
             path = self.folder.path / "summary.json"
             if self.config.benchmark:
                 # The result stands, whatever becomes of its benchmark.
@@ -44,6 +47,14 @@ class Pipeline(Run):
         finally:
             models.close()
         write_json(path, {**self.summary(done, samples), **figures})
+
+    def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The method's figures, and the verdict of what was released; public."""
+        correlation = self.session.promise.main.correlation
+        independent = correlation is None or correlation.name == "independent"
+        what, _ = method.question(self.config)
+        found = verdict(self.folder.metrics(), figures, what=what, independent=independent)
+        return {**figures, "verdict": found}
 
     def _rounds(self, strategy: Strategy) -> int:
         """All rounds; how many were released."""
@@ -57,6 +68,10 @@ class Pipeline(Run):
         stored: dict[str, Any] | None = self.folder.load_value("benchmark")
         if stored is None:
             found = method.benchmark(strategy)
-            stored = {**found, "costs": costs(self.config, self.folder, self.clock.seconds)}
+            stored = {
+                **found,
+                "verdict": benchmark_verdict(found),
+                "costs": costs(self.config, self.folder, self.clock.seconds),
+            }
             self.folder.save_value("benchmark", stored)
         return stored

@@ -52,7 +52,7 @@ def test_each_kind_of_trust_has_a_table_of_its_own() -> None:
     (row,) = [line for line in tables[1].splitlines() if line.startswith("| dp-ftrl")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
-        "dp-ftrl", "0.2500", "+0.0500 [+0.0400, +0.0600]", "4.250", "7.58", "3e-06", "exact",
+        "dp-ftrl", "0.2500", "+0.0500 [+0.0400, +0.0600]", "4.250", "-", "7.58", "3e-06", "exact",
         "user, zero-out", "trusted aggregator", "8 / 2", "0.299 MB", "0.012 MB", "0.042 s",
         "0.337 s", "81 s",
     ]  # fmt: skip
@@ -70,7 +70,7 @@ def test_a_run_without_a_benchmark_has_no_figures_made_up() -> None:
     bare = summary("pretext", SECURE)
     del bare["benchmark"]
     (row,) = [line for line in report([bare]).splitlines() if line.startswith("| pretext")]
-    assert row.count("| - ") == 6
+    assert row.count("| - ") == 7
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -240,6 +240,12 @@ def test_dp_fedavg_from_data_to_figures(
     assert "trained privately" in result_table(summary)
     assert "dp-fedavg" in report([summary])
 
+    told = summary["verdict"]
+    assert metrics["excess_degrees"] == up and told["signal"] != "drowned"
+    assert told["signal_to_noise"][0] == pytest.approx(metrics["signal_to_noise"], abs=1e-4)
+    assert told["evaluation"] in ("better", "worse", "unclear") and len(told["sentences"]) == 2
+    assert any(line.startswith("against random public text: ") for line in found["verdict"])
+
     again, grid = run(config, loopback, tmp_path / "run")
     assert grid.sent == [] and again["benchmark"] == found
     assert (again["evaluation"], again["epsilon_ledger"]) == (

@@ -157,25 +157,22 @@ def config(assets, **data):
 def test_a_fitting_asset_is_used(tmp_path):
     root = shipped(tmp_path)
     assert ensure_model("downstream", PublicText(), config(root)) == root / "downstream"
+    assert find_asset("infiller", root) is None
 
 
-@pytest.mark.parametrize(
-    "change", [{"public-packages": "a,b,d"}, {"minority-packages": ""}, {"source": "files"}]
-)
-def test_an_asset_that_knows_other_packages_is_not_used(tmp_path, change):
-    general = change.get("public-packages", "a,b").split(",")
-    minority = [name for name in change.get("minority-packages", "c").split(",") if name]
-    sides = {"general": general, "minority": minority}
-    if change.get("source"):
-        sides = {"general": [], "minority": []}
-    assert find_asset("downstream", as_dict("downstream"), sides, shipped(tmp_path)) is None
-
-
-def test_an_asset_of_another_recipe_is_not_used(tmp_path):
-    other = {**as_dict("downstream"), "width": 64}
-    sides = {"general": ["a", "b"], "minority": ["c"]}
-    assert find_asset("downstream", other, sides, shipped(tmp_path)) is None
-    assert find_asset("infiller", as_dict("infiller"), sides, tmp_path) is None
+def test_an_asset_says_what_it_has_read(tmp_path):
+    asset = find_asset("downstream", shipped(tmp_path, general=["scikit-learn", "a"]))
+    assert asset.is_of({"general": ["a", "scikit-learn"], "minority": ["c"]})
+    assert not asset.is_of({"general": ["a"], "minority": ["c"]})
+    assert asset.knows(["rich", "Scikit_Learn", "C"]) == ["Scikit_Learn", "C"]
+    (tmp_path / "downstream" / "model.safetensors").write_bytes(b"other weights")
+    write_manifest(
+        tmp_path,
+        packages={"general": ["a"], "minority": ["c"]},
+        versions={},
+        models={"downstream": {}},
+    )
+    assert find_asset("downstream", tmp_path).digest != asset.digest
 
 
 def test_a_damaged_asset_is_refused(tmp_path):
@@ -241,7 +238,10 @@ USUAL = {kind: as_dict(kind) for kind in RECIPES}  # before the fixture makes th
 @pytest.mark.parametrize("kind", sorted(USUAL))
 def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
     demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
-    folder = find_asset(kind, USUAL[kind], package_sides(demo))
+    asset = find_asset(kind)
+    assert asset.is_of(package_sides(demo))
+    assert not asset.knows(split_list(demo.data.private_packages))
+    folder = asset.folder
     assert folder == PACKAGE_ASSETS / kind
     assert json.loads((folder / "training.json").read_text())["recipe"] == USUAL[kind]
     versions = json.loads((PACKAGE_ASSETS / "MANIFEST.json").read_text())["versions"]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64
+from privsyn_flower.evaluation.signal import excess_of
 from privsyn_flower.local.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.release import TooFewSurvivors, release
@@ -172,7 +173,10 @@ class Rounds:
         released = self.folder.load_release(rnd)
         if released is None:  # pragma: no cover - the release was just stored
             raise RuntimeError(f"the release of round {rnd} vanished from {self.folder.path}")
-        return self.strategy.learn(rnd, released, noise_std)
+        query = self.folder.load_query(rnd)
+        found = excess_of(query, released, noise_std) if query is not None else None
+        signal = {"excess": found.value, "excess_degrees": found.degrees} if found else {}
+        return {**signal, **self.strategy.learn(rnd, released, noise_std)}
 
     def _privacy(self) -> dict[str, float]:
         return {"epsilon_so_far": self.ledger.spent_epsilon(run=self.plan.run)}

@@ -1,22 +1,20 @@
 """Shipped tiny models: a folder per kind and a MANIFEST.json with the sha256 of every file.
 
-A manifest also names the packages whose public text the models were trained on. A shipped model
-is used when the run's public packages are those (in whatever version: the standard library's
-text changes with every patch release, and nobody should train for an hour because of it); so it
-has never seen a package that is private in the run.
+A manifest also names the packages whose public text the models were trained on, so that a run can
+tell whether a model has read what is private in it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.files import file_digest
-
-logger = logging.getLogger("privsyn_flower")
 
 MANIFEST = "MANIFEST.json"
 PACKAGE_ASSETS = Path(__file__).parent.parent.parent / "assets"
@@ -26,17 +24,31 @@ class AssetError(RuntimeError):
     """A shipped model is damaged; the text names the file and the way out."""
 
 
-def find_asset(
-    kind: str,
-    recipe: Mapping[str, Any],
-    packages: Mapping[str, Sequence[str]],
-    folder: Path | None = None,
-) -> Path | None:
-    """The shipped model of `kind`, checked; None when none fits.
+@dataclass(frozen=True)
+class Asset:
+    """A shipped model whose files are those of the manifest. digest: sha256 over their digests.
+    packages: whose public text it was trained on, by side (general, minority)."""
 
-    recipe: what the model must have been made by (its `steps` are free). packages: the run's
-    names under `general` and `minority`. Raises AssetError when a file is missing or its hash is
-    another.
+    folder: Path
+    digest: str
+    packages: Mapping[str, frozenset[str]]
+
+    def knows(self, names: Iterable[str]) -> list[str]:
+        """Those of these packages that it has read."""
+        read = {canonical(name) for side in self.packages.values() for name in side}
+        return [name for name in names if canonical(name) in read]
+
+    def is_of(self, packages: Mapping[str, Sequence[str]]) -> bool:
+        """Whether it was trained on just these, in whatever version: the standard library's text
+        changes with every patch release, and nobody should train again because of it."""
+        return self.packages == {side: frozenset(names) for side, names in packages.items()}
+
+
+def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
+    """The shipped model of `kind`, checked; None when there is none.
+
+    folder: of the manifest, instead of the package's. Raises AssetError when a file is missing or
+    its hash is another.
     """
     root = folder or PACKAGE_ASSETS
     try:
@@ -48,13 +60,6 @@ def find_asset(
     entry = manifest["models"].get(kind)
     if entry is None:
         return None
-    if _without_steps(entry["recipe"]) != _without_steps(recipe):
-        logger.info("the shipped %s model was made by another recipe and is not used", kind)
-        return None
-    trained_on = {side: sorted(names) for side, names in manifest["packages"].items()}
-    if trained_on != {side: sorted(names) for side, names in packages.items()}:
-        logger.info("the shipped %s model knows other packages and is not used", kind)
-        return None
     for name, digest in entry["sha256"].items():
         path = root / kind / name
         if not path.is_file() or file_digest(path) != digest:
@@ -62,7 +67,9 @@ def find_asset(
                 f"{path} is missing or does not have the sha256 of {MANIFEST}: reinstall the "
                 "package, or run `make assets`"
             )
-    return root / kind
+    digests = json.dumps(entry["sha256"], sort_keys=True)
+    packages = {side: frozenset(names) for side, names in manifest["packages"].items()}
+    return Asset(root / kind, hashlib.sha256(digests.encode()).hexdigest(), packages)
 
 
 def write_manifest(
@@ -82,7 +89,3 @@ def write_manifest(
     }
     manifest = {"packages": packages, "versions": versions, "models": entries}
     (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
-
-
-def _without_steps(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recipe.items() if name != "steps"}

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.tiny.assets import find_asset
+from privsyn_flower.text.tiny.assets import Asset, find_asset
 from privsyn_flower.text.tiny.recipes import Groups, content_key, recipe
 
 if TYPE_CHECKING:
@@ -33,42 +32,96 @@ _AFTER = {"downstream": None, "generator": "downstream", "infiller": "downstream
 def ensure_model(
     kind: str, federation: Federation, config: RunConfig, progress: Progress = silent
 ) -> Path:
-    """The folder of the tiny model `kind` for this run: shipped, cached, or trained now.
+    """The folder of the tiny model `kind` for this run: shipped, cached, or made now.
 
     kind: downstream, generator or infiller. Raises ValueError for another kind or for too little
-    public text, AssetError for a damaged asset.
+    public text to train on, AssetError for a damaged asset.
     """
     if kind == "downstream" and config.models.downstream == "lstm":
         from privsyn_flower.text.models.lstm import ensure_lstm
 
         return ensure_lstm(federation, config, progress)
-    wanted = recipe(kind, config.models.train_steps)
-    if config.models.train_steps == 0:
-        shipped = find_asset(
-            kind,
-            asdict(wanted),
-            package_sides(config),
-            Path(config.assets) if config.assets else None,
-        )
-        if shipped is not None:
-            return shipped
+    root = Path(config.assets) if config.assets else None
+    recipe(kind, config.models.train_steps)  # of a kind that there is
+    shipped = find_asset(kind, root)
+    if shipped is not None and not (known := shipped.knows(_private_packages(config))):
+        if shipped.is_of(package_sides(config)):
+            return shipped.folder
+        return tune(shipped, kind, federation, config, progress)
+    if shipped is not None:
+        logger.info("the shipped %s has read %s, private in this run", kind, ", ".join(known))
     # Only docstrings know a minority; elsewhere the general text is all of it.
     corpora: dict[str, Groups] = {
         "downstream": [[text] for text in federation.public_general()],
         "generator": federation.public_groups(),
     }
     corpora["infiller"] = corpora["generator"]
-    from privsyn_flower.config import cache_folder
-
     return train(
         corpora,
         kind,
-        cache_folder(config) / "models",
+        _cache(config),
         steps=config.models.train_steps,
         seed=0,
         budget_seconds=config.models.train_seconds,
         progress=progress,
     )
+
+
+def tune(
+    shipped: Asset,
+    kind: str,
+    federation: Federation,
+    config: RunConfig,
+    progress: Progress = silent,
+) -> Path:
+    """The folder of a shipped model tuned on the run's public text, found in the cache or made.
+
+    Its name is the hash of the shipped model, the texts, the recipe and the seed. Without public
+    text the shipped folder itself.
+    """
+    from privsyn_flower.files import build_folder
+    from privsyn_flower.text.tiny.tuning import tune_model, tuning_recipe
+
+    groups = federation.public_groups()
+    if kind == "downstream":  # a minority is for the benchmark to adapt to
+        general = set(federation.public_general())
+        groups = [own for group in groups if (own := [text for text in group if text in general])]
+    if not groups:
+        logger.info("no public text: the shipped %s is used as it is", kind)
+        return shipped.folder
+    made_by, seed = tuning_recipe(kind, config.models.train_steps), 0
+    key = content_key(groups, [made_by], seed, shipped.digest)
+    target = _cache(config) / f"{kind}-tuned-{key[:24]}"
+    if target.is_dir():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def fill(folder: Path) -> None:
+        tune_model(
+            groups,
+            shipped.folder,
+            folder,
+            made_by,
+            seed=seed,
+            budget_seconds=config.models.train_seconds,
+            device=config.models.device,
+            progress=progress,
+        )
+
+    return build_folder(target, fill)
+
+
+def _cache(config: RunConfig) -> Path:
+    from privsyn_flower.config import cache_folder
+
+    return cache_folder(config) / "models"
+
+
+def _private_packages(config: RunConfig) -> list[str]:
+    """Whose text is private; none are known of other sources than docstrings."""
+    from privsyn_flower.config import split_list
+
+    return split_list(config.data.private_packages) if config.data.source == "docstrings" else []
 
 
 def package_sides(config: RunConfig) -> dict[str, Sequence[str]]:

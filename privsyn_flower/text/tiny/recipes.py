@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 Groups = Sequence[Sequence[str]]
 
@@ -59,10 +60,14 @@ def recipe(kind: str, steps: int = 0) -> Recipe:
     return replace(RECIPES[kind], steps=steps) if steps else RECIPES[kind]
 
 
-def content_key(groups: Groups, made_by: Sequence[Recipe], seed: int) -> str:
-    """sha256 over texts, recipes and seed, hexadecimal: equal keys mean equal models on one
-    machine with equal thread counts, when no time budget cut the training short."""
-    digest = hashlib.sha256(json.dumps([[asdict(r) for r in made_by], seed]).encode())
+def content_key(groups: Groups, made_by: Sequence[Any], seed: int, start: str = "") -> str:
+    """sha256 over texts, recipes, seed and what is trained on, hexadecimal: equal keys mean equal
+    models on one machine with equal thread counts, when no time budget cut the training short.
+
+    made_by: dataclasses. start: digest of the model that the training begins with, if any.
+    """
+    settings = [[asdict(one) for one in made_by], seed, *([start] if start else [])]
+    digest = hashlib.sha256(json.dumps(settings).encode())
     for group in groups:
         digest.update(f"\0{len(group)}\0".encode())
         for text in group:

@@ -1,0 +1,126 @@
+"""What a run came to, in a sentence: was anything heard through the noise, and did it help?
+
+From released numbers alone, so it costs no privacy (`evaluation/signal.py` has the test). The
+benchmark's part is told apart, as it comes from private and held-out text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.evaluation.signal import Excess, p_value
+
+FALSE_ALARM = 0.01  # chance that pure noise passes for a signal, at most
+DROWNED, BELOW, ABOVE = "drowned", "below the noise", "above the noise"
+RESULTS = ("synthetic", "trained")
+WORDS = {
+    "pretrained": "the model before",
+    "random_public": "random public text",
+    "noise_votes": "noise in the votes' place",
+    "noise_scores": "noise in the scores' place",
+    "noise_updates": "noise in the updates' place",
+}
+
+
+def verdict(
+    metrics: Iterable[Mapping[str, Any]],
+    figures: Mapping[str, Any],
+    *,
+    what: str,
+    independent: bool,
+) -> dict[str, Any]:
+    """The run's verdict for summary.json; public.
+
+    metrics: rows by round. figures: of the method, with what was paid for beside the rounds. what:
+    was released ("votes", "scores", "update"). independent: the noise, of round to round.
+    """
+    found = [Excess(row["excess"], row["excess_degrees"]) for row in metrics if "excess" in row]
+    told: dict[str, Any] = {"sentences": []}
+    if found:
+        told |= _signal(found, what, independent)
+        told["sentences"] = [told.pop("sentence")]
+    evaluated = figures.get("evaluation", {})
+    if "loss_saved" in evaluated:
+        told["evaluation"], sentence = _evaluation(evaluated)
+        told["sentences"].append(sentence)
+    selected = figures.get("selection", {})
+    if chosen := selected.get("estimates", {}).get(f"round-{selected.get('round', 0):04d}"):
+        loss = _interval([chosen["loss"], chosen["loss_low"], chosen["loss_high"]], sign=False)
+        told["sentences"].append(
+            f"evaluated on the nodes: round {selected['round']} is best, loss {loss}"
+        )
+    return told
+
+
+def _signal(found: Sequence[Excess], what: str, independent: bool) -> dict[str, Any]:
+    degrees = sum(one.degrees for one in found)
+    pooled = Excess(sum(one.degrees * one.value for one in found) / degrees, degrees)
+    p = p_value(found, independent=independent)
+    ratios = [round(one.signal_to_noise, 4) for one in found]
+    releases = f"{len(found)} releases" if len(found) > 1 else "the release"
+    if p >= FALSE_ALARM:
+        state = DROWNED
+        sentence = (
+            f"the noise drowned the {what}: {releases} cannot be told from pure noise (p = {p:.2g})"
+        )
+    else:
+        state = ABOVE if pooled.value >= 1 else BELOW
+        sentence = (
+            f"the {what} can be told from noise, with {pooled.signal_to_noise:.2g} times the "
+            f"noise's norm (p = {p:.2g}; by round {', '.join(f'{r:.2g}' for r in ratios)})"
+        )
+    return {
+        "signal": state,
+        "signal_to_noise": ratios,
+        "excess": round(pooled.value, 6),
+        "excess_error": round(math.sqrt(2.0 / degrees), 6),
+        "p_value": float(f"{p:.3g}"),
+        "false_alarm": FALSE_ALARM,
+        "sentence": sentence,
+    }
+
+
+def _evaluation(evaluated: Mapping[str, Any]) -> tuple[str, str]:
+    """better, worse or unclear, by the loss of one paid release, and the sentence."""
+    saved, gained = evaluated["loss_saved"], evaluated["accuracy_gained"]
+    word = judged(saved)
+    said = {
+        "better": "the training made the model better",
+        "worse": "the training made the model worse",
+        "unclear": "its noise does not tell better from worse",
+    }[word]
+    return word, (
+        f"evaluated on the nodes, a paid release: loss saved {_interval(saved)} nats a token, "
+        f"accuracy gained {_interval(gained)}: {said}"
+    )
+
+
+def judged(interval: Sequence[float]) -> str:
+    """A gain's [value, low, high]: better, worse, or unclear where 0 is within it."""
+    _, low, high = interval
+    if low > 0:
+        return "better"
+    return "worse" if high < 0 else "unclear"
+
+
+def benchmark_verdict(found: Mapping[str, Any]) -> list[str]:
+    """The benchmark's comparisons of the run's result in words; not covered by epsilon."""
+    lines = []
+    for pair, interval in found.get("accuracy_difference", {}).items():
+        result, _, other = pair.partition("-")
+        if result not in RESULTS or other not in WORDS:
+            continue
+        line = f"against {WORDS[other]}: accuracy {_interval(interval)}, {judged(interval)}"
+        if pair in found.get("loss_difference", {}):
+            value, low, high = found["loss_difference"][pair]
+            saved = [-value, -high, -low]
+            line += f"; loss saved {_interval(saved)}, {judged(saved)}"
+        lines.append(line)
+    return lines
+
+
+def _interval(values: Sequence[float], *, sign: bool = True) -> str:
+    value, low, high = (f"{one:+.4f}" if sign else f"{one:.4f}" for one in values)
+    return f"{value} [{low}, {high}]"
