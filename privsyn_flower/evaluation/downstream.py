@@ -8,6 +8,7 @@ epochs. Texts are tokenised once: the papers' code tokenised twice, which made m
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
 from privsyn_flower.evaluation.rows import Rows, SpecialTokens, TokenRows, encoded, row_lengths
 from privsyn_flower.evaluation.tuning import Batch, Precision, Tuning, batches
+from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.devices import one_worker, training_device
@@ -218,7 +220,7 @@ def choose_learning_rate(
     tuning: Tuning,
     progress: Progress = silent,
     *,
-    work: Path | None = None,
+    work: Work | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The rate with the least loss on public validation text after tuning on public text.
 
@@ -229,11 +231,18 @@ def choose_learning_rate(
         raise ValueError("evaluation.learning-rates is empty: name at least one")
     if len(rates) == 1:
         return rates[0], {}
-    losses: dict[float, float] = {}
-    for rate in rates:
+
+    def tried(rate: float, folder: Path | None) -> float:
         trial = replace(tuning, learning_rate=rate)
-        model.fine_tune(train, trial, progress, f"learning rate {rate:g} on public text")
-        losses[rate] = model.loss(validation)
+        stage = f"learning rate {rate:g} on public text"
+        model.fine_tune(train, trial, progress, stage, work=folder)
+        return model.loss(validation)
+
+    about = [vars(tuning), rows_digest(train), rows_digest(validation)]
+    losses: dict[float, float] = {
+        rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
+        for rate in rates
+    }
     best = min(losses, key=lambda rate: losses[rate])
     return best, {f"{rate:g}": round(loss, 5) for rate, loss in losses.items()}
 

@@ -85,7 +85,7 @@ def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> fl
             _put(model, trainer.best)
         model.eval().requires_grad_(False)
         trainer.accelerator.free_memory()
-        return trainer.told / trainer.state.max_steps
+        return float(trainer.told / trainer.state.max_steps)
 
 
 class _Fit(Trainer):  # type: ignore[misc]

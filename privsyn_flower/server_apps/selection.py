@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -117,16 +117,13 @@ def _fine_tuned(
     folder: RunFolder,
 ) -> dict[str, Parameters]:
     """The small model fine-tuned on `select_samples` texts of each round's generator."""
-    from privsyn_flower.evaluation.downstream import Downstream, Tuning
+    from privsyn_flower.evaluation.public import downstream_of, tuning_of
 
-    options = config.evaluation
-    rates = [float(rate) for rate in split_list(options.learning_rates)]
+    rates = [float(rate) for rate in split_list(config.evaluation.learning_rates)]
     # No private text may choose the rate; the middle one is as good a guess as any.
     rate = sorted(rates)[len(rates) // 2]
-    tuning = Tuning(options.steps, options.batch_size, options.sequence_length, rate, config.seed)
-    model = Downstream(
-        models.folder("downstream"), length=options.sequence_length, device=config.models.device
-    )
+    tuning = replace(tuning_of(config), learning_rate=rate)
+    model = downstream_of(config, models.folder("downstream"))
     shapes = base_shapes(base_folder(models.folder("downstream")))
     result: dict[str, Parameters] = {}
     for rnd in rounds:

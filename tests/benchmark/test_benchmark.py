@@ -29,8 +29,9 @@ from privsyn_flower.data.federation import _write
 from privsyn_flower.data.partition import Split
 from privsyn_flower.data.sources import Group
 from privsyn_flower.data.users import Sample
-from privsyn_flower.evaluation.downstream import Downstream, Tuning
+from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.public import RATE_FILE, export_model, public_start, rehearse
+from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.models import train
 from privsyn_flower.text.tiny.recipes import RECIPES

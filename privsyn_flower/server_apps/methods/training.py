@@ -217,8 +217,10 @@ class Training(Recipe[TrainingStrategy]):
                 self.run.federation(),
                 downstream=self.downstream,
                 models={**models, "trained": self.model},
+                start=self.start,
                 progress=self.run.progress,
                 steps=steps,
+                work=self.run.work(),
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found

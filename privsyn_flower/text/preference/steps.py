@@ -1,4 +1,4 @@
-"""What surrounds a preference training: its checkpoints, the log's summary, shorter work on a CPU."""
+"""What surrounds a preference training: checkpoints, the log's summary, less work on a CPU."""
 
 from __future__ import annotations
 
