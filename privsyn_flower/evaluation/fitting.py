@@ -1,8 +1,8 @@
 """The training behind every fine-tuning: transformers' Trainer on batches drawn as they are needed.
 
 This file loads torch and transformers; it is imported when a training starts. The Trainer brings
-mixed precision, several processes (accelerate), adapters (PEFT) and checkpoints; ours are the
-batches, whose parts are weighted so that micro-batches add up to the whole batch's mean loss.
+the loop, checkpoints, adapters (PEFT) and several processes (accelerate); ours are the batches,
+whose parts are weighted so that micro-batches add up to the whole batch's mean loss.
 """
 
 from __future__ import annotations
@@ -66,7 +66,6 @@ class Watch:
     stage: str
     work: Path | None = None
     score: Callable[[], float] | None = None
-    save_seconds: float = SAVE_SECONDS
 
 
 def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> float:
@@ -80,7 +79,6 @@ def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> fl
         latest = latest_checkpoint(work)
         trainer = _Fit(model, task, tuning, device, watch, work, latest)
         trainer.train(resume_from_checkpoint=str(latest) if latest else None)
-        trainer.accelerator.unwrap_model(trainer.model_wrapped, keep_fp32_wrapper=False)
         if trainer.best is not None:
             _put(model, trainer.best)
         model.eval().requires_grad_(False)
@@ -113,6 +111,7 @@ class _Fit(Trainer):  # type: ignore[misc]
         super().__init__(model, args=arguments, optimizers=(optimizer, schedule))
         self.remove_callback(PrinterCallback)
         self.add_callback(_Following(self, tuning.seed, watch, task.epoch_steps()))
+        self.rough = tuning.precision == "bfloat16"
         self.task, self.start = task, steps_done(latest) if latest else 0
         self.told, self.top, self.best = 0.0, float("-inf"), None
         if latest:
@@ -135,7 +134,8 @@ class _Fit(Trainer):  # type: ignore[misc]
         total = torch.zeros((), device=self.args.device)
         for place in own:
             with self._unless_last(model, place == own[-1]):
-                with self.compute_loss_context_manager():
+                # Not the library's own: it leaves a model alone that it has prepared before.
+                with torch.autocast(self.args.device.type, torch.bfloat16, enabled=self.rough):
                     mean, share = self.task.loss(model, inputs[place])
                     weight = 0.0 if idle else share * world  # gradients are averaged
                     loss = mean if weight == 1.0 else mean * weight
@@ -180,7 +180,7 @@ class _Following(TrainerCallback):  # type: ignore[misc]
         step, watch = state.global_step, self.watch
         if watch.score is not None and step % self.epoch_steps == 0:
             self._judge(watch.score())
-        due = time.monotonic() - self.saved >= watch.save_seconds
+        due = time.monotonic() - self.saved >= SAVE_SECONDS
         control.should_save = bool(watch.work) and due and step < state.max_steps
         if args.process_index == 0:
             watch.progress(watch.stage, step, state.max_steps)
@@ -206,7 +206,6 @@ def _arguments(steps: int, tuning: Tuning, device: str, work: Path) -> TrainingA
         output_dir=str(work),
         max_steps=steps,
         max_grad_norm=tuning.clip,
-        bf16=tuning.precision == "bfloat16",
         use_cpu=device == "cpu",
         seed=tuning.seed % (1 << 32),
         save_strategy="no",  # `_Following` says when
