@@ -48,6 +48,9 @@ class EvaluationConfig(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="of matrix products in training; of the weights under adapters"
     )
+    processes: int = Field(
+        1, ge=1, description="that share a fine-tuning, with a GPU each (next-token)"
+    )
     adapter_rank: int = Field(
         0, ge=0, description="above 0: LoRA factors of that rank are trained, on all projections"
     )

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ class Downstream:
     """A pretrained causal LM (a folder or hub name) that is fine-tuned again and again.
 
     adapter: what is trained; None: all weights. base_dtype: of the weights under an adapter, which
-    never change; without one they are float32. Raises ModelUnavailableError when the model cannot
-    be loaded.
+    never change; without one they are float32. processes: that share a fine-tuning, a GPU each.
+    Raises ModelUnavailableError when the model cannot be loaded.
     """
 
     def __init__(
@@ -64,10 +64,12 @@ class Downstream:
         special_tokens: SpecialTokens = "tokenizer",
         adapter: Adapter | None = None,
         base_dtype: Precision = "float32",
+        processes: int = 1,
     ) -> None:
         from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 
         key = "models.downstream"
+        self.source, self.base_dtype, self.processes = model, base_dtype, processes
         self.length, self.device = length, training_device(device)
         self.special_tokens, self.adapter = special_tokens, adapter
         self.tokenizer = load_tokenizer(model, key)
@@ -120,9 +122,25 @@ class Downstream:
 
             with own_generator(tuning.seed):
                 self.model = get_peft_model(self.model, lora(*vars(self.adapter).values()))
+        if self.processes > 1:
+            from privsyn_flower.evaluation.several import fine_tune_by
+
+            own: dict[str, Any] = {"work": work, "choice": choice}
+            return fine_tune_by(self.processes, self, rows, tuning, progress, stage, **own)
         score = None if choice is None else lambda: self.accuracy(choice)
         task = _NextToken(rows, tuning, self._pad, self.device)
         return fit(self.model, task, tuning, self.device, Watch(progress, stage, work, score))
+
+    def said(self) -> dict[str, Any]:
+        """What another process needs to load the same model."""
+        return {
+            "model": os.fspath(self.source),
+            "length": self.length,
+            "device": self.device,
+            "special_tokens": self.special_tokens,
+            "adapter": asdict(self.adapter) if self.adapter else None,
+            "base_dtype": self.base_dtype,
+        }
 
     def sums(self, rows: Rows) -> F64:
         """Rows -> (n, 3): loss in nats, correct predictions and predicted tokens of each."""

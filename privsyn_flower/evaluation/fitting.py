@@ -80,7 +80,7 @@ def fit(model: Any, task: Task, tuning: Tuning, device: str, watch: Watch) -> fl
         trainer = _Fit(model, task, tuning, device, watch, work, latest)
         trainer.train(resume_from_checkpoint=str(latest) if latest else None)
         if trainer.best is not None:
-            _put(model, trainer.best)
+            put(model, trainer.best)
         model.eval().requires_grad_(False)
         trainer.accelerator.free_memory()
         return float(trainer.told / trainer.state.max_steps)
@@ -180,24 +180,35 @@ class _Following(TrainerCallback):  # type: ignore[misc]
         step, watch = state.global_step, self.watch
         if watch.score is not None and step % self.epoch_steps == 0:
             self._judge(watch.score())
-        due = time.monotonic() - self.saved >= SAVE_SECONDS
-        control.should_save = bool(watch.work) and due and step < state.max_steps
+        if watch.work and step < state.max_steps:
+            control.should_save = self._due()
         if args.process_index == 0:
             watch.progress(watch.stage, step, state.max_steps)
+
+    def _due(self) -> bool:
+        """Whether it is time for a checkpoint: by the first process' clock."""
+        due = time.monotonic() - self.saved >= SAVE_SECONDS
+        if self.trainer.args.world_size == 1:
+            return due
+        told = torch.tensor(int(due), device=self.trainer.args.device)
+        torch.distributed.broadcast(told, 0)
+        return bool(told.item())
 
     def _judge(self, score: float) -> None:
         trainer = self.trainer
         if score > trainer.top:
-            trainer.top, trainer.best = score, _trained(trainer.model)
+            trainer.top, trainer.best = score, trained_weights(trainer.model)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         trainer = self.trainer
+        trainer.accelerator.wait_for_everyone()  # each process writes the state of its generator
         if args.process_index == 0:
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if trainer.best is not None:
                 save_file(trainer.best, checkpoint / BEST)
             top = None if trainer.best is None else trainer.top
             seal(checkpoint, json.dumps({"told": trainer.told, "top": top}).encode())
+        trainer.accelerator.wait_for_everyone()
         self.saved = time.monotonic()
 
 
@@ -207,6 +218,8 @@ def _arguments(steps: int, tuning: Tuning, device: str, work: Path) -> TrainingA
         max_steps=steps,
         max_grad_norm=tuning.clip,
         use_cpu=device == "cpu",
+        ddp_backend="gloo" if device == "cpu" else None,
+        ddp_find_unused_parameters=False,
         seed=tuning.seed % (1 << 32),
         save_strategy="no",  # `_Following` says when
         logging_strategy="no",
@@ -218,16 +231,20 @@ def _arguments(steps: int, tuning: Tuning, device: str, work: Path) -> TrainingA
     )
 
 
-def _trained(model: Any) -> dict[str, Any]:
-    """Copies of the parameters that take gradients, by name."""
+def trained_weights(model: Any, adapter: bool | None = None) -> dict[str, Any]:
+    """Copies of the parameters that take gradients, by name.
+
+    adapter: when none takes any more, an adapter's (True) or all (False).
+    """
     return {
         name: value.detach().cpu().clone()
         for name, value in model.named_parameters()
-        if value.requires_grad
+        if (value.requires_grad if adapter is None else not adapter or "lora_" in name)
     }
 
 
-def _put(model: Any, weights: dict[str, Any]) -> None:
+def put(model: Any, weights: dict[str, Any]) -> None:
+    """Overwrite the parameters of these names."""
     with torch.no_grad():
         for name, value in model.named_parameters():
             if name in weights:

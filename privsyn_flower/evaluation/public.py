@@ -88,6 +88,7 @@ def downstream_of(config: RunConfig, folder: str | os.PathLike[str]) -> Downstre
         special_tokens=options.special_tokens,
         adapter=Adapter(rank, options.adapter_alpha) if rank else None,
         base_dtype=options.precision,
+        processes=options.processes,
     )
 
 

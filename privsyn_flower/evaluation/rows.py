@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from array import array
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
 
 from privsyn_flower.arrays import I64
+from privsyn_flower.files import replace_private
 from privsyn_flower.text.models.batches import encode
 
 Rows = Sequence[Sequence[int]]
@@ -49,6 +52,20 @@ class TokenRows(Sequence[list[int]]):
 
     def __hash__(self) -> int:
         return hash((self._ids.tobytes(), self._ends.tobytes()))
+
+    def save(self, path: Path) -> None:
+        """Into an .npz file (0600)."""
+        memory = io.BytesIO()
+        np.savez(memory, ids=self._ids, ends=self._ends)
+        replace_private(path, memory.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> TokenRows:
+        """What `save` wrote."""
+        rows = cls(())
+        with np.load(path) as stored:
+            rows._ids, rows._ends = stored["ids"], stored["ends"]
+        return rows
 
     @property
     def lengths(self) -> I64:

@@ -261,3 +261,24 @@ def test_finished_work_is_not_done_again(tmp_path: Path) -> None:
     work.end()
     assert not (tmp_path / "work").exists()
     assert rows_digest([[1, 2], [3]]) != rows_digest([[1], [2, 3]])
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(
+    causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has half of the micro-batches; a last batch of one text leaves one without any."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = Downstream(causal_folder, length=16)
+    rows = alone.encode(texts(count=13))
+    tuning = Tuning(0, 4, 16, 3e-3, epochs=2, micro_batch=2)
+    expected = alone.fine_tune(rows, tuning)
+    shared = Downstream(causal_folder, length=16, processes=2)
+    told: list[float] = []
+    loss = shared.fine_tune(
+        rows, tuning, lambda _stage, done, _total, note="": told.append(done), work=tmp_path / "w"
+    )
+    assert loss == pytest.approx(expected, rel=1e-5)
+    agree(weights(shared), weights(alone), rtol=1e-5, atol=3e-5)
+    assert told == list(range(1, 9))
+    assert (tmp_path / "w" / "rows.npz").stat().st_mode & 0o777 == 0o600
