@@ -174,7 +174,8 @@ class _Following(TrainerCallback):  # type: ignore[misc]
         self.saved = time.monotonic()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        torch.manual_seed(self.seed)  # a checkpoint's own state comes after this
+        # Dropout of each process is its own. A checkpoint's state comes after this.
+        torch.manual_seed(self.seed + args.process_index)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         step, watch = state.global_step, self.watch
@@ -213,12 +214,13 @@ class _Following(TrainerCallback):  # type: ignore[misc]
 
 
 def _arguments(steps: int, tuning: Tuning, device: str, work: Path) -> TrainingArguments:
+    several = torch.distributed.is_initialized()
     return TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
         max_grad_norm=tuning.clip,
         use_cpu=device == "cpu",
-        ddp_backend="gloo" if device == "cpu" else None,
+        ddp_backend="gloo" if several and device == "cpu" else None,
         ddp_find_unused_parameters=False,
         seed=tuning.seed % (1 << 32),
         save_strategy="no",  # `_Following` says when

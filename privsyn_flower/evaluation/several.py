@@ -77,7 +77,8 @@ def _place(work: Path | None) -> Iterator[Path]:
 def _started(processes: int, folder: Path) -> list[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "privsyn_flower.evaluation.several", str(folder)]
     common = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    loopback = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    loopback = dict.fromkeys(names, "lo") if sys.platform == "linux" else {}
     started = []
     for rank in range(processes):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **common, **loopback}
@@ -100,7 +101,7 @@ def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, progress: Prog
         first = started[0]
         for line in first.stdout or ():
             if line.startswith(TOLD):
-                progress(**json.loads(line.removeprefix(TOLD)))
+                progress(*json.loads(line.removeprefix(TOLD)))
         codes = [one.wait() for one in started]
     finally:
         for one in started:
@@ -140,8 +141,7 @@ def main(folder: Path) -> None:
     rows, choice = (TokenRows.load(folder / f"{name}.npz") for name in ("rows", "choice"))
 
     def told(stage: str, done: float, total: float, note: str = "") -> None:
-        event: dict[str, Any] = {"stage": stage, "done": done, "total": total, "note": note}
-        print(TOLD + json.dumps(event), flush=True)
+        print(TOLD + json.dumps([stage, done, total, note]), flush=True)
 
     tuning = Tuning(**job["tuning"])
     more: dict[str, Any] = {"work": folder / "work", "choice": choice if job["choose"] else None}

@@ -208,6 +208,18 @@ def test_an_adapter_starts_at_the_base_and_leaves_it(
     np.testing.assert_array_equal(model.user_sums(held_out), start)
 
 
+def test_a_base_in_bfloat16_under_an_adapter(causal_folder: Path) -> None:
+    adapter = Adapter(rank=2, alpha=4.0)
+    model = Downstream(causal_folder, length=16, adapter=adapter, base_dtype="bfloat16")
+    rows = model.encode(texts())
+    start = model.loss(rows)
+    model.fine_tune(rows, replace(TUNING, learning_rate=2e-2, precision="bfloat16"))
+    kinds = {(n.split(".")[-3].startswith("lora"), v.dtype) for n, v in weights(model).items()}
+    assert (True, torch.float32) in kinds and (True, torch.bfloat16) not in kinds
+    assert (False, torch.bfloat16) in kinds and (False, torch.float32) not in kinds
+    assert model.loss(rows) < start
+
+
 def test_bfloat16_is_of_the_products_and_ends_with_the_training(model: Downstream) -> None:
     rows, held_out = model.encode(texts()), {"u": model.encode(texts(5, 4))}
     model.reset()

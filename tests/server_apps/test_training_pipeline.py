@@ -588,7 +588,9 @@ def test_shipped_miniatures(
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
 
 
-def test_the_evaluation_of_an_earlier_model_is_not_the_results(tmp_path: Path) -> None:
+def test_the_evaluation_of_an_earlier_model_is_not_the_results(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
     """A run that ended early was evaluated, was killed before its summary, and went on."""
     config = configured(**{"training.evaluate": True})
     recipe: Any = object.__new__(recipe_of(config))
