@@ -26,7 +26,7 @@ from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.devices import one_worker, training_device
 
-EVALUATION_BATCH = 64
+EVALUATION_BATCH, EVALUATION_TOKENS = 64, 64 * 64  # most texts, and tokens, measured at once
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,9 @@ class Downstream:
         result = np.zeros((len(rows), SUMS))
         order = np.argsort(row_lengths(rows), kind="stable").tolist()
         self.model.eval()
-        for start in range(0, len(order), EVALUATION_BATCH):
-            places = order[start : start + EVALUATION_BATCH]
+        width = max(1, min(EVALUATION_BATCH, EVALUATION_TOKENS // self.length))
+        for start in range(0, len(order), width):
+            places = order[start : start + width]
             ids, mask = pad_rows([rows[i] for i in places], self._pad)
             with one_worker(), torch.inference_mode():
                 logits = self.model(

@@ -8,6 +8,7 @@ evaluation says which of them predicts the users' text best: one more release of
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -139,7 +140,9 @@ def _fine_tuned(
             texts = strategy.synthesise(config.popri.select_samples)
             write_jsonl(path, ({"text": one.text} for one in texts))
         rows = model.encode([row["text"] for row in read_jsonl(path)])
-        model.fine_tune(rows, tuning, models.progress, f"fine-tuning on round {rnd}")
+        stage, work = f"fine-tuning on round {rnd}", path.with_suffix(".work")
+        model.fine_tune(rows, tuning, models.progress, stage, work=work)
         result[name] = model.parameters()
         write_atomic(weights, pack_parameters(result[name]).tobytes())
+        shutil.rmtree(work, ignore_errors=True)
     return result
