@@ -126,7 +126,8 @@ class Downstream:
             from privsyn_flower.evaluation.several import fine_tune_by
 
             own: dict[str, Any] = {"work": work, "choice": choice}
-            return fine_tune_by(self.processes, self, rows, tuning, progress, stage, **own)
+            given = self.processes, self.model, self.said(), rows, tuning
+            return fine_tune_by(*given, progress, stage, **own)
         score = None if choice is None else lambda: self.accuracy(choice)
         task = _NextToken(rows, tuning, self._pad, self.device)
         return fit(self.model, task, tuning, self.device, Watch(progress, stage, work, score))

@@ -1,6 +1,4 @@
-"""One fine-tuning by several processes of this machine, a GPU each (accelerate).
-
-    python -m privsyn_flower.evaluation.several FOLDER     one of them; the caller starts all
+"""One fine-tuning by several processes of this machine, a GPU each (`process.py`).
 
 They meet by a file, and speak over the loopback interface alone.
 """
@@ -11,20 +9,17 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from privsyn_flower.evaluation.rows import Rows, TokenRows
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.files import private_folder, replace_private
 from privsyn_flower.progress import Progress
-
-if TYPE_CHECKING:
-    from privsyn_flower.evaluation.downstream import Downstream
 
 JOB, DONE, TRAINED, ERRORS = "job.json", "done.json", "trained.safetensors", "errors.txt"
 TOLD = "privsyn-progress "  # begins a line of progress
@@ -32,7 +27,8 @@ TOLD = "privsyn-progress "  # begins a line of progress
 
 def fine_tune_by(
     processes: int,
-    model: Downstream,
+    model: Any,
+    said: Mapping[str, Any],
     rows: Rows,
     tuning: Tuning,
     progress: Progress,
@@ -41,9 +37,10 @@ def fine_tune_by(
     work: Path | None,
     choice: Rows | None,
 ) -> float:
-    """As `Downstream.fine_tune`, whose prepared model gets the weights; the mean training loss.
+    """As `Downstream.fine_tune`; returns the mean training loss.
 
-    Raises RuntimeError with what a process said when one fails; the others are ended then.
+    model: prepared for the training; it gets the weights. said: `Downstream.said`. Raises
+    RuntimeError with what a process said when one fails; the others are ended then.
     """
     from privsyn_flower.evaluation.fitting import put
     from privsyn_flower.text.models.libraries import latest_checkpoint
@@ -53,15 +50,15 @@ def fine_tune_by(
         private_folder(folder / "work")
         for name, some in (("rows", rows), ("choice", choice or [])):
             TokenRows(some).save(folder / f"{name}.npz")
-        job = {**model.said(), "tuning": asdict(tuning), "stage": stage, "choose": bool(choice)}
+        job = {**said, "tuning": asdict(tuning), "stage": stage, "choose": bool(choice)}
         replace_private(folder / JOB, json.dumps(job).encode())
         (folder / "meeting").unlink(missing_ok=True)
         _wait(_started(processes, folder), folder, progress)
         done = json.loads((folder / DONE).read_text("utf-8"))
         from safetensors.torch import load_file
 
-        put(model.model, load_file(folder / TRAINED))
-        model.model.eval().requires_grad_(False)
+        put(model, load_file(folder / TRAINED))
+        model.eval().requires_grad_(False)
         return float(done["loss"])
 
 
@@ -75,7 +72,7 @@ def _place(work: Path | None) -> Iterator[Path]:
 
 
 def _started(processes: int, folder: Path) -> list[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "privsyn_flower.evaluation.several", str(folder)]
+    command = [sys.executable, "-m", "privsyn_flower.evaluation.process", str(folder)]
     common = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     loopback = dict.fromkeys(names, "lo") if sys.platform == "linux" else {}
@@ -115,45 +112,3 @@ def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, progress: Prog
                 f"process {rank} of evaluation.processes = {len(codes)} ended with {code}: "
                 f"{said.splitlines()[-1] if said else 'it said nothing'}"
             )
-
-
-def main(folder: Path) -> None:
-    """One of the processes: train, and the first writes the result."""
-    import torch
-
-    from privsyn_flower.evaluation.downstream import Adapter, Downstream
-    from privsyn_flower.evaluation.fitting import trained_weights
-
-    job = json.loads((folder / JOB).read_text("utf-8"))
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    cuda = job["device"].startswith("cuda")
-    if cuda:
-        torch.cuda.set_device(rank)
-    torch.distributed.init_process_group(
-        "nccl" if cuda else "gloo",
-        init_method=f"file://{(folder / 'meeting').resolve()}",
-        rank=rank,
-        world_size=count,
-    )
-    adapter = Adapter(**job["adapter"]) if job["adapter"] else None
-    names = ("length", "device", "special_tokens", "base_dtype")
-    model = Downstream(job["model"], adapter=adapter, **{name: job[name] for name in names})
-    rows, choice = (TokenRows.load(folder / f"{name}.npz") for name in ("rows", "choice"))
-
-    def told(stage: str, done: float, total: float, note: str = "") -> None:
-        print(TOLD + json.dumps([stage, done, total, note]), flush=True)
-
-    tuning = Tuning(**job["tuning"])
-    more: dict[str, Any] = {"work": folder / "work", "choice": choice if job["choose"] else None}
-    loss = model.fine_tune(rows, tuning, told, job["stage"], **more)
-    if rank == 0:
-        from safetensors.torch import save_file
-
-        save_file(trained_weights(model.model, model.adapter is not None), folder / TRAINED)
-        replace_private(folder / DONE, json.dumps({"loss": loss}).encode())
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
