@@ -50,7 +50,12 @@ Folders = Mapping[str, Path]
 FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
 RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
 NOTE = "measured with private and held-out text; not covered by epsilon"
-CHOSEN = "; each fine-tuning's epoch was chosen by {0}, which epsilon does not cover either"
+CHOSEN = {
+    "last": "",
+    "public": "; each fine-tuning's epoch was chosen by public text",
+    "development": "; each fine-tuning's epoch was chosen by development users' text, which "
+    "epsilon does not cover either",
+}
 METHODS = {
     "pretrained": "the downstream model as it is",
     "random_public": "(a) fine-tuned on random public text",
@@ -428,9 +433,7 @@ def _choosing(config: RunConfig, steps: Steps) -> None:
 
 def note(config: RunConfig) -> str:
     """What the figures rest on."""
-    chosen = {"development": "development users' text", "public": "public text"}
-    by = chosen.get(config.evaluation.checkpoint)
-    return NOTE if by is None else NOTE + CHOSEN.format(by)
+    return NOTE + CHOSEN[config.evaluation.checkpoint]
 
 
 def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def learning_rate_factor(step: int, steps: int, tuning: Tuning | None = None) ->
         return min(rising, 1.0)
     left = max(0.0, (steps - step) / max(1.0, steps - rise))
     if schedule == "linear":
-        return min(rising, left, 1.0)
+        return min(rising, left)
     return min(rising, 0.5 * (1 - math.cos(math.pi * min(1.0, left))))
 
 

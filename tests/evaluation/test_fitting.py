@@ -16,6 +16,7 @@ from privsyn_flower.evaluation.classification import Classifier
 from privsyn_flower.evaluation.downstream import Adapter, Downstream
 from privsyn_flower.evaluation.tuning import Tuning, batches
 from privsyn_flower.evaluation.work import Work, rows_digest
+from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from tests.text.conftest import causal_folder, masked_folder
 
 __all__ = ["causal_folder", "masked_folder"]  # pytest finds fixtures by name
@@ -61,6 +62,30 @@ def agree(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], **close:
     assert one.keys() == other.keys()
     for name, value in one.items():
         torch.testing.assert_close(value, other[name], **(close or {"rtol": 0, "atol": 0}))
+
+
+def test_the_default_is_a_plain_loop_to_the_last_bit(model: Downstream) -> None:
+    """What every figure of docs/results.md rests on, written out."""
+    rows, steps = model.encode(texts()), 12
+    tuning = Tuning(steps, 6, 12, 3e-3, seed=4)
+    found = model.fine_tune(rows, tuning), weights(model)
+    model.reset()
+    net = model.model.train().requires_grad_(True)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, weight_decay=0.01)
+    rise, told = max(1.0, 0.1 * steps), []
+    for step, batch in enumerate(batches(rows.lengths, tuning)):
+        factor = min((step + 1) / rise, max(0.0, (steps - step) / max(1.0, steps - rise)))
+        optimizer.param_groups[0]["lr"] = 3e-3 * factor
+        own = [rows[r][:k] for r, k in zip(batch.rows.tolist(), batch.kept.tolist(), strict=True)]
+        loss = causal_loss(net, *pad_rows(own, model._pad))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        told.append(loss.item())
+    net.eval().requires_grad_(False)
+    assert found[0] == pytest.approx(np.mean(told), rel=1e-14)
+    agree(weights(model), found[1])
 
 
 @pytest.mark.parametrize("way", WAYS)
