@@ -65,7 +65,8 @@ def generation() -> tuple[Work, int]:
 
 
 def fine_tuning() -> tuple[Work, int]:
-    from privsyn_flower.evaluation.downstream import Downstream, Tuning
+    from privsyn_flower.evaluation.downstream import Downstream
+    from privsyn_flower.evaluation.tuning import Tuning
 
     model = Downstream(ASSETS / "downstream", length=64)
     rows = model.encode(texts(600))

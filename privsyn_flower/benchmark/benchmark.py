@@ -7,10 +7,13 @@ go under `benchmark` in summary.json and are not covered by epsilon.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from privsyn_flower.arrays import F32
 from privsyn_flower.benchmark.feedback import Feedback
@@ -18,13 +21,28 @@ from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
-from privsyn_flower.evaluation.classification import Classifier, Examples, scores
+from privsyn_flower.evaluation.classification import (
+    Classifier,
+    Examples,
+    examples_digest,
+    scores,
+)
 from privsyn_flower.evaluation.distances import frechet_by_size
-from privsyn_flower.evaluation.downstream import Downstream, Tuning
+from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.duplicates import near_duplicates
-from privsyn_flower.evaluation.public import rehearse, rehearse_classes
+from privsyn_flower.evaluation.public import (
+    downstream_of,
+    public_start,
+    rehearse,
+    rehearse_classes,
+    tuning_of,
+)
+from privsyn_flower.evaluation.rows import Rows
+from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import BENCHMARK, Progress, Steps, silent
 from privsyn_flower.randomness import seeded
+from privsyn_flower.text.models.lm_metrics import base_folder
 
 Sets = Mapping[str, Sequence[str]]
 Folders = Mapping[str, Path]
@@ -32,6 +50,12 @@ Folders = Mapping[str, Path]
 FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
 RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
 NOTE = "measured with private and held-out text; not covered by epsilon"
+CHOSEN = {
+    "last": "",
+    "public": "; each fine-tuning's epoch was chosen by public text",
+    "development": "; each fine-tuning's epoch was chosen by development users' text, which "
+    "epsilon does not cover either",
+}
 METHODS = {
     "pretrained": "the downstream model as it is",
     "random_public": "(a) fine-tuned on random public text",
@@ -67,6 +91,8 @@ def steps_of(
     public = [name for name in ("random_public",) if config.evaluation.compares(RANDOM_PUBLIC)]
     own = ["trained"] if config.trains else ["synthetic"]
     tuned = {*public, *own, *made, "private"} - {*models, "trained"}
+    if config.evaluation.start == "public":
+        tuned -= {"random_public"}
     rate = len(split_list(config.evaluation.learning_rates)) > 1
     measured = 0 if config.trains else 2
     return Steps(progress, BENCHMARK, len(made) + measured + rate + len(tuned))
@@ -92,6 +118,7 @@ def run_benchmark(
     seeds: Sets,
     progress: Progress = silent,
     steps: Steps | None = None,
+    work: Work | None = None,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -99,14 +126,15 @@ def run_benchmark(
     what the users' answers were worth. synthetic: texts by the names in METHODS, "synthetic" the
     run's own and the others its controls; with their labels (`data.LabelledText`) for
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
-    methods without. steps: those begun already (`steps_of`).
+    methods without. steps: those begun already (`steps_of`). work: where finished fine-tunings
+    are kept until all are (`Work`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation
     pool = federation.public() if config.evaluation.compares(RANDOM_PUBLIC) else ()
     held_out = private.held_out()
     summary: dict[str, Any] = {
-        "note": NOTE,
+        "note": note(config),
         "held_out": config.evaluation.on,
     }
     steps.begin("distances to held-out text")
@@ -118,7 +146,9 @@ def run_benchmark(
     summary["near_duplicates"] = repeated(synthetic["synthetic"], federation, config)
     measure = classification if config.evaluation.task == "classification" else next_token
     summary |= {"task": config.evaluation.task}
-    summary |= measure(config, federation, downstream, synthetic, progress, steps)
+    work = work or Work()
+    summary |= measure(config, federation, downstream, synthetic, progress, steps, work=work)
+    work.end()
     steps.end()
     return Benchmark(summary, held_out, candidates)
 
@@ -129,21 +159,29 @@ def training_benchmark(
     *,
     downstream: str | Path,
     models: Folders,
+    start: Path | None = None,
     progress: Progress = silent,
     steps: Steps | None = None,
+    work: Work | None = None,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
-    models: folders by the names in METHODS, measured as they are. There is no text whose
-    distances could be told. Raises ConfigError unless `benchmark` is true.
+    models: folders by the names in METHODS, measured as they are. start: the model that the private
+    training began with, from which others go with `evaluation.start = "public"`. There is no text
+    whose distances could be told. work: as `run_benchmark`'s. Raises ConfigError unless `benchmark`
+    is true.
     """
     if not config.benchmark:
         raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
     steps = steps or steps_of(config, progress, [], list(models))
-    found = next_token(config, federation, downstream, {}, progress, steps, models=models)
+    work = work or Work()
+    found = next_token(
+        config, federation, downstream, {}, progress, steps, models=models, start=start, work=work
+    )
+    work.end()
     steps.end()
     return {
-        "note": NOTE,
+        "note": note(config),
         "held_out": config.evaluation.on,
         "frechet": {},
         "task": config.evaluation.task,
@@ -213,41 +251,71 @@ def next_token(
     steps: Steps | None = None,
     *,
     models: Folders | None = None,
+    start: Path | None = None,
+    work: Work | None = None,
 ) -> dict[str, Any]:
-    """The same model fine-tuned on every set at equal cost -> accuracy and loss on held-out users.
+    """The same model fine-tuned on every set alike -> accuracy and loss on held-out users.
 
-    models: others to measure as they are; a name among them is not fine-tuned. Returns accuracy,
-    loss (nats) with intervals [value, low, high], their paired differences, and the learning rate
-    with how it was chosen.
+    models: others to measure as they are; a name among them is not fine-tuned. start: of the
+    fine-tunings; None: `evaluation.start`. Returns accuracy, loss (nats) with intervals
+    [value, low, high], their paired differences, and the learning rate with how it was chosen.
     """
-    options, folders = config.evaluation, models or {}
-    length, device = options.sequence_length, config.models.device
-    model = Downstream(downstream, length=length, device=device)
-    steps = steps or steps_of(config, progress, [])
-    _choosing(config, steps)
-    rate, tried = rehearse(config, federation, model, progress)
-    tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
-    held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
+    options, steps, work = (
+        config.evaluation,
+        steps or steps_of(config, progress, []),
+        work or Work(),
+    )
+    measured = {"pretrained": downstream, **(models or {})}
     public = federation.public() if options.compares(RANDOM_PUBLIC) else ()
-    given = training_sets(federation, synthetic, public)
-    sets = {name: source for name, source in given.items() if name not in folders}
+    if options.start == "public":
+        start = start or public_start(config, federation, base_folder(str(downstream)), progress)
+        if public:  # (a) is where the others begin
+            measured.setdefault("random_public", start)
+    else:
+        start = None
+    model = downstream_of(config, start or downstream)
+    _choosing(config, steps)
+    rate, tried = rehearse(config, federation, model, progress, work=work)
+    tuning = replace(tuning_of(config), learning_rate=rate)
+    held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
+    choice = _choice(config, federation, model)
+    tested = rows_digest([row for own in held_out.values() for row in own])
+    about = [str(start or downstream), tested, vars(tuning), options.checkpoint]
     model.reset()  # the rehearsal left the weights of its last trial
-    sums = {"pretrained": model.user_sums(held_out)}
-    for name, folder in folders.items():
-        sums[name] = Downstream(folder, length=length, device=device).user_sums(held_out)
-    for name, source in sets.items():
-        steps.begin(METHODS[name])
-        model.fine_tune(model.encode(source), tuning, progress, f"fine-tuning on {name}")
-        sums[name] = model.user_sums(held_out)
+    sums = {}
+    for name, folder in measured.items():
+        known = model if name == "pretrained" and start is None else downstream_of(config, folder)
+        sums[name] = known.user_sums(held_out)
+    counts, taken = {}, {}
+
+    def sets() -> Iterator[tuple[str, Rows]]:
+        for name, source in training_sets(federation, synthetic, public).items():
+            if name not in measured:
+                steps.begin(METHODS[name])
+                rows = model.encode(source)
+                counts[name], taken[name] = len(source), tuning.steps_of(len(rows))
+                yield name, rows
+
+    tune = functools.partial(_tuned, model, tuning, held_out, choice, progress)
+    for name, rows in sets():
+        made = work.once(name, [*about, rows_digest(rows)], functools.partial(tune, name, rows))
+        sums[name] = np.array(made)
     result: dict[str, Any] = {
         "held_out_users": len(held_out),
         "held_out_tokens": int(sums["private"][:, 2].sum()),
         "methods": {name: METHODS[name] for name in METHODS if name in sums},
-        "training_texts": {name: len(source) for name, source in sets.items()},
-        "tokens_per_fine_tuning": tuning.steps * tuning.batch_tokens,
+        "training_texts": counts,
+        **(
+            {}
+            if tuning.by_texts
+            else {"tokens_per_fine_tuning": tuning.steps * tuning.batch_tokens}
+        ),
+        "steps_per_fine_tuning": taken,
         "learning_rate": rate,
         "learning_rate_trials": tried,
     }
+    if not tuning.by_texts:
+        result["tokens_per_fine_tuning"] = tuning.steps * tuning.batch_tokens
     for measure, column in (("loss", 0), ("accuracy", 1)):
         result |= figures(
             measure,
@@ -261,6 +329,39 @@ def next_token(
     return result
 
 
+def _tuned(
+    model: Any,
+    tuning: Tuning,
+    held_out: Mapping[str, Any],
+    choice: Any,
+    progress: Progress,
+    name: str,
+    source: Any,
+    folder: Path | None,
+) -> Any:
+    """Sums of held-out users after a fine-tuning on `source`, as JSON has them."""
+    stage = f"fine-tuning on {name}"
+    model.fine_tune(source, tuning, progress, stage, work=folder, choice=choice)
+    return model.user_sums(held_out).tolist()
+
+
+def _choice(config: RunConfig, federation: Federation, model: Downstream) -> Rows | None:
+    """What the best epoch is chosen by, PRIVATE for `development`; None: the last is taken."""
+    if config.evaluation.checkpoint == "last":
+        return None
+    if config.evaluation.checkpoint == "public":
+        rows = model.encode(federation.public_validation())
+    else:
+        users = federation.held_out("development").values()
+        rows = model.encode([text for own in users for text in own])
+    if not rows:
+        raise ConfigError(
+            f"evaluation.checkpoint = {config.evaluation.checkpoint!r}: there is no such text; set "
+            "'last'"
+        )
+    return rows
+
+
 def classification(
     config: RunConfig,
     federation: Federation,
@@ -268,6 +369,8 @@ def classification(
     synthetic: Sets,
     progress: Progress = silent,
     steps: Steps | None = None,
+    *,
+    work: Work | None = None,
 ) -> dict[str, Any]:
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
@@ -282,31 +385,40 @@ def classification(
         return model.encode(texts, [label_of(text) for text in texts])
 
     public = model.encode(federation.public(), federation.public_labels())
-    steps = steps or steps_of(config, progress, [])
+    steps, work = steps or steps_of(config, progress, []), work or Work()
     _choosing(config, steps)
-    rate, tried = rehearse_classes(config, model, public, progress)
-    tuning = Tuning(options.steps, options.batch_size, length, rate, config.seed)
+    rate, tried = rehearse_classes(config, model, public, progress, work)
+    tuning = replace(tuning_of(config), learning_rate=rate, texts=True)
     held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
+    choice: Examples | None = None
+    if options.checkpoint == "development":
+        own_text = federation.held_out("development").values()
+        choice = encoded([text for own in own_text for text in own])
+    tested = examples_digest([one for own in held_out.values() for one in own])
+    about = [str(downstream), tested, vars(tuning), options.checkpoint]
     sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
     if options.compares(RANDOM_PUBLIC):
         sets = {"random_public": public} | sets
+    tune = functools.partial(_tuned, model, tuning, held_out, choice, progress)
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
     for name, examples in sets.items():
-        if examples or name in {"synthetic", "private"}:  # these two without examples: an error
-            steps.begin(METHODS[name])
-            model.fine_tune(examples, tuning, progress, f"fine-tuning on {name}")
-            sums[name] = model.user_sums(held_out)
+        if not examples and name not in {"synthetic", "private"}:  # of these two: an error
+            continue
+        steps.begin(METHODS[name])
+        key = [*about, examples_digest(examples)]
+        sums[name] = np.array(work.once(name, key, functools.partial(tune, name, examples)))
     names = [name for name in METHODS if name in sums]
     pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
     found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
+    counts = {name: len(sets[name]) for name in sets if name in sums}
     return {
         "held_out_users": len(held_out),
         "held_out_texts": int(sums["private"].sum()),
         "classes": classes,
         "methods": {name: METHODS[name] for name in names},
-        "training_texts": {name: len(sets[name]) for name in sets if name in sums},
-        "texts_per_fine_tuning": tuning.steps * tuning.batch_size,
+        "training_texts": counts,
+        "steps_per_fine_tuning": {name: tuning.steps_of(n) for name, n in counts.items()},
         "learning_rate": rate,
         "learning_rate_trials": tried,
         **figures("accuracy", found["accuracy"]),
@@ -317,6 +429,11 @@ def classification(
 def _choosing(config: RunConfig, steps: Steps) -> None:
     if len(split_list(config.evaluation.learning_rates)) > 1:
         steps.begin("the learning rate, on public text")
+
+
+def note(config: RunConfig) -> str:
+    """What the figures rest on."""
+    return NOTE + CHOSEN[config.evaluation.checkpoint]
 
 
 def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:

@@ -2,30 +2,28 @@
 
 What `downstream.py` is for next tokens, this is for classes (POPri, section 5: RoBERTa-base on
 OpenReview): every fine-tuning starts from the same weights, the new head included, and takes the
-same number of optimiser steps of the same number of texts, whatever the set.
+same number of optimiser steps of the same number of texts, whatever the set; or the same epochs.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from privsyn_flower.arrays import F64, I64
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
-from privsyn_flower.evaluation.downstream import (
-    EVALUATION_BATCH,
-    Tuning,
-    fit,
-    own_generator,
-)
+from privsyn_flower.evaluation.downstream import EVALUATION_BATCH, Parts, own_generator
+from privsyn_flower.evaluation.tuning import Batch, Tuning, batches
+from privsyn_flower.evaluation.work import rows_digest
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import encode, pad_rows
-from privsyn_flower.text.models.devices import one_worker, resolve_device
+from privsyn_flower.text.models.devices import one_worker, training_device
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,11 @@ class Example:
 
 
 Examples = list[Example]
+
+
+def examples_digest(examples: Examples) -> str:
+    """sha256 of examples: ids and classes."""
+    return rows_digest([[one.label, *one.ids] for one in examples])
 
 
 class Classifier:
@@ -64,7 +67,7 @@ class Classifier:
                 "classes"
             )
         self.labels = tuple(labels)
-        self.length, self.device = length, resolve_device(device)
+        self.length, self.device = length, training_device(device)
         self.tokenizer = load_tokenizer(model, "models.downstream")
         self.model = _with_head(model, len(labels), seed).to(self.device)
         self._start = {
@@ -100,21 +103,27 @@ class Classifier:
         tuning: Tuning,
         progress: Progress = silent,
         stage: str = "fine-tuning",
+        *,
+        work: Path | None = None,
+        choice: Examples | None = None,
     ) -> float:
         """From the first weights, train on `examples`; returns the mean training loss in nats.
 
-        A step sees `tuning.batch_size` texts; dropout and order follow `tuning.seed`. Raises
-        ValueError without examples.
+        A step sees `tuning.batch_size` texts; dropout and order follow `tuning.seed`. work, choice:
+        as in `Downstream.fine_tune`. Raises ValueError without examples.
         """
+        from privsyn_flower.evaluation.fitting import Watch, fit
+
         self.reset()
-        losses = (self._loss(batch) for batch in epochs(examples, tuning))
-        return fit(self.model, losses, tuning, progress, stage)
+        self.model.requires_grad_(True)
+        score = None if choice is None else lambda: self.accuracy(choice)
+        task = _Classes(self, examples, replace(tuning, texts=True))
+        return fit(self.model, task, tuning, self.device, Watch(progress, stage, work, score))
 
-    def _loss(self, batch: Examples) -> Any:
-        import torch
-
-        targets = torch.tensor([example.label for example in batch], device=self.device)
-        return torch.nn.functional.cross_entropy(self._logits(batch), targets)
+    def accuracy(self, examples: Examples) -> float:
+        """Share of the examples whose class is predicted."""
+        truth = np.array([example.label for example in examples])
+        return float((self._predict(examples) == truth).mean())
 
     def user_sums(self, users: Mapping[str, Examples]) -> F64:
         """User -> examples (PRIVATE), in order -> (u, c, c): texts of class i taken for class j.
@@ -138,27 +147,42 @@ class Classifier:
         with one_worker(), torch.inference_mode():
             for start in range(0, len(order), EVALUATION_BATCH):
                 places = order[start : start + EVALUATION_BATCH]
-                logits = self._logits([examples[i] for i in places])
+                logits = self.logits(self.model, [examples[i] for i in places])
                 found[places] = logits.argmax(dim=-1).cpu().numpy()
         return found
 
-    def _logits(self, batch: Examples) -> Any:
-        """Logits (b, c) in float32."""
+    def logits(self, model: Any, batch: Examples) -> Any:
+        """Logits (b, c) in float32. model: this classifier's, as a training may have wrapped it."""
         ids, mask = pad_rows([example.ids for example in batch], self._pad)
         ids, mask = ids.to(self.device), mask.to(self.device)
-        return self.model(input_ids=ids, attention_mask=mask).logits.float()
+        return model(input_ids=ids, attention_mask=mask).logits.float()
 
 
-def epochs(examples: Examples, tuning: Tuning) -> list[Examples]:
-    """`steps` batches of exactly `batch_size` examples; every example once before one again."""
-    if not examples:
-        raise ValueError("no labelled text to train on: the set is empty")
-    rng = np.random.default_rng(tuning.seed)
-    wanted = tuning.steps * tuning.batch_size
-    passes = -(-wanted // len(examples))
-    order = np.concatenate([rng.permutation(len(examples)) for _ in range(passes)])[:wanted]
-    cut = order.reshape(tuning.steps, tuning.batch_size)
-    return [[examples[i] for i in row] for row in cut]
+class _Classes:
+    """Classes of examples, as `fitting.Task` has it."""
+
+    def __init__(self, own: Classifier, examples: Examples, tuning: Tuning) -> None:
+        self.own, self.examples, self.tuning = own, examples, tuning
+
+    def steps(self) -> int:
+        return self.tuning.steps_of(len(self.examples))
+
+    def epoch_steps(self) -> int:
+        return self.tuning.epoch_steps(len(self.examples))
+
+    def parts(self, start: int) -> Iterator[Sequence[Any]]:
+        lengths = np.array([len(example.ids) for example in self.examples], dtype=np.int64)
+        for batch in batches(lengths, self.tuning, start):
+            # A text has one target, however long it is.
+            yield Parts(replace(batch, kept=np.ones_like(batch.kept)), self.tuning.micro_batch, 0)
+
+    def loss(self, model: Any, part: tuple[Batch, float]) -> tuple[Any, float]:
+        import torch
+
+        examples = [self.examples[row] for row in part[0].rows.tolist()]
+        targets = torch.tensor([example.label for example in examples], device=self.own.device)
+        logits = self.own.logits(model, examples)
+        return torch.nn.functional.cross_entropy(logits, targets), part[1]
 
 
 def scores(

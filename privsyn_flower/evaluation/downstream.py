@@ -1,51 +1,40 @@
-"""Fine-tune a causal LM on a set of texts and measure it on users, at equal cost for every set.
+"""Fine-tune a causal LM on a set of texts and measure it on users, in the same way for every set.
 
-Every fine-tuning starts from the same weights, takes the same number of optimiser steps with
-exactly the same number of target tokens in each, and follows the same learning-rate schedule.
-Texts are tokenised once: the papers' code tokenised twice, which made most targets trivial.
+Every fine-tuning starts from the same weights and follows the same schedule: for the same number
+of steps with exactly the same number of target tokens in each (the default), or for the papers'
+epochs. Texts are tokenised once: the papers' code tokenised twice, which made most targets trivial.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.rows import Rows, SpecialTokens, TokenRows, encoded, row_lengths
+from privsyn_flower.evaluation.tuning import Batch, Precision, Tuning, batches
+from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, unknown_token
-from privsyn_flower.text.models.devices import one_worker, resolve_device
+from privsyn_flower.text.models.batches import causal_loss, pad_rows, unknown_token
+from privsyn_flower.text.models.devices import one_worker, training_device
 
-Rows = list[list[int]]
-
-WARM_UP = 0.1  # share of the steps over which the learning rate rises; then it falls to 0
-WEIGHT_DECAY = 0.01
-EVALUATION_BATCH = 64
+EVALUATION_BATCH, EVALUATION_TOKENS = 64, 64 * 64  # most texts, and tokens, measured at once
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """What all fine-tunings share.
+class Adapter:
+    """LoRA factors that are trained instead of the weights; their scale is alpha / rank."""
 
-    steps: optimiser steps. batch_size, length: a step predicts batch_size * length tokens from
-    texts cut to `length` tokens. learning_rate: AdamW's peak. seed: of the order of the texts.
-    """
-
-    steps: int
-    batch_size: int
-    length: int
-    learning_rate: float
-    seed: int = 0
-
-    @property
-    def batch_tokens(self) -> int:
-        """Target tokens of one step."""
-        return self.batch_size * self.length
+    rank: int
+    alpha: float
 
 
 @contextlib.contextmanager
@@ -61,56 +50,110 @@ def own_generator(seed: int) -> Iterator[None]:
 class Downstream:
     """A pretrained causal LM (a folder or hub name) that is fine-tuned again and again.
 
-    Raises ModelUnavailableError when it cannot be loaded.
+    adapter: what is trained; None: all weights. base_dtype: of the weights under an adapter, which
+    never change; without one they are float32. processes: that share a fine-tuning, a GPU each.
+    Raises ModelUnavailableError when the model cannot be loaded.
     """
 
-    def __init__(self, model: str | os.PathLike[str], *, length: int, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        length: int,
+        device: str = "cpu",
+        special_tokens: SpecialTokens = "tokenizer",
+        adapter: Adapter | None = None,
+        base_dtype: Precision = "float32",
+        processes: int = 1,
+    ) -> None:
         from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 
         key = "models.downstream"
-        self.length, self.device = length, resolve_device(device)
+        self.source, self.base_dtype, self.processes = model, base_dtype, processes
+        self.length, self.device = length, training_device(device)
+        self.special_tokens, self.adapter = special_tokens, adapter
         self.tokenizer = load_tokenizer(model, key)
-        self.model = load_model("AutoModelForCausalLM", model, key, self.device, "float32")
-        self._start = {
-            name: value.detach().clone() for name, value in self.model.state_dict().items()
-        }
+        dtype = base_dtype if adapter else "float32"
+        self.model = load_model("AutoModelForCausalLM", model, key, self.device, dtype)
+        # A base under an adapter is never changed, and may be too large to have twice.
+        self._start = {} if adapter else _copied(self.model)
         self._unknown = unknown_token(self.tokenizer)
         self._pad = self.tokenizer.pad_token_id
         if self._pad is None:  # GPT-2 has none; padding is masked out, so any id will do
             self._pad = self.tokenizer.eos_token_id or 0
 
-    def encode(self, texts: Sequence[str]) -> Rows:
+    def encode(self, texts: Sequence[str]) -> TokenRows:
         """Texts -> token ids, tokenised once and cut; those without a target are left out."""
-        return [row for row in encode(self.tokenizer, texts, self.length) if len(row) > 1]
+        return encoded(self.tokenizer, texts, self.length, self.special_tokens)
 
     def reset(self) -> None:
         """Back to the pretrained weights."""
-        self.model.load_state_dict(self._start)
+        if self.adapter is None:
+            self.model.load_state_dict(self._start)
+        elif hasattr(self.model, "peft_config"):
+            from privsyn_flower.text.models.adapters import detach
+
+            self.model = detach(self.model)
 
     def fine_tune(
-        self, rows: Rows, tuning: Tuning, progress: Progress = silent, stage: str = "fine-tuning"
+        self,
+        rows: Rows,
+        tuning: Tuning,
+        progress: Progress = silent,
+        stage: str = "fine-tuning",
+        *,
+        work: Path | None = None,
+        choice: Rows | None = None,
     ) -> float:
         """From the pretrained weights, train on `rows`; returns the mean training loss in nats.
 
-        Raises ValueError when there are no rows.
+        work: folder of this training's checkpoints, from which it goes on. choice: rows on which
+        the best epoch is the most accurate; the model of that epoch is kept. Raises ValueError
+        when there are no rows.
         """
+        from privsyn_flower.evaluation.fitting import Watch, fit
+
         self.reset()
-        padded = (pad_rows(batch, self._pad) for batch in batches(rows, tuning))
-        losses = (
-            causal_loss(self.model, ids.to(self.device), mask.to(self.device))
-            for ids, mask in padded
-        )
-        return fit(self.model, losses, tuning, progress, stage)
+        if self.adapter is None:
+            self.model.requires_grad_(True)
+        else:
+            from peft import get_peft_model
+
+            from privsyn_flower.text.models.adapters import lora
+
+            with own_generator(tuning.seed):
+                self.model = get_peft_model(self.model, lora(*vars(self.adapter).values()))
+        if self.processes > 1:
+            from privsyn_flower.evaluation.several import fine_tune_by
+
+            own: dict[str, Any] = {"work": work, "choice": choice}
+            given = self.processes, self.model, self.said(), rows, tuning
+            return fine_tune_by(*given, progress, stage, **own)
+        score = None if choice is None else lambda: self.accuracy(choice)
+        task = _NextToken(rows, tuning, self._pad, self.device)
+        return fit(self.model, task, tuning, self.device, Watch(progress, stage, work, score))
+
+    def said(self) -> dict[str, Any]:
+        """What another process needs to load the same model."""
+        return {
+            "model": os.fspath(self.source),
+            "length": self.length,
+            "device": self.device,
+            "special_tokens": self.special_tokens,
+            "adapter": asdict(self.adapter) if self.adapter else None,
+            "base_dtype": self.base_dtype,
+        }
 
     def sums(self, rows: Rows) -> F64:
         """Rows -> (n, 3): loss in nats, correct predictions and predicted tokens of each."""
         import torch
 
         result = np.zeros((len(rows), SUMS))
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        order = np.argsort(row_lengths(rows), kind="stable").tolist()
         self.model.eval()
-        for start in range(0, len(order), EVALUATION_BATCH):
-            places = order[start : start + EVALUATION_BATCH]
+        width = max(1, min(EVALUATION_BATCH, EVALUATION_TOKENS // self.length))
+        for start in range(0, len(order), width):
+            places = order[start : start + width]
             ids, mask = pad_rows([rows[i] for i in places], self._pad)
             with one_worker(), torch.inference_mode():
                 logits = self.model(
@@ -122,7 +165,7 @@ class Downstream:
 
     def user_sums(self, users: Mapping[str, Rows]) -> F64:
         """Held-out users' rows -> (users, 3): the same sums per user."""
-        table = self.sums([row for rows in users.values() for row in rows])
+        table = self.sums(TokenRows(row for rows in users.values() for row in rows))
         ends = np.cumsum([len(rows) for rows in users.values()])
         parts = np.split(table, ends[:-1]) if len(ends) else []
         return np.array([part.sum(axis=0) for part in parts]).reshape(-1, SUMS)
@@ -139,64 +182,55 @@ class Downstream:
         total = self.sums(rows).sum(axis=0)
         return float(total[0] / total[2])
 
-
-def fit(model: Any, losses: Iterable[Any], tuning: Tuning, progress: Progress, stage: str) -> float:
-    """Train all of `model`, a step for each loss, on a CPU in one worker; returns the mean loss.
-
-    losses: tensors that are computed as they are asked for, with the generator of `tuning.seed`.
-    """
-    import torch
-
-    model.train().requires_grad_(True)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=tuning.learning_rate, weight_decay=WEIGHT_DECAY
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: learning_rate_factor(step, tuning.steps)
-    )
-    told = []
-    with one_worker(), own_generator(tuning.seed):
-        for step, loss in enumerate(losses, start=1):
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            schedule.step()
-            told.append(float(loss.item()))
-            progress(stage, step, tuning.steps)
-    model.eval().requires_grad_(False)
-    return float(np.mean(told))
+    def accuracy(self, rows: Rows) -> float:
+        """Share of the tokens of `rows` that are predicted."""
+        total = self.sums(rows).sum(axis=0)
+        return float(total[1] / total[2])
 
 
-def batches(rows: Rows, tuning: Tuning) -> list[Rows]:
-    """`steps` batches of exactly `batch_tokens` targets; epochs in an order drawn from the seed.
+class _NextToken:
+    """Next tokens of rows, as `fitting.Task` has it."""
 
-    A row of n tokens has n - 1 targets. The row that would overshoot is cut, and its rest is
-    dropped. Raises ValueError without rows to draw from.
-    """
-    usable = [row for row in rows if len(row) > 1]
-    if not usable:
-        raise ValueError("no text with a token to predict: the set is empty")
-    rng = np.random.default_rng(tuning.seed)
-    result: list[Rows] = []
-    waiting: list[int] = []
-    for _ in range(tuning.steps):
-        batch: Rows = []
-        room = tuning.batch_tokens
-        while room > 0:
-            if not waiting:
-                waiting = rng.permutation(len(usable)).tolist()
-            row = usable[waiting.pop()][: room + 1]
-            batch.append(row)
-            room -= len(row) - 1
-        result.append(batch)
-    return result
+    def __init__(self, rows: Rows, tuning: Tuning, pad: int, device: str) -> None:
+        self.rows, self.tuning, self.pad, self.device = rows, tuning, pad, device
+        self.lengths = row_lengths(rows)
+
+    def steps(self) -> int:
+        return self.tuning.steps_of(len(self.lengths))
+
+    def epoch_steps(self) -> int:
+        return self.tuning.epoch_steps(len(self.lengths))
+
+    def parts(self, start: int) -> Iterator[Sequence[Any]]:
+        size = self.tuning.micro_batch
+        for batch in batches(self.lengths, self.tuning, start):
+            yield Parts(batch, size)
+
+    def loss(self, model: Any, part: tuple[Batch, float]) -> tuple[Any, float]:
+        batch, share = part
+        cut = zip(batch.rows.tolist(), batch.kept.tolist(), strict=True)
+        ids, mask = pad_rows([self.rows[row][:kept] for row, kept in cut], self.pad)
+        return causal_loss(model, ids.to(self.device), mask.to(self.device)), share
 
 
-def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear rise over the first WARM_UP of the steps, then linear fall to 0 at the end."""
-    rise = max(1.0, WARM_UP * steps)
-    return min((step + 1) / rise, max(0.0, (steps - step) / max(1.0, steps - rise)))
+class Parts(Sequence[tuple[Batch, float]]):
+    """A batch in micro-batches of at most `size` texts (0: one), each with its share of the
+    batch's targets: a text of n tokens has n - `unseen`."""
+
+    def __init__(self, batch: Batch, size: int, unseen: int = 1) -> None:
+        self.batch, self.size, self.unseen = batch, size or len(batch.rows), unseen
+        self.targets = int(batch.kept.sum()) - unseen * len(batch.kept)
+
+    def __len__(self) -> int:
+        return -(-len(self.batch.rows) // self.size)
+
+    def __getitem__(self, place: Any) -> Any:
+        cut = slice(place * self.size, (place + 1) * self.size)
+        rows, kept = self.batch.rows[cut], self.batch.kept[cut]
+        if not len(rows):
+            raise IndexError(place)
+        own = int(kept.sum()) - self.unseen * len(kept)
+        return Batch(rows, kept), own / self.targets
 
 
 def choose_learning_rate(
@@ -206,6 +240,8 @@ def choose_learning_rate(
     validation: Rows,
     tuning: Tuning,
     progress: Progress = silent,
+    *,
+    work: Work | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The rate with the least loss on public validation text after tuning on public text.
 
@@ -216,10 +252,21 @@ def choose_learning_rate(
         raise ValueError("evaluation.learning-rates is empty: name at least one")
     if len(rates) == 1:
         return rates[0], {}
-    losses: dict[float, float] = {}
-    for rate in rates:
-        trial = Tuning(tuning.steps, tuning.batch_size, tuning.length, rate, tuning.seed)
-        model.fine_tune(train, trial, progress, f"learning rate {rate:g} on public text")
-        losses[rate] = model.loss(validation)
+
+    def tried(rate: float, folder: Path | None) -> float:
+        trial = replace(tuning, learning_rate=rate)
+        stage = f"learning rate {rate:g} on public text"
+        model.fine_tune(train, trial, progress, stage, work=folder)
+        return model.loss(validation)
+
+    about = [vars(tuning), rows_digest(train), rows_digest(validation)]
+    losses: dict[float, float] = {
+        rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
+        for rate in rates
+    }
     best = min(losses, key=lambda rate: losses[rate])
     return best, {f"{rate:g}": round(loss, 5) for rate, loss in losses.items()}
+
+
+def _copied(model: Any) -> dict[str, Any]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}

@@ -9,8 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,16 @@ import numpy.typing as npt
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
-from privsyn_flower.evaluation.classification import Classifier, Examples, macro_f1
-from privsyn_flower.evaluation.downstream import Downstream, Rows, Tuning, choose_learning_rate
+from privsyn_flower.evaluation.classification import (
+    Classifier,
+    Examples,
+    examples_digest,
+    macro_f1,
+)
+from privsyn_flower.evaluation.downstream import Adapter, Downstream, choose_learning_rate
+from privsyn_flower.evaluation.rows import Rows
+from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import build_folder, file_digest
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -30,14 +40,55 @@ NO_REHEARSAL = (
     "exactly one"
 )
 RATE_FILE = "learning_rate.json"  # beside a start: how its learning rate was chosen
-_MADE = 1  # raise it when a start is made in another way
+_MADE = 2  # raise it when a start is made in another way
 
 
-def tuning_of(config: RunConfig, steps: int = 0) -> Tuning:
-    """What the configuration's fine-tunings share, without a rate; steps 0: evaluation.steps."""
+def tuning_of(config: RunConfig, *, public: bool = False) -> Tuning:
+    """What the configuration's fine-tunings share, without a rate.
+
+    public: of the stage on public text before them: `training.public-steps` for a training,
+    `evaluation.public-steps` or -epochs for methods that write text.
+    """
     options = config.evaluation
-    return Tuning(
-        steps or options.steps, options.batch_size, options.sequence_length, 0.0, config.seed
+    own = Tuning(
+        steps=options.steps,
+        batch_size=options.batch_size,
+        length=options.sequence_length,
+        learning_rate=0.0,
+        seed=config.seed,
+        epochs=options.epochs,
+        texts=options.batch_of == "texts",
+        micro_batch=options.micro_batch_size,
+        schedule=options.schedule,
+        warm_up=options.warm_up,
+        weight_decay=options.weight_decay,
+        clip=options.gradient_clip,
+        precision=options.precision,
+    )
+    if not public:
+        return own
+    if config.trains:
+        return replace(own, steps=config.training.public_steps, epochs=0)
+    return replace(
+        own,
+        steps=options.public_steps,
+        epochs=options.public_epochs,
+        batch_size=options.public_batch_size or options.batch_size,
+    )
+
+
+def downstream_of(config: RunConfig, folder: str | os.PathLike[str]) -> Downstream:
+    """The causal LM in `folder` as the configuration has it tuned and measured."""
+    options = config.evaluation
+    rank = options.adapter_rank
+    return Downstream(
+        folder,
+        length=options.sequence_length,
+        device=config.models.device,
+        special_tokens=options.special_tokens,
+        adapter=Adapter(rank, options.adapter_alpha) if rank else None,
+        base_dtype=options.precision,
+        processes=options.processes,
     )
 
 
@@ -47,7 +98,8 @@ def rehearse(
     model: Downstream,
     progress: Progress = silent,
     *,
-    steps: int = 0,
+    tuning: Tuning | None = None,
+    work: Work | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate, chosen on public text: adapt to half of the minority's modules, test
     on the other half; without a minority, the pool and the public validation text."""
@@ -64,11 +116,16 @@ def rehearse(
             validation = model.encode(federation.public_validation())
         if not train or not validation:
             raise ConfigError(NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
-    return choose_learning_rate(model, rates, train, validation, tuning_of(config, steps), progress)
+    tuning = tuning or tuning_of(config)
+    return choose_learning_rate(model, rates, train, validation, tuning, progress, work=work)
 
 
 def rehearse_classes(
-    config: RunConfig, model: Classifier, public: Examples, progress: Progress = silent
+    config: RunConfig,
+    model: Classifier,
+    public: Examples,
+    progress: Progress = silent,
+    work: Work | None = None,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate of the best macro-F1: half of the labelled public texts to train on, the
     others to test on. A single rate is taken untested. Raises ConfigError without such text."""
@@ -78,14 +135,18 @@ def rehearse_classes(
         return rates[0], {}
     if not rates or len(public) < 2:
         raise ConfigError(NO_REHEARSAL.format(options.learning_rates, "labelled "))
-    found: dict[float, float] = {}
-    for rate in rates:
-        trial = Tuning(
-            options.steps, options.batch_size, options.sequence_length, rate, config.seed
-        )
+
+    def tried(rate: float, folder: Path | None) -> float:
+        trial = replace(tuning_of(config), learning_rate=rate)
         stage = f"learning rate {rate:g} on public text"
-        model.fine_tune(public[::2], trial, progress, stage)
-        found[rate] = float(macro_f1(model.user_sums({"public": public[1::2]}).sum(axis=0)))
+        model.fine_tune(public[::2], trial, progress, stage, work=folder)
+        return float(macro_f1(model.user_sums({"public": public[1::2]}).sum(axis=0)))
+
+    about = [vars(tuning_of(config)), examples_digest(public)]
+    found = {
+        rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
+        for rate in rates
+    }
     best = max(found, key=lambda rate: found[rate])
     return best, {f"{rate:g}": round(value, 5) for rate, value in found.items()}
 
@@ -93,16 +154,17 @@ def rehearse_classes(
 def public_start(
     config: RunConfig, federation: Federation, base: Path, progress: Progress = silent
 ) -> Path:
-    """The folder of `base` fine-tuned on the public pool for `training.public-steps` steps.
+    """The folder of `base` fine-tuned on the public pool, as `tuning_of(public=True)` says.
 
     As the benchmark's model (a): same texts, order and choice of the rate. `base` itself for 0
-    steps. Found in the cache, or made there; other processes wait for it. Raises ConfigError
-    when there is no public text.
+    steps. Found in the cache, or made there; other processes wait for it, and one that was killed
+    goes on from its last checkpoint. Raises ConfigError when there is no public text.
     """
-    steps = config.training.public_steps
-    if steps == 0:
+    shared = tuning_of(config, public=True)
+    if not shared.steps and not shared.epochs:
         return base
-    tuning = [steps, *vars(tuning_of(config)).values(), config.evaluation.learning_rates]
+    options = config.evaluation
+    tuning = [vars(shared), options.learning_rates, options.special_tokens]
     # Not the folder's name, which is a digest of private text too.
     content = [_MADE, folder_fingerprint(base), tuning, *_public_digests(federation.folder)]
     key = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:24]
@@ -111,24 +173,27 @@ def public_start(
         return target
     texts = federation.public()
     if not texts:
+        key = "training.public-steps" if config.trains else "evaluation.start"
         raise ConfigError(
-            f"training.public-steps = {steps} and there is no public text (data.public-path): "
-            "set it to 0"
+            f"{key} = {config.training.public_steps if config.trains else options.start!r} and "
+            "there is no public text (data.public-path): set it to "
+            + ("0" if config.trains else "'base'")
         )
     target.parent.mkdir(parents=True, exist_ok=True)
+    work = Work(target.with_name(f"{target.name}.work"))
 
     def fill(folder: Path) -> None:
-        model = Downstream(
-            base, length=config.evaluation.sequence_length, device=config.models.device
-        )
-        rate, tried = rehearse(config, federation, model, progress, steps=steps)
-        shared = tuning_of(config, steps)
-        chosen = Tuning(shared.steps, shared.batch_size, shared.length, rate, shared.seed)
-        model.fine_tune(model.encode(texts), chosen, progress, "fine-tuning on public text")
+        model = downstream_of(config, base)
+        rate, tried = rehearse(config, federation, model, progress, tuning=shared, work=work)
+        chosen, stage = replace(shared, learning_rate=rate), "fine-tuning on public text"
+        checkpoints = work.folder("training")
+        model.fine_tune(model.encode(texts), chosen, progress, stage, work=checkpoints)
         save_model(model.model, base, folder)
         (folder / RATE_FILE).write_text(json.dumps({"rate": rate, "tried": tried}), "utf-8")
 
-    return build_folder(target, fill)
+    build_folder(target, fill)
+    work.end()
+    return target
 
 
 @functools.lru_cache(maxsize=8)  # a prepared folder never changes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.work import Work
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import PROGRESS, ProgressLog
@@ -69,6 +71,12 @@ class Run:
         if self.public.federation is None:  # public_text refused this already
             raise ConfigError("benchmark = true needs a simulated federation")
         return self.public.federation
+
+    def work(self) -> Work:
+        """What the benchmark of this run has finished: in the cache, not in a folder that may be
+        published."""
+        own = hashlib.sha256(str(self.folder.path.resolve()).encode()).hexdigest()[:24]
+        return Work(cache_folder(self.config) / "benchmark" / f"work-{own}")
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""

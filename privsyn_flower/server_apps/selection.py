@@ -8,8 +8,9 @@ evaluation says which of them predicts the users' text best: one more release of
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -117,16 +118,13 @@ def _fine_tuned(
     folder: RunFolder,
 ) -> dict[str, Parameters]:
     """The small model fine-tuned on `select_samples` texts of each round's generator."""
-    from privsyn_flower.evaluation.downstream import Downstream, Tuning
+    from privsyn_flower.evaluation.public import downstream_of, tuning_of
 
-    options = config.evaluation
-    rates = [float(rate) for rate in split_list(options.learning_rates)]
+    rates = [float(rate) for rate in split_list(config.evaluation.learning_rates)]
     # No private text may choose the rate; the middle one is as good a guess as any.
     rate = sorted(rates)[len(rates) // 2]
-    tuning = Tuning(options.steps, options.batch_size, options.sequence_length, rate, config.seed)
-    model = Downstream(
-        models.folder("downstream"), length=options.sequence_length, device=config.models.device
-    )
+    tuning = replace(tuning_of(config), learning_rate=rate)
+    model = downstream_of(config, models.folder("downstream"))
     shapes = base_shapes(base_folder(models.folder("downstream")))
     result: dict[str, Parameters] = {}
     for rnd in rounds:
@@ -142,7 +140,9 @@ def _fine_tuned(
             texts = strategy.synthesise(config.popri.select_samples)
             write_jsonl(path, ({"text": one.text} for one in texts))
         rows = model.encode([row["text"] for row in read_jsonl(path)])
-        model.fine_tune(rows, tuning, models.progress, f"fine-tuning on round {rnd}")
+        stage, work = f"fine-tuning on round {rnd}", path.with_suffix(".work")
+        model.fine_tune(rows, tuning, models.progress, stage, work=work)
         result[name] = model.parameters()
         write_atomic(weights, pack_parameters(result[name]).tobytes())
+        shutil.rmtree(work, ignore_errors=True)
     return result

@@ -60,9 +60,21 @@ max-tokens = 85  # the authors' configuration
 [evaluation]
 sequence-length = 64  # App. B.1
 batch-size = 160  # App. B.1
-steps = 500000  # App. B.1: 80 epochs of 1,000,000 samples
+epochs = 80  # App. B.1: 500,000 steps on 1,000,000 samples
 learning-rates = "2e-4"  # App. B.1
 task = "next-token"
+start = "public"  # the authors' code goes on from a DistilGPT2 that was tuned on c4
+public-epochs = 20  # not in the paper; PrE-Text's
+public-batch-size = 256  # not in the paper; PrE-Text's
+"""
+
+DISTILGPT2 = """
+[evaluation]
+schedule = "constant"  # the authors' code
+warm-up = 0.0  # the authors' code
+gradient-clip = 0.0  # the authors' code
+precision = "bfloat16"  # the authors' code
+checkpoint = "development"  # section 5: the checkpoint of the best validation performance
 """
 
 HUB = """
@@ -158,7 +170,7 @@ public-steps = 0  # App. C.1 names no training on public text before
 [evaluation]
 sequence-length = 64  # App. C.1
 batch-size = 160  # App. B.1
-steps = $steps  # of (c), the private text itself: 80 epochs (App. B.1) of one sample a client
+epochs = 80  # App. B.1; of (c), the private text itself
 learning-rates = "2e-4"  # App. B.1
 """
 
@@ -234,7 +246,11 @@ score = "standardised"  # the authors' code; "mean-cosine" is Algorithm 5's cosi
 max-tokens = 512  # section 5
 [evaluation]
 batch-size = 32  # App. B.1
-steps = 625  # App. B.1: 10 epochs of 2,000 samples
+epochs = 10  # App. B.1: 625 steps on 2,000 samples
+schedule = "linear"  # Aug-PE's scripts: the library's default
+warm-up = 0.0  # Aug-PE's scripts: the library's default
+gradient-clip = 1.0  # Aug-PE's scripts: the library's default
+checkpoint = "development"  # section 5: the checkpoint of the best validation performance
 """
 
 PUBMED = """
@@ -266,7 +282,9 @@ select = "last"  # Algorithm 2, line 22
 samples = 2000  # App. B.1
 [evaluation]
 sequence-length = 512  # App. B.1
-learning-rates = "3e-4"  # App. B.1; its weight decay of 0.01 is fixed in the package
+micro-batch-size = 8  # of 512 tokens
+learning-rates = "3e-4"  # App. B.1
+weight-decay = 0.01  # App. B.1
 task = "next-token"
 """
 
@@ -306,7 +324,9 @@ samples = 2000  # Table 1
 [evaluation]
 sequence-length = 512  # section 5, Aug-PE's script
 batch-size = 32  # Aug-PE's script
-steps = 625  # Aug-PE's script: 10 epochs of 2,000 samples
+epochs = 10  # Aug-PE's script
+micro-batch-size = 8  # of 512 tokens
+weight-decay = 0.0  # Aug-PE's script: the library's default
 learning-rates = "3e-5"  # Aug-PE's script
 task = "classification"  # section 5
 """
@@ -329,8 +349,8 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         own = named | dict(zip(COLUMNS, numbers, strict=True)) | PARTIAL.get(run, {})
         part = [SOME] if run in PARTIAL else [ALL] if run == "partial-10000" else []
         coins, turns = ([COINS], [TURNS]) if run in PARTIAL else ([], [])
-        yield f"popri-{run}", [POPRI, FEDERATED, *part, *coins, *data], own
-        training = [BASELINE, *part, *data]
+        yield f"popri-{run}", [POPRI, FEDERATED, DISTILGPT2, *part, *coins, *data], own
+        training = [BASELINE, DISTILGPT2, *part, *data]
         yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *coins], own
         yield f"dp-ftrl-popri-{run}", [FTRL, TRUSTED, *training, *turns], own
     for run, (data_set, noise) in CENTRAL_RUNS.items():

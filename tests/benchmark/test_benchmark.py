@@ -10,8 +10,11 @@ import torch
 
 from privsyn_flower.benchmark.benchmark import (
     METHODS,
+    NOTE,
     classification,
     distances,
+    next_token,
+    note,
     run_benchmark,
     steps_of,
     training_benchmark,
@@ -29,8 +32,17 @@ from privsyn_flower.data.federation import _write
 from privsyn_flower.data.partition import Split
 from privsyn_flower.data.sources import Group
 from privsyn_flower.data.users import Sample
-from privsyn_flower.evaluation.downstream import Downstream, Tuning
-from privsyn_flower.evaluation.public import RATE_FILE, export_model, public_start, rehearse
+from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.public import (
+    RATE_FILE,
+    export_model,
+    public_start,
+    rehearse,
+    tuning_of,
+)
+from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.work import Work
+from privsyn_flower.progress import silent
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.models import train
 from privsyn_flower.text.tiny.recipes import RECIPES
@@ -452,3 +464,83 @@ def test_public_labels_come_with_the_pool(setting, tmp_path):
     assert federation.public() == ["text number 7", "text number 2", "text number 4"]
     assert federation.public_labels() == ["label 7", "label 2", "label 4"]
     assert set(setting.federation.public_labels()) == {""}
+
+
+# Full size ------------------------------------------------------------------------------------
+
+
+def changed(config, **keys):
+    flat = {f"evaluation.{key.replace('_', '-')}": value for key, value in keys.items()}
+    return RunConfig.from_flat({**config.flat(), **flat})
+
+
+def test_fine_tunings_start_from_the_model_of_public_text(setting):
+    """PrE-Text, section 4.1: c4-only is a row, and what the others go on from."""
+    config = changed(
+        setting.config, start="public", public_steps=20, learning_rates="3e-3", epochs=2
+    )
+    events = []
+    steps = steps_of(config, lambda *event: events.append(event), [])
+    sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
+    found = next_token(config, setting.federation, setting.downstream, sets, silent, steps)
+    steps.end()
+    line = [event[3] for event in events if len(event) == 4]
+    assert line == [METHODS["synthetic"], METHODS["private"]]
+    assert list(found["methods"]) == ["pretrained", "random_public", "synthetic", "private"]
+    start = public_start(config, setting.federation, setting.downstream)
+    held_out = setting.federation.held_out("test")
+    for name, folder in (("pretrained", setting.downstream), ("random_public", start)):
+        model = Downstream(folder, length=48)
+        sums = model.user_sums({u: model.encode(own) for u, own in held_out.items()}).sum(axis=0)
+        assert found["loss"][name] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+    model = Downstream(start, length=48)
+    tuning = replace(tuning_of(config), learning_rate=3e-3)
+    model.fine_tune(model.encode(sets["synthetic"]), tuning)
+    sums = model.user_sums({u: model.encode(own) for u, own in held_out.items()}).sum(axis=0)
+    assert found["loss"]["synthetic"] == pytest.approx(sums[0] / sums[2], rel=1e-6)
+    assert found["steps_per_fine_tuning"] == {"synthetic": 16, "private": 20}
+    assert "tokens_per_fine_tuning" not in found
+
+
+def test_the_epoch_that_development_users_choose_is_said(setting, monkeypatch):
+    opened = []
+    real = Federation.held_out
+    monkeypatch.setattr(
+        Federation, "held_out", lambda self, side: opened.append(side) or real(self, side)
+    )
+    config = changed(
+        setting.config, checkpoint="development", epochs=2, learning_rates="3e-3", controls=""
+    )
+    assert "development users' text, which epsilon does not cover" in note(config)
+    assert note(setting.config) == NOTE and "development" not in NOTE
+    sets = {"synthetic": setting.federation.public()[:16]}
+    chosen = next_token(config, setting.federation, setting.downstream, sets)
+    assert set(opened) == {"test", "development"}
+    opened.clear()
+    plain = changed(config, checkpoint="last")
+    last = next_token(plain, setting.federation, setting.downstream, sets)
+    assert set(opened) == {"test"} and chosen["methods"] == last["methods"]
+
+
+def test_a_killed_benchmark_does_not_tune_again_what_was_finished(setting, tmp_path, monkeypatch):
+    sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
+    given = setting.config, setting.federation, setting.downstream, sets
+    expected = next_token(*given)
+    begun = []
+    real = Downstream.fine_tune
+
+    def counted(self, rows, tuning, progress, stage, **more):
+        if stage == "fine-tuning on private" and stage not in begun:
+            begun.append(stage)
+            raise KeyboardInterrupt
+        begun.append(stage)
+        return real(self, rows, tuning, progress, stage, **more)
+
+    monkeypatch.setattr(Downstream, "fine_tune", counted)
+    with pytest.raises(KeyboardInterrupt):
+        next_token(*given, work=Work(tmp_path / "work"))
+    assert len(begun) == 5  # two rates, (a), (b), and (c) where it was killed
+    begun[:] = begun[-1:]
+    found = next_token(*given, work=Work(tmp_path / "work"))
+    assert begun == ["fine-tuning on private"] * 2
+    assert found == expected

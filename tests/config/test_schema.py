@@ -281,3 +281,57 @@ def test_keys_of_ones_own_stay_without_a_benchmark(tmp_path: Path) -> None:
     assert without_benchmark(file, own) == {"data.min-samples-per-user": 1}
     with pytest.raises(ConfigError, match="min-samples-per-user = 2"):
         load_config(file, own)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"start": "public"}, "set exactly one of them above 0"),
+        ({"start": "public", "public-steps": 5, "public-epochs": 2}, "set exactly one"),
+        ({"public-steps": 5}, r"belong to evaluation\.start = 'public'"),
+        ({"public-batch-size": 5}, r"public-batch-size = 5 belong"),
+        ({"checkpoint": "development"}, "with epochs = 0"),
+        (
+            {"checkpoint": "public", "epochs": 2, "data.public-validation": 0},
+            "public-validation = 0",
+        ),
+        (
+            {"checkpoint": "development", "epochs": 2, "data.development-users": 0},
+            "development-users = 0",
+        ),
+        (
+            {"adapter-rank": 4, "start": "public", "public-epochs": 1},
+            r"adapter-rank = 4 with start = 'public'",
+        ),
+        ({"adapter-rank": 4, "method": "dp-fedavg"}, "without training or evaluation on the nodes"),
+        (
+            {"special-tokens": "bos-eos", "method": "popri", "popri.select": "federated"},
+            r"special-tokens = 'bos-eos' is for next tokens on the server",
+        ),
+        ({"start": "public", "method": "dp-fedavg"}, r"training\.public-steps = 0"),
+        (
+            {
+                "start": "public",
+                "method": "dp-fedavg",
+                "training.public-steps": 3,
+                "public-steps": 3,
+            },
+            r"a training has training\.public-steps",
+        ),
+    ],
+)
+def test_what_an_evaluation_needs(values, says):
+    own = ("method", "data.", "popri.", "training.")
+    flat = {k if k.startswith(own) else f"evaluation.{k}": v for k, v in values.items()}
+    with pytest.raises(ConfigError, match=says):
+        RunConfig.from_flat(flat)
+
+
+def test_an_evaluation_at_full_size():
+    """PrE-Text's, section 4.1, and the start of a training."""
+    keys = {"start": "public", "public-epochs": 20, "public-batch-size": 256, "epochs": 20}
+    flat = {f"evaluation.{key}": value for key, value in keys.items()}
+    config = RunConfig.from_flat({**flat, "evaluation.checkpoint": "public"})
+    assert config.evaluation.public_batch_size == 256
+    training = {"method": "dp-fedavg", "training.public-steps": 3, "evaluation.start": "public"}
+    assert RunConfig.from_flat(training).evaluation.start == "public"

@@ -11,12 +11,10 @@ import torch
 
 from privsyn_flower.evaluation.classification import (
     Classifier,
-    Example,
-    epochs,
     macro_f1,
     scores,
 )
-from privsyn_flower.evaluation.downstream import Tuning
+from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from tests.text.conftest import causal_folder, masked_folder
 
@@ -120,18 +118,6 @@ def test_a_model_that_is_no_classifier(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "no-such"}')
     with pytest.raises(ModelUnavailableError, match=r"models\.downstream"):
         Classifier(tmp_path, LABELS, length=8)
-
-
-def test_batches_cost_the_same_and_repeat_late() -> None:
-    for count in (1, 7, 40):
-        examples = [Example([1, i], i % 3) for i in range(count)]
-        cut = epochs(examples, Tuning(5, 4, 8, 1e-3, seed=6))
-        assert [len(batch) for batch in cut] == [4] * 5
-        order = [example.ids[1] for batch in cut for example in batch]
-        assert len(set(order[: min(count, 20)])) == min(count, 20)
-        assert cut == epochs(examples, Tuning(5, 4, 8, 1e-3, seed=6))
-    with pytest.raises(ValueError, match="no labelled text"):
-        epochs([], TUNING)
 
 
 def test_macro_f1_by_hand() -> None:

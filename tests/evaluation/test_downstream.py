@@ -6,13 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from privsyn_flower.evaluation.downstream import (
-    Downstream,
-    Tuning,
-    batches,
-    choose_learning_rate,
-    learning_rate_factor,
-)
+from privsyn_flower.evaluation.downstream import Downstream, choose_learning_rate
+from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.text.tiny.models import train
 from privsyn_flower.text.tiny.recipes import RECIPES
 from tests.text.conftest import make_tokenizer
@@ -38,36 +33,6 @@ def model(tmp_path_factory):
         )
     yield Downstream(folder, length=24)
     torch.set_num_threads(before)
-
-
-def test_every_batch_has_exactly_the_same_number_of_targets():
-    rng = np.random.default_rng(0)
-    tuning = Tuning(steps=20, batch_size=8, length=16, learning_rate=1e-3, seed=3)
-    for shortest, longest in ((2, 5), (10, 17), (16, 17)):
-        rows = [[1] * int(rng.integers(shortest, longest)) for _ in range(30)]
-        cut = batches(rows, tuning)
-        assert len(cut) == 20
-        assert {sum(len(row) - 1 for row in batch) for batch in cut} == {128}
-    assert batches(rows, tuning) == batches(rows, tuning)
-
-
-def test_every_text_is_read_before_one_is_read_again():
-    rows = [[i, i, i] for i in range(10)]
-    tuning = Tuning(steps=5, batch_size=2, length=2, learning_rate=1e-3)
-    order = [row[0] for batch in batches(rows, tuning) for row in batch]
-    assert sorted(order) == list(range(10))
-
-
-def test_nothing_to_train_on_is_refused():
-    with pytest.raises(ValueError, match="the set is empty"):
-        batches([[1]], Tuning(1, 1, 4, 1e-3))
-
-
-def test_learning_rate_rises_and_falls_to_zero():
-    factors = [learning_rate_factor(step, 100) for step in range(100)]
-    assert max(factors) == pytest.approx(1.0)
-    assert factors[0] == pytest.approx(0.1) and factors[-1] < 0.02
-    assert learning_rate_factor(0, 1) > 0
 
 
 def test_fine_tuning_starts_from_the_same_weights_every_time(model):

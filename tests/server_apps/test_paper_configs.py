@@ -15,6 +15,7 @@ from dp_accounting.pld import PLDAccountant
 
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.public import tuning_of
 from privsyn_flower.privacy import BudgetExceeded, Ledger, PrivacyStatement
 from privsyn_flower.privacy.accounting import renyi_epsilon
 from privsyn_flower.progress import silent
@@ -51,6 +52,7 @@ def test_every_paper_configuration_is_in_the_table() -> None:
     shipped = [*CONFIGS.glob("popri-*-eps*.toml"), *CONFIGS.glob("popri-partial-*.toml")]
     assert {path.stem for path in shipped} == set(TABLE)
     sets = ("jobs", "forums", "microblog", "code")
+    sets += tuple(f"llama2-{name}" for name in sets)
     wanted = {f"pretext-{name}-eps{epsilon}" for name in sets for epsilon in PRETEXT}
     assert {path.stem for path in PRETEXT_PATHS} == wanted
 
@@ -72,8 +74,27 @@ def test_the_papers_numbers(path: Path) -> None:
     else:
         assert config.delta == 3e-6
     evaluation = config.evaluation
-    passes = 10 if config.expand.samples == 2000 else 80
-    assert evaluation.steps * evaluation.batch_size == passes * config.expand.samples
+    assert evaluation.epochs == (10 if config.expand.samples == 2000 else 80)
+    assert evaluation.checkpoint == "development" and evaluation.warm_up == 0
+    steps = {2000: 10 * 63, 1_000_000: 500_000}[config.expand.samples]
+    assert tuning_of(config).steps_of(config.expand.samples) == steps
+    from_c4 = config.models.downstream == "distilbert/distilgpt2"
+    assert (evaluation.start == "public") == from_c4
+    assert evaluation.schedule == ("constant" if from_c4 else "linear")
+
+
+@pytest.mark.parametrize("path", PRETEXT_PATHS, ids=lambda p: p.stem)
+def test_pretexts_fine_tuning(path: Path) -> None:
+    config = load_config(path)
+    options, samples = config.evaluation, config.expand.samples
+    if "llama2" in path.stem:  # section 4.2
+        assert (options.adapter_rank, options.adapter_alpha, options.batch_size) == (4, 8.0, 512)
+        assert samples == 50_000 and tuning_of(config).steps_of(samples) == 98
+        assert options.start == "base"
+        return
+    assert tuning_of(config).steps_of(samples) == 20 * 31
+    c4 = tuning_of(config, public=True)
+    assert c4.steps_of(config.data.public_pool) == 20 * 340 and c4.batch_size == 256
 
 
 @pytest.mark.parametrize("path", PRETEXT_PATHS, ids=lambda p: p.stem)

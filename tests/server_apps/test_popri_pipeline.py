@@ -134,6 +134,25 @@ def charges(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+def test_a_benchmark_at_full_size_in_small(configured: Any, loopback: Any, tmp_path: Path) -> None:
+    """Public text first, epochs, micro-batches, the epoch that development users choose."""
+    keys = {
+        "start": "public", "public-epochs": 1, "public-batch-size": 16, "epochs": 2,
+        "batch-size": 8, "micro-batch-size": 3, "schedule": "constant", "warm-up": 0.0,
+        "gradient-clip": 0.0, "precision": "bfloat16", "special-tokens": "bos-eos",
+        "checkpoint": "development", "controls": "random-public",
+    }  # fmt: skip
+    config = configured(benchmark=True, **{f"evaluation.{key}": v for key, v in keys.items()})
+    found = run(config, loopback, tmp_path / "run")[0]["benchmark"]
+    assert list(found["methods"]) == ["pretrained", "random_public", "synthetic", "private"]
+    # (a) is the start of the others: 60 public texts, tuned once.
+    assert found["steps_per_fine_tuning"] == {"synthetic": 2, "private": 14}
+    assert "which epsilon does not cover either" in found["note"]
+    left = [path.name for path in (Path(config.cache) / "benchmark").glob("work-*")]
+    assert left == [] and list((Path(config.cache) / "models").glob("start-*.work")) == []
+
+
+@pytest.mark.slow
 def test_benchmark_compares_with_every_control(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -590,3 +592,25 @@ def test_shipped_miniatures(
     summary, _ = run(config, loopback, tmp_path / "run")
     assert summary["rounds"] == config.rounds and summary["epsilon"] <= 50.0
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
+
+
+def test_the_evaluation_of_an_earlier_model_is_not_the_results(
+    configured: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """A run that ended early was evaluated, was killed before its summary, and went on."""
+    config = configured(**{"training.evaluate": True})
+    recipe: Any = object.__new__(recipe_of(config))
+    recipe.config, recipe.folder = config, RunFolder(tmp_path)
+    recipe.run = SimpleNamespace(clock=lambda stage: contextlib.nullcontext())
+    asked = []
+
+    def evaluated(final: Mapping[str, Any]) -> dict[str, Any]:
+        asked.append(final)
+        return {"loss_saved": len(asked)}
+
+    recipe._evaluated = evaluated
+    for weight, found in ((1.0, {"loss_saved": 1}), (1.0, {"loss_saved": 1}), (2.0, None)):
+        weights = {"w": np.full(3, weight, np.float32)}
+        recipe.evaluate(SimpleNamespace(parameters=lambda weights=weights: weights))
+        assert recipe.evaluation == (found or {"failed": training.EARLIER})
+    assert len(asked) == 1  # paid for once

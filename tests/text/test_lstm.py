@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.evaluation.downstream import Downstream, Tuning
+from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import base_shapes
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer

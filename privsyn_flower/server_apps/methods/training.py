@@ -5,6 +5,7 @@ There is no synthetic text: the result is a model, `model/` in the run folder.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -49,6 +50,7 @@ logger = logging.getLogger("privsyn_flower")
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 START, FINAL = "start", "final"
+EARLIER = "the evaluation that was paid for is of an earlier model: the training went on after it"
 NO_ROWS: npt.NDArray[Any] = np.zeros((0, 0))  # there is no text to draw
 
 
@@ -166,14 +168,17 @@ class Training(Recipe[TrainingStrategy]):
 
     def evaluate(self, strategy: TrainingStrategy) -> None:
         final = strategy.parameters()
-        self.folder.save_arrays(FINAL, pack_parameters(final).tobytes())
+        packed = pack_parameters(final).tobytes()
+        self.folder.save_arrays(FINAL, packed)
         with self.run.clock("evaluation"):
             if not self.config.training.evaluate:
                 return
-            self.evaluation = self.folder.load_value("evaluation")
-            if self.evaluation is None:
-                self.evaluation = self._evaluated(final)
-                self.folder.save_value("evaluation", self.evaluation)
+            model, stored = hashlib.sha256(packed).hexdigest(), self.folder.load_value("evaluation")
+            if stored is None:
+                stored = {"model": model, "found": self._evaluated(final)}
+                self.folder.save_value("evaluation", stored)
+            # A run that ended early and was killed before its summary may go on with its rounds.
+            self.evaluation = stored["found"] if stored["model"] == model else {"failed": EARLIER}
 
     def _evaluated(self, final: Arrays) -> dict[str, Any]:
         """The final model against the start on the users' text: one paid release."""
@@ -217,8 +222,10 @@ class Training(Recipe[TrainingStrategy]):
                 self.run.federation(),
                 downstream=self.downstream,
                 models={**models, "trained": self.model},
+                start=self.start,
                 progress=self.run.progress,
                 steps=steps,
+                work=self.run.work(),
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found

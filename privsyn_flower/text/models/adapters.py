@@ -41,6 +41,22 @@ def base_of(model: str | os.PathLike[str], loaded: Any, key: str) -> Base:
     return Base(folder.resolve().name, folder_fingerprint(folder))
 
 
+def lora(rank: int, alpha: float) -> Any:
+    """PEFT's configuration of an adapter on all projections of a causal LM, without dropout.
+
+    POPri, appendix B; PrE-Text, section 4.2.
+    """
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+
+
 def save_adapter(model: Any, target: Path, base: Base) -> None:
     """Write the active adapter of a PeftModel into `target`, all or nothing; replaces an old one.
 

@@ -39,6 +39,20 @@ def resolve_device(name: str = "auto") -> str:
     return name
 
 
+def training_device(name: str = "auto") -> str:
+    """`resolve_device` for a training by transformers' Trainer, which takes the first visible GPU.
+
+    Raises ValueError for another one.
+    """
+    found = resolve_device(name)
+    if found.partition(":")[2] not in {"", "0"}:
+        raise ValueError(
+            f"models.device = {name!r}: training runs on the first visible GPU; set "
+            "CUDA_VISIBLE_DEVICES and models.device = 'cuda'"
+        )
+    return found
+
+
 def empty_cache(device: str) -> None:
     """Give memory that torch holds but no longer uses back to the accelerator."""
     if device == "cpu":

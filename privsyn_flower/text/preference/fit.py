@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from transformers import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
@@ -25,17 +24,21 @@ from privsyn_flower.text.models.adapters import (
     base_of,
     check_adapter,
     load_weights,
+    lora,
 )
 from privsyn_flower.text.models.devices import empty_cache, one_worker
+from privsyn_flower.text.models.libraries import (
+    latest_checkpoint,
+    one_device,
+    quiet,
+    untouched_randomness,
+)
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.data import Row, encode_pairs
 from privsyn_flower.text.preference.steps import (
     SaveCallback,
     epoch_metrics,
-    latest_checkpoint,
-    quiet,
     responses_only,
-    untouched_randomness,
 )
 from privsyn_flower.text.preference.tuning import CHECKPOINTS, KEY, Setting, Tuning
 
@@ -115,10 +118,10 @@ def _dpo(
     """
     rows = encode_pairs(pairs, tokenizer, context=_context(model), ending=tuning.ending)
     dataset = Dataset.from_list(rows)
-    config = _one_device(DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta))
+    config = one_device(DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta))
     trainer = _DPO(
         model, args=config, train_dataset=dataset, processing_class=tokenizer,
-        peft_config=_lora(tuning),
+        peft_config=lora(tuning.lora_rank, tuning.lora_alpha),
     )  # fmt: skip
     # TRL's own precomputation hashes the whole model and writes files; this one does neither.
     trainer.train_dataset = _with_reference(trainer, dataset, rows)
@@ -146,10 +149,10 @@ def _sft(
             for row in rows
         ]
     )
-    config = _one_device(SFTConfig(**arguments))
+    config = one_device(SFTConfig(**arguments))
     return _SFT(
         model, args=config, train_dataset=dataset, processing_class=tokenizer,
-        peft_config=_lora(tuning),
+        peft_config=lora(tuning.lora_rank, tuning.lora_alpha),
     )  # fmt: skip
 
 
@@ -221,24 +224,6 @@ def _arguments(
         "dataloader_pin_memory": setting.device.startswith("cuda"),
         "push_to_hub": False,
     }
-
-
-def _one_device(config: Any) -> Any:
-    """Other GPUs of the machine stay free: the library would copy the model to all of them."""
-    if config.n_gpu > 1:
-        config._n_gpu = 1
-    return config
-
-
-def _lora(tuning: Tuning) -> LoraConfig:
-    """On all projections (POPri, appendix B)."""
-    return LoraConfig(
-        r=tuning.lora_rank,
-        lora_alpha=tuning.lora_alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
 
 
 def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:

@@ -1,28 +1,20 @@
-"""What surrounds a preference training: checkpoints, the log's summary, silence, global state."""
+"""What surrounds a preference training: checkpoints, the log's summary, less work on a CPU."""
 
 from __future__ import annotations
 
-import logging
-import random
-import shutil
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import transformers
 import trl.trainer.utils
 from transformers import TrainerCallback
 
 from privsyn_flower.text.models.adapters import Base, save_adapter
+from privsyn_flower.text.models.libraries import seal
 from privsyn_flower.text.preference.tuning import CHECKPOINTS, Tuning, epoch_folder
-
-COMPLETE = "complete"  # a file in a checkpoint, written when all else in it is
-LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
 
 
 class SaveCallback(TrainerCallback):  # type: ignore[misc]
@@ -48,24 +40,8 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
         control.should_save = state.global_step < state.max_steps
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder = self.work / CHECKPOINTS
-        current = folder / f"checkpoint-{state.global_step}"
-        (current / COMPLETE).touch()
-        for other in folder.iterdir():
-            if other != current:
-                shutil.rmtree(other)
+        seal(self.work / CHECKPOINTS / f"checkpoint-{state.global_step}")
         self.saved = time.monotonic()
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The complete checkpoint of most steps; what a kill left half written is removed."""
-    if not folder.is_dir():
-        return None
-    for path in folder.iterdir():
-        if not (path / COMPLETE).is_file():
-            shutil.rmtree(path)
-    kept = sorted(folder.iterdir(), key=lambda path: int(path.name.rpartition("-")[2]))
-    return kept[-1] if kept else None
 
 
 def epoch_metrics(
@@ -124,38 +100,3 @@ def responses_only(device: str) -> Iterator[None]:
         yield
     finally:
         setattr(trl.trainer.utils, switch, before)
-
-
-@contextmanager
-def untouched_randomness() -> Iterator[None]:
-    """Python's, numpy's and torch's global generators, which the library seeds, are put back."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Errors only from the model libraries; their settings are put back."""
-    loggers = [logging.getLogger(name) for name in LIBRARIES]
-    levels = [logger.level for logger in loggers]
-    verbosity = transformers.logging.get_verbosity()
-    bars = transformers.logging.is_progress_bar_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            for logger in loggers:
-                logger.setLevel(logging.ERROR)
-            transformers.logging.set_verbosity_error()
-            transformers.logging.disable_progress_bar()
-            yield
-        finally:
-            transformers.logging.set_verbosity(verbosity)
-            if bars:
-                transformers.logging.enable_progress_bar()
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)

@@ -20,7 +20,7 @@ from privsyn_flower.files import file_digest, replace_private
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.adapters import WEIGHTS
-from privsyn_flower.text.models.devices import resolve_device
+from privsyn_flower.text.models.devices import training_device
 from privsyn_flower.text.models.pretrained import local_folder
 from privsyn_flower.text.preference.data import EXPAND_ENDING, check_pairs
 from privsyn_flower.text.preference.tuning import (
@@ -86,12 +86,7 @@ class PreferenceTrainer:
             epochs=epochs, batch_size=batch_size, micro_batch_size=micro_batch_size,
             lora_rank=lora_rank, lora_alpha=lora_alpha, ending=ending,
         )  # fmt: skip
-        found = resolve_device(device)
-        if found.partition(":")[2] not in {"", "0"}:
-            raise ValueError(
-                f"models.device = {device!r}: training runs on the first visible GPU; set "
-                "CUDA_VISIBLE_DEVICES and models.device = 'cuda'"
-            )
+        found = training_device(device)
         if gradient_checkpointing is None:
             gradient_checkpointing = found.startswith("cuda")
         self.setting = Setting(model, found, dtype, gradient_checkpointing, save_seconds, progress)

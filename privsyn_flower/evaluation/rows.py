@@ -1,0 +1,116 @@
+"""Token ids of many texts, four bytes a token: two million short texts are 0.5 GB, not 5."""
+
+from __future__ import annotations
+
+import io
+from array import array
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from privsyn_flower.arrays import I64
+from privsyn_flower.files import replace_private
+from privsyn_flower.text.models.batches import encode
+
+Rows = Sequence[Sequence[int]]
+SpecialTokens = Literal["tokenizer", "bos-eos"]
+
+AT_ONCE = 4096  # texts tokenised together
+
+
+class TokenRows(Sequence[list[int]]):
+    """Rows of ids in one array. A slice is another of the same kind."""
+
+    def __init__(self, rows: Iterable[Sequence[int]]) -> None:
+        ids, ends = array("i"), array("q", [0])
+        for row in rows:
+            ids.extend(row)
+            ends.append(len(ids))
+        self._ids = np.frombuffer(ids, dtype=np.int32) if ids else np.zeros(0, dtype=np.int32)
+        self._ends = np.frombuffer(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    @overload
+    def __getitem__(self, place: int) -> list[int]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> TokenRows: ...
+
+    def __getitem__(self, place: int | slice) -> list[int] | TokenRows:
+        if isinstance(place, slice):
+            return TokenRows(self[i] for i in range(*place.indices(len(self))))
+        i = range(len(self))[place]
+        found: list[int] = self._ids[self._ends[i] : self._ends[i + 1]].tolist()
+        return found
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash((self._ids.tobytes(), self._ends.tobytes()))
+
+    def save(self, path: Path) -> None:
+        """Into an .npz file (0600)."""
+        memory = io.BytesIO()
+        np.savez(memory, ids=self._ids, ends=self._ends)
+        replace_private(path, memory.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> TokenRows:
+        """What `save` wrote."""
+        rows = cls(())
+        with np.load(path) as stored:
+            rows._ids, rows._ends = stored["ids"], stored["ends"]
+        return rows
+
+    @property
+    def lengths(self) -> I64:
+        """Tokens of each row (n,)."""
+        return np.diff(self._ends)
+
+
+def row_lengths(rows: Rows) -> I64:
+    """Tokens of each row (n,)."""
+    if isinstance(rows, TokenRows):
+        return rows.lengths
+    return np.fromiter((len(row) for row in rows), dtype=np.int64, count=len(rows))
+
+
+def encoded(
+    tokenizer: Any, texts: Sequence[str], length: int, special_tokens: SpecialTokens = "tokenizer"
+) -> TokenRows:
+    """Texts -> token ids, tokenised once and cut; those without a token to predict are left out.
+
+    special_tokens: what the tokenizer itself puts around a text, or one BOS before it and one EOS
+    behind it, as PrE-Text's and POPri's code for DistilGPT2 (a cut text has no EOS). Raises
+    ValueError for a tokenizer that has none.
+    """
+    around = _around(tokenizer) if special_tokens == "bos-eos" else None
+
+    def pieces() -> Iterable[list[int]]:
+        for first in range(0, len(texts), AT_ONCE):
+            some = texts[first : first + AT_ONCE]
+            if around is None:
+                yield from encode(tokenizer, some, length)
+                continue
+            bare = tokenizer(
+                list(some), add_special_tokens=False, truncation=True, max_length=length
+            )
+            for ids in bare["input_ids"]:
+                yield [around[0], *ids, around[1]][:length] if ids else []
+
+    return TokenRows(row for row in pieces() if len(row) > 1)
+
+
+def _around(tokenizer: Any) -> tuple[int, int]:
+    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+    if bos is None or eos is None:
+        raise ValueError(
+            "evaluation.special-tokens = 'bos-eos': the tokenizer of models.downstream has no BOS "
+            "or no EOS; set it to 'tokenizer'"
+        )
+    return bos, eos

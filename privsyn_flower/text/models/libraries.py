@@ -1,0 +1,98 @@
+"""What surrounds a training by transformers or TRL: checkpoints, silence, global state."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from privsyn_flower.files import sync_folder, write_atomic
+
+COMPLETE = "complete"  # a file in a checkpoint, written when all else in it is on disk
+LIBRARIES = ("transformers", "trl", "peft", "accelerate", "datasets")
+
+
+def seal(checkpoint: Path, note: bytes = b"") -> None:
+    """Mark a checkpoint as complete, with all its files on disk, and remove the others beside it.
+
+    note: what COMPLETE holds.
+    """
+    for path in checkpoint.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    write_atomic(checkpoint / COMPLETE, note)
+    sync_folder(checkpoint.parent)
+    for other in checkpoint.parent.iterdir():
+        if other != checkpoint:
+            shutil.rmtree(other)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The complete checkpoint of most steps; what a kill left half written is removed."""
+    if not folder.is_dir():
+        return None
+    for path in folder.iterdir():
+        if not (path / COMPLETE).is_file():
+            shutil.rmtree(path)
+    kept = sorted(folder.iterdir(), key=steps_done)
+    return kept[-1] if kept else None
+
+
+def steps_done(checkpoint: Path) -> int:
+    """Optimiser steps before a checkpoint, of which the library names it."""
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def one_device(config: Any) -> Any:
+    """Other GPUs of the machine stay free: the library would copy the model to all of them."""
+    if config.n_gpu > 1:
+        config._n_gpu = 1
+    return config
+
+
+@contextmanager
+def untouched_randomness() -> Iterator[None]:
+    """Python's, numpy's and torch's global generators, which the library seeds, are put back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Errors only from the model libraries; their settings are put back."""
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    levels = [logger.level for logger in loggers]
+    verbosity = transformers.logging.get_verbosity()
+    bars = transformers.logging.is_progress_bar_enabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            for logger in loggers:
+                logger.setLevel(logging.ERROR)
+            transformers.logging.set_verbosity_error()
+            transformers.logging.disable_progress_bar()
+            yield
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+            if bars:
+                transformers.logging.enable_progress_bar()
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)
