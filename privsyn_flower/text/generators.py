@@ -45,6 +45,7 @@ class HuggingFaceGenerator:
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         stop: a completion ends before the first of these strings, and at the end-of-text token.
         dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+        chat: a prompt is a user's turn in the tokenizer's chat template.
         progress: True for a bar on stderr in long calls, or a function to call.
     """
 
@@ -59,6 +60,7 @@ class HuggingFaceGenerator:
         device: str = "auto",
         stop: Sequence[str] = (HEADING,),
         dtype: str = "auto",
+        chat: bool = False,
         progress: bool | Progress = True,
     ) -> None:
         check_sampling("expand", temperature, top_p)
@@ -71,7 +73,12 @@ class HuggingFaceGenerator:
         self.device = resolve_device(device)
         self._name, self._resting = model, False
         self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
-        self.tokenizer = load_tokenizer(model, KEY)
+        self.tokenizer, self.chat = load_tokenizer(model, KEY), chat
+        if chat and not self.tokenizer.chat_template:
+            raise ValueError(
+                f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name "
+                "a model that was taught to follow instructions, or set chat = false"
+            )
         self.model = load_model("AutoModelForCausalLM", model, KEY, self.device, dtype)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
         if max_tokens >= self._context:
@@ -148,7 +155,11 @@ class HuggingFaceGenerator:
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         if not len(prompts):
             return []
-        encoded: list[list[int]] = self.tokenizer(list(prompts))["input_ids"]
+        # A chat template writes the special tokens itself.
+        texts = [self._turn(prompt) for prompt in prompts] if self.chat else list(prompts)
+        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=not self.chat)[
+            "input_ids"
+        ]
         room = self._context - self.max_tokens
         long = sum(len(ids) > room for ids in encoded)
         if long:
@@ -159,6 +170,13 @@ class HuggingFaceGenerator:
         # A model needs one token to continue from, also after an empty prompt.
         start = [self.tokenizer.bos_token_id or int(self._ends[0] if self._ends.size else 0)]
         return [ids[-room:] or start for ids in encoded]
+
+    def _turn(self, prompt: str) -> str:
+        """A user's turn, up to where the model's begins."""
+        turn: str = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        return turn
 
     def forward(
         self,
