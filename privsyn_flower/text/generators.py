@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("privsyn_flower")
 
 KEY = "models.generator"
+PLACE = "<<prompt>>"  # stands for the prompt in a chat template
 STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much as a small model
 SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
 
@@ -74,11 +75,7 @@ class HuggingFaceGenerator:
         self._name, self._resting = model, False
         self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
         self.tokenizer, self.chat = load_tokenizer(model, KEY), chat
-        if chat and not self.tokenizer.chat_template:
-            raise ValueError(
-                f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name "
-                "a model that was taught to follow instructions, or set chat = false"
-            )
+        self._turn = chat_turn(self.tokenizer, model) if chat else ([], [])
         self.model = load_model("AutoModelForCausalLM", model, KEY, self.device, dtype)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
         if max_tokens >= self._context:
@@ -155,12 +152,12 @@ class HuggingFaceGenerator:
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         if not len(prompts):
             return []
-        # A chat template writes the special tokens itself.
-        texts = [self._turn(prompt) for prompt in prompts] if self.chat else list(prompts)
-        encoded: list[list[int]] = self.tokenizer(texts, add_special_tokens=not self.chat)[
+        # In a chat the turn around a prompt has the special tokens.
+        encoded: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=not self.chat)[
             "input_ids"
         ]
-        room = self._context - self.max_tokens
+        before, after = self._turn
+        room = self._context - self.max_tokens - len(before) - len(after)
         long = sum(len(ids) > room for ids in encoded)
         if long:
             logger.warning(
@@ -169,14 +166,7 @@ class HuggingFaceGenerator:
             )  # fmt: skip
         # A model needs one token to continue from, also after an empty prompt.
         start = [self.tokenizer.bos_token_id or int(self._ends[0] if self._ends.size else 0)]
-        return [ids[-room:] or start for ids in encoded]
-
-    def _turn(self, prompt: str) -> str:
-        """A user's turn, up to where the model's begins."""
-        turn: str = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
-        return turn
+        return [[*before, *ids[-room:], *after] or start for ids in encoded]
 
     def forward(
         self,
@@ -239,6 +229,32 @@ def _end_tokens(tokenizer: Any, model: Any) -> I64:
     named = model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
     return np.array(sorted(ends), dtype=np.int64)
+
+
+def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
+    """Tokens before and after a prompt that is a user's turn, up to where the model's begins.
+
+    The prompt itself is tokenised apart: text that spells a special token stays text. Raises
+    ValueError for a tokenizer without a chat template, or whose template leaves the prompt out.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name "
+            "a model that was taught to follow instructions, or set chat = false"
+        )
+    turn = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PLACE}], tokenize=False, add_generation_prompt=True
+    )
+    before, found, after = turn.partition(PLACE)
+    if not found:
+        raise ValueError(f"generation.chat = true: {KEY}'s chat template leaves the prompt out")
+    first, last = (
+        tokenizer(part, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+        if part
+        else []
+        for part in (before, after)
+    )
+    return list(first), list(last)
 
 
 class _Batch:
