@@ -151,11 +151,11 @@ GRIDS = [
     ("pretext", "papers/dp-fedavg-pretext-jobs-eps7.58", 3 * 3 * 4),
     ("popri", "papers/dp-fedavg-popri-partial-1000", 3 * 3 * 2),
     ("demo", "dp-fedavg-demo", 12),
-    ("popri-score", "papers/popri-biorxiv-eps1", 3),
-    ("popri-cdpo", "papers/popri-biorxiv-eps7", 4),
-    ("popri-rank", "papers/popri-biorxiv-eps1", 3),
-    ("pretext-lookahead", "papers/pretext-jobs-eps7.58", 2),
-    ("pretext-size", "papers/pretext-jobs-eps7.58", 5),
+    ("ablation-popri-score", "papers/popri-biorxiv-eps1", 3),
+    ("ablation-popri-cdpo", "papers/popri-biorxiv-eps7", 4),
+    ("ablation-popri-rank", "papers/popri-biorxiv-eps1", 3),
+    ("ablation-pretext-lookahead", "papers/pretext-jobs-eps7.58", 2),
+    ("ablation-pretext-size", "papers/pretext-jobs-eps7.58", 5),
 ]
 
 
@@ -175,10 +175,10 @@ def test_the_shipped_grids_are_tested() -> None:
 
 
 ABLATIONS = {  # grid -> configuration and its own value, the paper's setting
-    "popri-score": ("popri-biorxiv-eps1", "popri.score"),
-    "popri-rank": ("popri-biorxiv-eps1", "popri.rejected-rank"),
-    "pretext-lookahead": ("pretext-jobs-eps7.58", "pretext.lookahead"),
-    "pretext-size": ("pretext-jobs-eps7.58", "expand.samples"),
+    "ablation-popri-score": ("popri-biorxiv-eps1", "popri.score"),
+    "ablation-popri-rank": ("popri-biorxiv-eps1", "popri.rejected-rank"),
+    "ablation-pretext-lookahead": ("pretext-jobs-eps7.58", "pretext.lookahead"),
+    "ablation-pretext-size": ("pretext-jobs-eps7.58", "expand.samples"),
 }
 
 
