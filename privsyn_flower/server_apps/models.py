@@ -95,14 +95,16 @@ class Models:
             max_tokens=options.max_tokens,
             device=self.config.models.device,
             progress=self.progress,
+            table=options.table,
         )
 
     def _retrieval(self) -> Infiller:
         from privsyn_flower.text.retrieval import Retrieval
 
         embedder, pool = self.embedder(), self.public.pool
-        neighbors = self.config.evolution.retrieval_neighbors
-        return Retrieval(pool, embedder.embed(pool), embedder, neighbors)
+        options = self.config.evolution
+        rows, neighbors = embedder.embed(pool), options.retrieval_neighbors
+        return Retrieval(pool, rows, embedder, neighbors, options.table)
 
     def generator(self) -> AdaptableGenerator:
         """The causal LM where `generation.backend` says: one engine for the whole run."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,8 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.strategies import NothingSurvived, PrivateEvolution
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
+
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 class Numbered:
@@ -90,6 +94,28 @@ def test_aug_pe_ends_with_its_survivors() -> None:
     method.learn(2, np.arange(12.0), 1.0)
     assert method.seeds == before[:5:-1]
     assert len(calls(method)) == 1  # nothing is varied after the last round
+
+
+def test_the_reference_code_ranks_alike() -> None:
+    """DPSDA's and Aug-PE's own selection: 5 of 10 votes; ties are in order."""
+    case = json.loads((GOLDEN / "selection.json").read_text())
+    votes = np.array(case["dp_histogram"])
+    method = strategy(population=5, selection="rank", copies=2)
+    first = list(method.population)
+    method.learn(1, votes, 1.0)
+    for name in ("rank_thrNone", "rank_thr0.0", "rank_thr2.0", "augpe_rank_threshold0"):
+        assert method.seeds == [first[i] for i in case["selected"][name]]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 2.0])
+def test_the_reference_code_draws_by_the_same_shares(threshold: float) -> None:
+    """Its generator is numpy's legacy one: with it our shares give its draws."""
+    case = json.loads((GOLDEN / "selection.json").read_text())
+    method = strategy(population=5, copies=2, threshold=threshold, threshold_unit="votes")
+    weights = method.surviving(1, np.array(case["dp_histogram"]), 1.0)
+    legacy = np.random.RandomState(case["seed"])
+    drawn = legacy.choice(10, size=case["num_samples"], p=weights / weights.sum())
+    assert drawn.tolist() == case["selected"][f"sample_thr{threshold}"]
 
 
 def test_rank_and_probability_differ() -> None:
