@@ -187,6 +187,7 @@ def test_too_few_first_texts_name_the_key() -> None:
         ({"sft.epochs": 1, "generation.chat": True}, r"generation\.chat"),
         ({"method": "popri", "generation.chat": True}, r"popri\.instruction"),
         ({"method": "popri", "sft.epochs": 1}, r"sft belong to method = 'pretext' or 'pe'"),
+        ({"evaluation.rival": "pretext"}, r"evaluation\.rival.*'popri'"),
         ({"method": "pretext", "pe.copies": 2}, r"pe belong to method = 'pe'"),
     ],
 )
