@@ -27,6 +27,7 @@ from privsyn_flower.config import (
     EvaluationConfig,
     FtrlConfig,
     GenerationConfig,
+    PeConfig,
     PopriConfig,
     RunConfig,
     Section,
@@ -321,6 +322,8 @@ def test_every_kind_of_question_has_its_claim() -> None:
 @pytest.mark.parametrize(
     ("section", "key", "page"),
     [
+        (PeConfig, "variation", "methods.md"),
+        (PeConfig, "selection", "methods.md"),
         (PopriConfig, "score", "methods.md"),
         (PopriConfig, "checkpoint", "methods.md"),
         (PopriConfig, "checkpoint", "privacy.md"),

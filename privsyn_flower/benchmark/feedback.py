@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F32, F64
+from privsyn_flower.arrays import F32, F64, Ints
+from privsyn_flower.benchmark.pictures import principal_plane
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.distances import frechet_distance
@@ -94,16 +95,20 @@ def response_rounds(
     and to private text at equal numbers; also the responses (m, d) themselves, for pictures.
 
     The recovery rate is the share of prompts whose chosen response has a higher score than the
-    rejected one before clipping and noise (Appendix E.1, Figure 6).
+    rejected one before clipping and noise (Appendix E.1, Figure 6). The chosen and the rejected
+    are measured apart as well (Figure 8), and how the responses cluster (Figure 4).
     """
     recovery, to_held_out, to_private, responses = [], [], [], []
+    apart: dict[str, list[float | None]] = {"frechet_chosen": [], "frechet_rejected": []}
+    medoid: list[float] = []
     for row in record.metrics():
         query, released = record.load_query(row["round"]), record.load_release(row["round"])
         if query is None or released is None:
             continue
         question, projection = query.question(), query.extra.get("projection")
         true = private.mean_cosines(question)
-        recovery.append(recovery_rate(true, released, query_groups(query, row), rejected_rank))
+        groups = query_groups(query, row)
+        recovery.append(recovery_rate(true, released, groups, rejected_rank))
         rng = seeded(private.config.seed, row["round"], "response distances")
         sets = [private.rows, held_out]
         if projection is not None:  # what is lost to the question is lost to both sides
@@ -113,11 +118,16 @@ def response_rounds(
         drawn = [rows[rng.choice(len(rows), size, replace=False)] for rows in (question, *sets)]
         to_private.append(round(frechet_distance(drawn[0], drawn[1]), 5))
         to_held_out.append(round(frechet_distance(drawn[0], drawn[2]), 5))
+        for name, places in zip(apart, paired(released, groups, rejected_rank), strict=True):
+            apart[name].append(_at_equal_numbers(question[places], sets[1], rng))
+        medoid.append(medoid_distance(drawn[0], drawn[2]))
         responses.append(question)
-    figures = {
+    figures: dict[str, Any] = {
         "recovery_rate": recovery,
         "frechet_held_out": to_held_out,
         "frechet_private": to_private,
+        **apart,
+        "medoid_distance": medoid,
     }
     return figures, responses
 
@@ -146,10 +156,38 @@ def recovery_rate(
     rejected_rank: int,
 ) -> float | None:
     """Share of groups in which `true` prefers what `released` chose; None without a pair."""
-    kept, start = [], 0
+    chosen, rejected = paired(released, groups, rejected_rank)
+    return round(float(np.mean(true[chosen] > true[rejected])), 4) if len(chosen) else None
+
+
+def paired(released: F64, groups: Sequence[int], rejected_rank: int) -> tuple[Ints, Ints]:
+    """Scores (m,) and the sizes of the groups -> places of the chosen and of the rejected, one
+    of each for every group of two or more (Algorithm 1, lines 21 to 25)."""
+    chosen, rejected, start = [], [], 0
     for size in groups:
         order = start + np.argsort(-released[start : start + size], kind="stable")
         start += size
         if size > 1:
-            kept.append(true[order[0]] > true[order[min(rejected_rank, size) - 1]])
-    return round(float(np.mean(kept)), 4) if kept else None
+            chosen.append(int(order[0]))
+            rejected.append(int(order[min(rejected_rank, size) - 1]))
+    return np.array(chosen, dtype=np.intp), np.array(rejected, dtype=np.intp)
+
+
+def _at_equal_numbers(rows: F32, others: F32, rng: np.random.Generator) -> float | None:
+    """Frechet distance of (n, d) to (k, d), as many of each; None with fewer than two."""
+    size = min(MOST_TEXTS, len(rows), len(others))
+    if size < 2:
+        return None
+    one, two = (each[rng.choice(len(each), size, replace=False)] for each in (rows, others))
+    return round(frechet_distance(one, two), 5)
+
+
+def medoid_distance(rows: F32, held_out: F32) -> float:
+    """Median distance of (n, d) to their medoid, in held-out text's two principal directions.
+
+    Small where the responses cluster (POPri, Figure 4, which does not say whose directions).
+    """
+    _, axes = principal_plane(held_out)
+    points = rows @ axes.T
+    between = np.linalg.norm(points[:, None] - points[None], axis=2)
+    return round(float(np.median(between[between.sum(axis=1).argmin()])), 5)

@@ -52,7 +52,7 @@ class Private:
 
     def votes(self, candidates: F32) -> F64:
         """The users' true, clipped votes for candidates (m, d): (m,), without noise."""
-        options = self.config.pretext
+        options = self.config.evolution
         return shard_votes(
             self.rows,
             self.owners,

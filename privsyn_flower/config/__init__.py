@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.data import DataConfig
     from privsyn_flower.config.evaluation import EvaluationConfig
     from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
+    from privsyn_flower.config.pe import PeConfig, SftConfig
     from privsyn_flower.config.popri import PopriConfig
     from privsyn_flower.config.pretext import PreTextConfig
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
@@ -44,9 +45,11 @@ else:
         FtrlConfig="training",
         GenerationConfig="models",
         ModelsConfig="models",
+        PeConfig="pe",
         PopriConfig="popri",
         PreTextConfig="pretext",
         RunConfig="schema",
+        SftConfig="pe",
         TrainingConfig="training",
         absolute_paths="toml",
         cache_folder="schema",
@@ -69,11 +72,13 @@ __all__ = [
     "FtrlConfig",
     "GenerationConfig",
     "ModelsConfig",
+    "PeConfig",
     "PopriConfig",
     "PreTextConfig",
     "RunConfig",
     "Scalar",
     "Section",
+    "SftConfig",
     "TrainingConfig",
     "absolute_paths",
     "cache_folder",

@@ -93,6 +93,11 @@ class EvaluationConfig(Section):
                 f"evaluation.rival = {self.rival!r} is simulated for synthetic text, "
                 f"not for method = {config.method!r}: set it to ''"
             )
+        if self.rival and config.uses("pe"):
+            raise ValueError(
+                f"evaluation.rival = {self.rival!r} is simulated beside method = 'popri', not "
+                "beside 'pe': set it to '', and run the other method by itself"
+            )
         if self.task == "classification":
             if not config.uses("popri") or not config.popri.labels:
                 raise ValueError(

@@ -40,6 +40,10 @@ class GenerationConfig(Section):
     backend: Literal["huggingface", "vllm", "openai"] = Field(
         "huggingface", description="in this process, a vLLM server, or any OpenAI-compatible one"
     )
+    chat: bool = Field(
+        False, description="prompts as a user's turn: the model's chat template, or a server's "
+        "/v1/chat/completions; for models that were taught to follow instructions"
+    )  # fmt: skip
     base_url: str = Field("", description="of a running server; empty: vllm is started by the run")
     api_key_env: str = Field("OPENAI_API_KEY", description="environment variable of the API key")
     vllm_python: str = Field(

@@ -29,7 +29,7 @@ class PopriConfig(Section):
         0, ge=0, description="dimension sent to users, by a public projection; 0: the embedder's"
     )
     rejected_rank: int = Field(5, ge=2, description="rank of the rejected response; 1 is chosen")
-    training: Literal["dpo", "sft"] = Field("dpo", description="DPO, or SFT on the best (PE+SFT)")
+    training: Literal["dpo", "sft"] = Field("dpo", description="DPO, or SFT on the best")
     beta: float = Field(0.01, gt=0, description="DPO: strength of the reference")
     label_smoothing: float = Field(0.0, ge=0, lt=0.5, description="above 0: conservative DPO")
     learning_rate: float = Field(5e-7, gt=0, description="AdamW's peak")
@@ -86,6 +86,11 @@ class PopriConfig(Section):
             raise ValueError(
                 "generation.backend = 'openai' has no way to load the adapters that popri trains: "
                 "set 'huggingface', or 'vllm' with base-url for a server that takes LoRA adapters"
+            )
+        if config.generation.chat:
+            raise ValueError(
+                "generation.chat = true: popri trains on its prompts as they are; set it to false "
+                "and write the model's template into popri.instruction"
             )
         if self.select == "federated" and config.evaluation.task != "next-token":
             raise ValueError(

@@ -1,16 +1,20 @@
-"""`[pretext]`: the keys of PrE-Text."""
+"""`[pretext]`: the keys of PrE-Text, which private evolution shares."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from privsyn_flower.config.section import Section
+
+TEXT, STYLE = "{text}", "{style}"
 
 
 class PreTextConfig(Section):
     """`[pretext]`: PrE-Text, Algorithms 1 and 2 of the paper."""
+
+    table: ClassVar[str] = "pretext"  # for errors
 
     population: int = Field(256, ge=2, description="N_syn: candidates in a round")
     lookahead: int = Field(
@@ -26,9 +30,10 @@ class PreTextConfig(Section):
     threshold_unit: Literal["noise-std", "votes"] = Field(
         "noise-std", description="unit of H: std of the released noise, or votes (the paper)"
     )
-    variation: Literal["mask-fill", "retrieval", "mixed"] = Field(
-        "mask-fill", description="how survivors are varied"
-    )
+    variation: Literal["mask-fill", "retrieval", "mixed", "rewrite", "continue"] = Field(
+        "mask-fill", description="how survivors are varied: masks filled, a public neighbour, "
+        "either; by models.generator: written anew as told, or one more text like it"
+    )  # fmt: skip
     retrieval_share: float = Field(0.5, ge=0, le=1, description="mixed: share retrieved")
     retrieval_neighbors: int = Field(16, ge=1, description="public neighbours to draw from")
     mask_fraction: float = Field(0.3, gt=0, lt=1, description="MASK%")
@@ -40,3 +45,37 @@ class PreTextConfig(Section):
     temperature: float = Field(1.0, gt=0, description="of the mask-fill")
     top_p: float = Field(1.0, gt=0, le=1, description="of the mask-fill")
     max_tokens: int = Field(64, ge=8, description="length of a candidate in tokens")
+    rewrite: str = Field(
+        "Write this text anew {style}, with the same subject and of the same kind, and answer "
+        "with the new text alone: {text}",
+        description="rewrite: the instruction; {text}: the survivor, {style}: one of styles",
+    )
+    styles: str = Field(
+        "in other words, in plain words, in formal words, in fewer words, in more detail, "
+        "in another order",
+        description="rewrite: comma-separated, one is drawn for each text; empty: none",
+    )
+
+    @property
+    def candidates(self) -> int:
+        """Texts that users vote on in a round."""
+        return self.population
+
+    @property
+    def written_by_generator(self) -> bool:
+        """Whether `models.generator` varies the survivors."""
+        return self.variation in ("rewrite", "continue")
+
+    @model_validator(mode="after")
+    def _rewrites(self) -> Self:
+        if self.variation == "rewrite":
+            check_instruction(self.rewrite, bool(self.styles.strip()), f"{self.table}.rewrite")
+        return self
+
+
+def check_instruction(instruction: str, styled: bool, key: str) -> None:
+    """Raises ValueError for an instruction without its text, or with a style and none to draw."""
+    if TEXT not in instruction or (STYLE in instruction) != styled:
+        raise ValueError(
+            f"{key} = {instruction!r} must hold {TEXT}, and {STYLE} if and only if there are styles"
+        )

@@ -19,13 +19,15 @@ from pydantic import Field, ValidationError, model_validator
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.evaluation import EvaluationConfig
 from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
+from privsyn_flower.config.pe import PeConfig, SftConfig
 from privsyn_flower.config.popri import PopriConfig
 from privsyn_flower.config.pretext import PreTextConfig
 from privsyn_flower.config.section import ConfigError, Scalar, Section, explain, flatten
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
-    "pretext": ("pretext",),
+    "pretext": ("pretext", "sft"),
+    "pe": ("pe", "sft"),
     "popri": ("popri",),
     "dp-fedavg": ("training",),
     "dp-ftrl": ("training", "ftrl"),
@@ -40,8 +42,8 @@ REMOVED = {  # keys of older versions: what to do without them, instead of a gue
 class RunConfig(Section):
     """The whole configuration; top-level keys hold for every method."""
 
-    method: Literal["pretext", "popri", "dp-fedavg", "dp-ftrl"] = Field(
-        "pretext", description="synthetic text: pretext, popri; training: dp-fedavg, dp-ftrl"
+    method: Literal["pretext", "pe", "popri", "dp-fedavg", "dp-ftrl"] = Field(
+        "pretext", description="synthetic text: pretext, pe, popri; training: dp-fedavg, dp-ftrl"
     )
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
     delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
@@ -89,6 +91,8 @@ class RunConfig(Section):
     data: DataConfig = Field(default_factory=DataConfig)
     models: ModelsConfig = Field(default_factory=ModelsConfig)
     pretext: PreTextConfig = Field(default_factory=PreTextConfig)
+    pe: PeConfig = Field(default_factory=PeConfig)
+    sft: SftConfig = Field(default_factory=SftConfig)
     popri: PopriConfig = Field(default_factory=PopriConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     ftrl: FtrlConfig = Field(default_factory=FtrlConfig)
@@ -117,8 +121,8 @@ class RunConfig(Section):
         return self
 
     def _check_tables(self) -> None:
-        """What the method's tables and the common ones need; a training's belong to it alone."""
-        for name in ("ftrl", "training"):
+        """What the method's tables and the common ones need; some belong to their methods alone."""
+        for name in ("ftrl", "training", "pe", "sft"):
             table = getattr(self, name)
             if not self.uses(name) and table != type(table)():
                 owners = " or ".join(repr(method) for method in METHODS if name in METHODS[method])
@@ -132,6 +136,16 @@ class RunConfig(Section):
     def uses(self, table: str) -> bool:
         """Whether a table is the method's."""
         return table in METHODS[self.method]
+
+    @property
+    def evolution(self) -> PreTextConfig:
+        """The table of whoever evolves a population: the method, or the rival PrE-Text."""
+        return self.pe if self.uses("pe") else self.pretext
+
+    @property
+    def lora_rank(self) -> int:
+        """Of the adapters that the run trains of its generator."""
+        return self.sft.lora_rank if self.uses("sft") else self.popri.lora_rank
 
     @property
     def trains(self) -> bool:

@@ -28,6 +28,7 @@ from privsyn_flower.text.serving.vllm_server import default_python
 from .findings import Finding, Findings
 
 LITTLE, TOO_LITTLE = 2**30, 2**26  # bytes of disk: a warning, and what not even a miniature has
+ADAPTING = ("torch", "transformers", "peft", "trl", "datasets")  # to fine-tune a generator
 KINDS = ("embedder", "infiller", "generator", "downstream")
 DESCRIBES = {
     "embedder": ("modules.json", "config.json", FACTS)
@@ -70,6 +71,8 @@ def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
         served = kind == "generator" and config.generation.backend != "huggingface"
         here = ("httpx",) if served else ("torch", "transformers")
         needed.append((f"models.{kind}", here))
+    if config.sft.epochs:
+        needed.append(("sft.epochs", ADAPTING))
     return [*needed, (config.method, recipe_of(config).libraries)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -60,38 +60,52 @@ class Models:
         return self._embedder
 
     def infiller(self) -> Infiller:
-        """Variation: mask-fill (the paper), public nearest neighbours, or some of each."""
-        kind = self.config.pretext.variation
+        """Variation: mask-fill (PrE-Text), public neighbours, some of each, or by the generator."""
+        options = self.config.evolution
+        kind = options.variation
         if kind == "mask-fill":
             return self._mask_fill()
         if kind == "retrieval":
             return self._retrieval()
+        if options.written_by_generator:
+            return self._rewriting()
         from privsyn_flower.text.retrieval import Mixed
 
-        return Mixed(self._retrieval(), self._mask_fill(), self.config.pretext.retrieval_share)
+        return Mixed(self._retrieval(), self._mask_fill(), options.retrieval_share)
+
+    def _rewriting(self) -> Infiller:
+        from privsyn_flower.text.rewriting import Continue, Rewrite
+
+        options, words = self.config.evolution, self.config.data.sample_words
+        lengths = {"min_words": self.config.expand.min_words, "max_words": words}
+        if options.variation == "continue":
+            return Continue(self.generator(), **lengths)
+        return Rewrite(self.generator(), options.rewrite, split_list(options.styles), **lengths)
 
     def _mask_fill(self) -> Infiller:
         from privsyn_flower.text.infillers import MaskFill
 
-        pretext = self.config.pretext
+        options = self.config.evolution
         return MaskFill(
             self.folder("infiller"),
-            mask_fraction=pretext.mask_fraction,
-            steps=pretext.mask_steps,
-            passes=pretext.mask_passes,
-            temperature=pretext.temperature,
-            top_p=pretext.top_p,
-            max_tokens=pretext.max_tokens,
+            mask_fraction=options.mask_fraction,
+            steps=options.mask_steps,
+            passes=options.mask_passes,
+            temperature=options.temperature,
+            top_p=options.top_p,
+            max_tokens=options.max_tokens,
             device=self.config.models.device,
             progress=self.progress,
+            table=options.table,
         )
 
     def _retrieval(self) -> Infiller:
         from privsyn_flower.text.retrieval import Retrieval
 
         embedder, pool = self.embedder(), self.public.pool
-        neighbors = self.config.pretext.retrieval_neighbors
-        return Retrieval(pool, embedder.embed(pool), embedder, neighbors)
+        options = self.config.evolution
+        rows, neighbors = embedder.embed(pool), options.retrieval_neighbors
+        return Retrieval(pool, rows, embedder, neighbors, options.table)
 
     def generator(self) -> AdaptableGenerator:
         """The causal LM where `generation.backend` says: one engine for the whole run."""
@@ -106,6 +120,7 @@ class Models:
             "top_p": expand.top_p,
             "max_tokens": expand.max_tokens,
         }
+        sampling["chat"] = where.chat
         name = self.folder("generator")
         if where.backend == "huggingface":
             from privsyn_flower.text.generators import HuggingFaceGenerator
@@ -141,7 +156,7 @@ class Models:
             name,
             log=self.run_folder.path / "vllm.log",
             python=Path(where.vllm_python) if where.vllm_python else None,
-            lora_rank=self.config.popri.lora_rank,
+            lora_rank=self.config.lora_rank,
             seed=self.config.seed,
             arguments=where.vllm_arguments,
             start_timeout=where.start_timeout,

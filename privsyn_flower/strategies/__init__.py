@@ -1,6 +1,6 @@
 """Strategies to plug into a Flower ServerApp.
 
-`from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText`
+`from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
 """
 
 from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
@@ -18,6 +18,7 @@ from privsyn_flower.strategies.engine.rounds import (
 from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
 from privsyn_flower.strategies.popri import NoPairs, POPri
 from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.private_evolution import PrivateEvolution
 from privsyn_flower.strategies.synthesis.preferences import preference_pairs
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 
@@ -33,6 +34,7 @@ __all__ = [
     "POPri",
     "PrEText",
     "PrivateEvaluation",
+    "PrivateEvolution",
     "RoundPlan",
     "Rounds",
     "Strategy",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("privsyn_flower")
 
 KEY = "models.generator"
+PLACE = "<<prompt>>"  # stands for the prompt in a chat template
 STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much as a small model
 SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
 
@@ -45,6 +46,7 @@ class HuggingFaceGenerator:
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         stop: a completion ends before the first of these strings, and at the end-of-text token.
         dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+        chat: a prompt is a user's turn in the tokenizer's chat template.
         progress: True for a bar on stderr in long calls, or a function to call.
     """
 
@@ -59,6 +61,7 @@ class HuggingFaceGenerator:
         device: str = "auto",
         stop: Sequence[str] = (HEADING,),
         dtype: str = "auto",
+        chat: bool = False,
         progress: bool | Progress = True,
     ) -> None:
         check_sampling("expand", temperature, top_p)
@@ -71,7 +74,8 @@ class HuggingFaceGenerator:
         self.device = resolve_device(device)
         self._name, self._resting = model, False
         self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
-        self.tokenizer = load_tokenizer(model, KEY)
+        self.tokenizer, self.chat = load_tokenizer(model, KEY), chat
+        self._turn = chat_turn(self.tokenizer, model) if chat else ([], [])
         self.model = load_model("AutoModelForCausalLM", model, KEY, self.device, dtype)
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
         if max_tokens >= self._context:
@@ -148,8 +152,12 @@ class HuggingFaceGenerator:
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         if not len(prompts):
             return []
-        encoded: list[list[int]] = self.tokenizer(list(prompts))["input_ids"]
-        room = self._context - self.max_tokens
+        # In a chat the turn around a prompt has the special tokens.
+        encoded: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=not self.chat)[
+            "input_ids"
+        ]
+        before, after = self._turn
+        room = self._context - self.max_tokens - len(before) - len(after)
         long = sum(len(ids) > room for ids in encoded)
         if long:
             logger.warning(
@@ -158,7 +166,7 @@ class HuggingFaceGenerator:
             )  # fmt: skip
         # A model needs one token to continue from, also after an empty prompt.
         start = [self.tokenizer.bos_token_id or int(self._ends[0] if self._ends.size else 0)]
-        return [ids[-room:] or start for ids in encoded]
+        return [[*before, *ids[-room:], *after] or start for ids in encoded]
 
     def forward(
         self,
@@ -221,6 +229,32 @@ def _end_tokens(tokenizer: Any, model: Any) -> I64:
     named = model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}
     return np.array(sorted(ends), dtype=np.int64)
+
+
+def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
+    """Tokens before and after a prompt that is a user's turn, up to where the model's begins.
+
+    The prompt itself is tokenised apart: text that spells a special token stays text. Raises
+    ValueError for a tokenizer without a chat template, or whose template leaves the prompt out.
+    """
+    if not tokenizer.chat_template:
+        raise ValueError(
+            f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name "
+            "a model that was taught to follow instructions, or set chat = false"
+        )
+    turn = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PLACE}], tokenize=False, add_generation_prompt=True
+    )
+    before, found, after = turn.partition(PLACE)
+    if not found:
+        raise ValueError(f"generation.chat = true: {KEY}'s chat template leaves the prompt out")
+    first, last = (
+        tokenizer(part, add_special_tokens=False, split_special_tokens=False)["input_ids"]
+        if part
+        else []
+        for part in (before, after)
+    )
+    return list(first), list(last)
 
 
 class _Batch:

@@ -41,6 +41,7 @@ class MaskFill:
         batch_size: texts in one forward pass.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
         progress: True for a bar on stderr in long calls, or a function to call.
+        table: of the configuration, for errors.
     """
 
     def __init__(
@@ -56,12 +57,13 @@ class MaskFill:
         batch_size: int = 64,
         device: str = "auto",
         progress: bool | Progress = True,
+        table: str = "pretext",
     ) -> None:
         if not 0 < mask_fraction < 1:
-            raise ValueError(f"pretext.mask-fraction = {mask_fraction}: must lie in (0, 1)")
+            raise ValueError(f"{table}.mask-fraction = {mask_fraction}: must lie in (0, 1)")
         if min(steps, batch_size) < 1 or passes < 0:
             raise ValueError(f"{steps=}, {batch_size=} must be at least 1 and {passes=} at least 0")
-        check_sampling("pretext", temperature, top_p)
+        check_sampling(table, temperature, top_p)
         self.mask_fraction, self.steps, self.passes = mask_fraction, steps, passes
         self.temperature, self.top_p = temperature, top_p
         self.max_tokens, self.batch_size, self.progress = max_tokens, batch_size, progress
@@ -72,7 +74,7 @@ class MaskFill:
         self.model = load_model("AutoModelForMaskedLM", model, KEY, self.device, "float32")
         limit = _position_limit(self.model)
         if not 3 <= max_tokens <= limit:
-            raise ValueError(f"pretext.max-tokens = {max_tokens}: must lie in [3, {limit}]")
+            raise ValueError(f"{table}.max-tokens = {max_tokens}: must lie in [3, {limit}]")
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self._banned = banned_tokens(self.tokenizer, vocabulary).to(self.device)
 

@@ -26,6 +26,7 @@ class Retrieval:
         pool_embeddings: (n, d) unit rows of `pool`, by `embedder`.
         embedder: embeds texts that are not in the pool.
         neighbors: how many nearest pool texts to draw from, the text itself excluded.
+        table: of the configuration, for errors.
     """
 
     def __init__(
@@ -34,6 +35,7 @@ class Retrieval:
         pool_embeddings: npt.NDArray[np.floating],
         embedder: Embedder,
         neighbors: int = 16,
+        table: str = "pretext",
     ) -> None:
         if pool_embeddings.shape != (len(pool), embedder.dimension):
             raise ValueError(
@@ -49,7 +51,7 @@ class Retrieval:
             most = len(first) - 1
             bound = f"must lie in [1, {most}]" if most > 0 else "there is nothing to retrieve"
             raise ValueError(
-                f"pretext.retrieval-neighbors = {neighbors}: {bound} for a pool of {len(first)} "
+                f"{table}.retrieval-neighbors = {neighbors}: {bound} for a pool of {len(first)} "
                 "distinct public texts; change it, or give more text (data.public-path, "
                 "data.public-pool)"
             )

@@ -20,6 +20,8 @@ from privsyn_flower.benchmark.benchmark import (
     training_benchmark,
 )
 from privsyn_flower.benchmark.feedback import (
+    medoid_distance,
+    paired,
     recovery_rate,
     response_rounds,
     vote_feedback,
@@ -339,6 +341,26 @@ def test_recovery_is_of_unnoised_scores(setting, projected):
     lost, _ = response_rounds(Responses(setting, wrong, projection), private, held_out, 2)
     assert found["recovery_rate"] == [1.0] and lost["recovery_rate"] == [0.0]
     assert found["frechet_private"][0] > 0 and responses[0].shape == (20, 64)
+    # The good ones are like held-out text, and whoever is chosen is measured apart.
+    assert found["frechet_chosen"][0] < 0.7 * found["frechet_rejected"][0]
+    assert lost["frechet_chosen"][0] > lost["frechet_rejected"][0]
+    assert min(found["medoid_distance"] + lost["medoid_distance"]) > 0
+
+
+def test_the_chosen_and_the_rejected_are_of_their_group():
+    released = np.array([2.0, 1.0, 0.0, 9.0, 5.0, 5.0])
+    chosen, rejected = paired(released, [1, 3, 2], 2)
+    assert chosen.tolist() == [3, 4] and rejected.tolist() == [1, 5]
+    assert paired(released, [6], 9)[1].tolist() == [2]  # fewer than the rank: the last
+
+
+def test_the_medoid_is_the_text_nearest_to_all():
+    held_out = np.zeros((6, 3), dtype=np.float32)
+    held_out[:3, 0], held_out[3:, 1] = [-9, 0, 9], [-5, 0, 5]
+    rows = np.array([[0, 0, 7], [1, 0, -7], [0, 2, 3], [0, -4, 0], [-3, 0, 1]], dtype=np.float32)
+    # In the plane of the first two axes the first row is in the middle: 0, 1, 2, 4 and 3 away.
+    assert medoid_distance(rows, held_out) == pytest.approx(2.0, abs=1e-4)
+    assert medoid_distance(0.5 * rows, held_out) == pytest.approx(1.0, abs=1e-4)
 
 
 def test_recovery_rate_counts_pairs_only():

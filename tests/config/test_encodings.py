@@ -42,7 +42,8 @@ def question(config: RunConfig) -> Query:
     if config.method == "popri":
         length = config.popri.prompts * config.popri.responses
         return Query("scores", rows, scales, length, config.popri.score_bound, "model")
-    return Query("votes", rows, scales, config.pretext.population, config.pretext.vote_bound, "m")
+    own = config.evolution
+    return Query("votes", rows, scales, own.candidates, own.vote_bound, "m")
 
 
 def plan_of(config: RunConfig) -> RoundPlan:
@@ -65,6 +66,7 @@ def test_the_papers_models_and_the_miniatures_are_among_them() -> None:
     assert {SHIPPED[name].models.downstream for name in OF_NODES if SHIPPED[name].trains} == {
         "tiny",
         "distilbert/distilgpt2",
+        "prajjwal1/bert-small",
     }
 
 

@@ -36,6 +36,7 @@ METHODS = ("dp-fedavg", "dp-ftrl")
 NAMES = [
     *(f"{method}-pretext-{name}" for method in METHODS for name in PRETEXT),
     *(f"{method}-popri-{name}" for method in METHODS for name in POPRI),
+    *(f"dp-fedavg-popri-pubmed-eps{epsilon}" for epsilon in (1, 4)),
     *(f"dp-ftrl-gboard-{name}" for name in GBOARD),
 ]
 
@@ -151,6 +152,11 @@ GRIDS = [
     ("pretext", "papers/dp-fedavg-pretext-jobs-eps7.58", 3 * 3 * 4),
     ("popri", "papers/dp-fedavg-popri-partial-1000", 3 * 3 * 2),
     ("demo", "dp-fedavg-demo", 12),
+    ("ablation-popri-score", "papers/popri-biorxiv-eps1", 3),
+    ("ablation-popri-cdpo", "papers/popri-biorxiv-eps7", 4),
+    ("ablation-popri-rank", "papers/popri-biorxiv-eps1", 3),
+    ("ablation-pretext-lookahead", "papers/pretext-jobs-eps7.58", 2),
+    ("ablation-pretext-size", "papers/pretext-jobs-eps7.58", 5),
 ]
 
 
@@ -167,6 +173,21 @@ def test_every_point_of_a_grid_can_be_run(
 
 def test_the_shipped_grids_are_tested() -> None:
     assert {path.stem for path in (CONFIGS / "grids").glob("*.toml")} == {g for g, _, _ in GRIDS}
+
+
+ABLATIONS = {  # grid -> configuration and its own value, the paper's setting
+    "ablation-popri-score": ("popri-biorxiv-eps1", "popri.score"),
+    "ablation-popri-rank": ("popri-biorxiv-eps1", "popri.rejected-rank"),
+    "ablation-pretext-lookahead": ("pretext-jobs-eps7.58", "pretext.lookahead"),
+    "ablation-pretext-size": ("pretext-jobs-eps7.58", "expand.samples"),
+}
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_the_papers_setting_is_in_its_ablation(name: str) -> None:
+    config, key = ABLATIONS[name]
+    values = tomllib.loads((CONFIGS / "grids" / f"{name}.toml").read_text("utf-8"))
+    assert load(config).flat()[key] in values[key]
 
 
 def test_the_papers_values_are_in_the_grids() -> None:

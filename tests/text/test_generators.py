@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from privsyn_flower.text.generators import STOP_EVERY, HuggingFaceGenerator
 from privsyn_flower.text.models.devices import map_batches
+from privsyn_flower.text.models.pretrained import load_tokenizer
 from privsyn_flower.text.models.sampling import choose_tokens
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
 
@@ -230,3 +232,27 @@ def test_expand_with_a_model(generator: HuggingFaceGenerator) -> None:
     texts = expand(SENTENCES, generator, rng=np.random.default_rng(0), **options)
     assert len(set(texts)) == 6 and all(texts)
     assert texts == expand(SENTENCES, generator, rng=np.random.default_rng(0), **options)
+
+
+def test_a_chat_template_frames_the_prompt(causal_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(causal_folder, tmp_path / "chat")
+    tokenizer = load_tokenizer(tmp_path / "chat", "models.generator")
+    tokenizer.chat_template = (
+        "<s>{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}[model]"
+    )
+    tokenizer.save_pretrained(tmp_path / "chat")
+    options: dict[str, Any] = {"max_tokens": 5, "device": "cpu", "progress": False}
+    framed = HuggingFaceGenerator(tmp_path / "chat", chat=True, **options)
+    plain = HuggingFaceGenerator(causal_folder, **options)
+    before, after = tokenizer("[user] ")["input_ids"], tokenizer("\n[model]")["input_ids"][1:]
+    assert before[0] == tokenizer.bos_token_id not in [*before[1:], *after]
+    middle = tokenizer("Tea? <s>", add_special_tokens=False)["input_ids"]
+    assert tokenizer.bos_token_id not in middle  # a prompt cannot end its turn
+    assert framed._encode(["Tea? <s>"]) == [[*before, *middle, *after]]
+    [cut] = framed._encode(["Tea " * 400])
+    assert len(cut) == 200 - 5 and cut[: len(before)] == before and cut[-len(after) :] == after
+    assert framed.complete(["Tea?"], 2, np.random.default_rng(1)) != plain.complete(
+        ["Tea?"], 2, np.random.default_rng(1)
+    )
+    with pytest.raises(ValueError, match=r"generation\.chat.*no chat template"):
+        HuggingFaceGenerator(causal_folder, chat=True, **options)

@@ -362,6 +362,25 @@ def test_malformed_answers(fake: Fake, answer: Any, says: str) -> None:
     assert len(fake.bodies()) == 1
 
 
+def test_a_chat_is_a_users_turn(fake: Fake) -> None:
+    """What a server that offers chat alone is asked; its prompt is not cut by us."""
+
+    def answer(body: Body) -> Answer:
+        said = body["messages"][0]["content"]
+        found = [{"index": i, "message": {"content": f"{said}|{i}END"}} for i in range(body["n"])]
+        return 200, {"choices": found}
+
+    fake.answers["/v1/chat/completions"] = answer
+    found = make(fake, chat=True, stop=("END",)).complete(["p", "q"], 2, rng())
+    assert found == [["p|0", "p|1"], ["q|0", "q|1"]]
+    [body, _] = sorted(fake.bodies("/v1/chat/completions"), key=lambda b: str(b["messages"]))
+    assert body["messages"] == [{"role": "user", "content": "p"}]
+    assert not {"prompt", "truncate_prompt_tokens"} & set(body)
+    fake.answers["/v1/chat/completions"] = lambda _: (200, {"choices": [{"text": "x"}]})
+    with pytest.raises(ServerError, match="offer chat"):
+        make(fake, chat=True).complete(["p"], 1, rng())
+
+
 def test_the_key_is_sent_and_never_shown(
     fake: Fake, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 FILES = {  # of this room; each has its recipe under the name RECIPE
     "pretext": "pretext",
+    "pe": "pe",
     "popri": "popri",
     "dp-fedavg": "dp_fedavg",
     "dp-ftrl": "dp_ftrl",

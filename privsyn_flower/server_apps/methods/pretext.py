@@ -1,4 +1,7 @@
-"""PrE-Text in a run: a population from the public pool, seeds, and text expanded from them."""
+"""PrE-Text in a run: a population from the public pool, seeds, and text expanded from them.
+
+Private evolution (`pe.py`) is the same recipe around another algorithm and table of keys.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,14 @@ from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.methods.sft import tuned_adapter
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.synthesis.evolution import Evolution
 from privsyn_flower.text.prompts import LabelledText, expand
 
 
-class PrETextRecipe(Synthesis[PrEText]):
+class PrETextRecipe(Synthesis[Evolution[Any]]):
     """The method, or another method's rival."""
 
     length_keys = "pretext.population"
@@ -29,7 +34,7 @@ class PrETextRecipe(Synthesis[PrEText]):
 
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
-        own = config.pretext
+        own = config.evolution
         return "votes", {
             "bound": own.vote_bound,
             "clip": own.clip,
@@ -39,32 +44,35 @@ class PrETextRecipe(Synthesis[PrEText]):
 
     @classmethod
     def length(cls, config: RunConfig) -> int:
-        return config.pretext.population
+        return config.evolution.candidates
 
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
-        infiller = {"infiller"} if config.pretext.variation != "retrieval" else set()
-        generator = {"generator"} if config.expand.samples else set()
-        return {"embedder"} | infiller | generator
+        own = config.evolution
+        infiller = {"infiller"} if own.variation in ("mask-fill", "mixed") else set()
+        writes = config.expand.samples or own.written_by_generator
+        return {"embedder"} | infiller | ({"generator"} if writes else set())
 
     @classmethod
     def retrieves(cls, config: RunConfig) -> bool:
-        return config.pretext.variation != "mask-fill"
+        return config.evolution.variation in ("retrieval", "mixed")
 
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
-        return "pretext.population", config.pretext.population
+        own = config.evolution
+        return f"{own.table}.population", own.candidates
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
-        if config.pretext.population > config.data.public_pool:
+        key, wanted = cls.first_texts(config)
+        if wanted > config.data.public_pool:
             yield (
-                f"pretext.population = {config.pretext.population} exceeds data.public-pool = "
-                f"{config.data.public_pool}, from which it is drawn: lower the one or raise the "
-                "other"
+                f"{key} = {config.evolution.population} exceeds data.public-pool = "
+                f"{config.data.public_pool}, from which {wanted} texts are drawn: lower the one "
+                "or raise the other"
             )
 
-    def strategy(self, folder: RunFolder) -> PrEText:
+    def strategy(self, folder: RunFolder) -> Evolution[Any]:
         config = self.config
         return PrEText(
             self.models.public.pool,
@@ -77,14 +85,14 @@ class PrETextRecipe(Synthesis[PrEText]):
             progress=self.run.progress,
         )
 
-    def write(self, strategy: PrEText, purpose: str) -> list[LabelledText]:
+    def write(self, strategy: Evolution[Any], purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""
         options = self.config.expand
         include = options.include_seeds or not options.samples
         texts = list(strategy.seeds) if include else []
         if options.samples:
             generator = self.models.generator()
-            generator.use_adapter(None)
+            generator.use_adapter(tuned_adapter(self, strategy.seeds, purpose))
             texts += expand(
                 strategy.seeds,
                 generator,
@@ -99,26 +107,26 @@ class PrETextRecipe(Synthesis[PrEText]):
     # The benchmark -----------------------------------------------------------------------
 
     def noise_answers(
-        self, strategy: PrEText, row: Mapping[str, Any], rng: np.random.Generator
+        self, strategy: Evolution[Any], row: Mapping[str, Any], rng: np.random.Generator
     ) -> F64:
         """Around the mean of the released votes, as if every candidate had been equally popular:
         around zero hardly any would pass the threshold, and there would be next to nothing."""
-        size = self.config.pretext.population
+        size = self.config.evolution.candidates
         return float(row["released_votes"]) / size + rng.normal(0.0, row["noise_std"], size)
 
-    def control(self) -> PrEText:
+    def control(self) -> Evolution[Any]:
         strategy = super().control()
         self.noise_seeds = strategy.seeds
         return strategy
 
-    def seeds(self, strategy: PrEText) -> dict[str, Sequence[str]]:
+    def seeds(self, strategy: Evolution[Any]) -> dict[str, Sequence[str]]:
         noise = {self.noise: self.noise_seeds} if self.noise_seeds else {}
         return {"seeds": strategy.seeds, **noise}
 
-    def feedback(self, strategy: PrEText, private: Private, held_out: F32) -> Feedback:
+    def feedback(self, strategy: Evolution[Any], private: Private, held_out: F32) -> Feedback:
         return vote_feedback(self.folder, private, strategy.seeds)
 
-    def as_rival(self, private: Private) -> PrEText:
+    def as_rival(self, private: Private) -> Evolution[Any]:
         """All rounds on the users' true votes, with Gaussian noise of the run's multiplier: a
         comparison, never a result."""
         folder = RunFolder(self.folder.path / "rival")

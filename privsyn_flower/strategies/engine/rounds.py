@@ -48,10 +48,10 @@ class NothingLearned(RuntimeError):
 class NothingSurvived(NothingLearned):
     """No candidate had more votes than the threshold: the release says nothing usable."""
 
-    def __init__(self, rnd: int, threshold: float) -> None:
+    def __init__(self, rnd: int, threshold: float, table: str = "pretext") -> None:
         super().__init__(
-            f"round {rnd}: no candidate has more than H = {threshold:g} votes; "
-            "lower pretext.threshold, or use more users or fewer candidates (pretext.population)"
+            f"round {rnd}: no candidate has more than H = {threshold:g} votes; lower "
+            f"{table}.threshold, or use more users or fewer candidates ({table}.population)"
         )
 
 

@@ -48,7 +48,7 @@ def _check_key(base_url: str, key: str) -> None:
 
 
 class OpenAIGenerator:
-    """A causal language model behind /v1/completions (an AdaptableGenerator).
+    """A causal language model behind /v1/completions, or chat (an AdaptableGenerator).
 
     Args:
         base_url: `http://host:port/v1`.
@@ -62,6 +62,7 @@ class OpenAIGenerator:
         timeout: seconds for one request.
         retries: of a request that failed for a passing reason.
         adapters: the server is a vLLM that may be told to load adapters and to sleep.
+        chat: a prompt is a user's turn, sent to /v1/chat/completions.
         extra: more fields of each request that this server understands.
         progress: True for a bar on stderr in long calls, or a function to call.
     """
@@ -81,6 +82,7 @@ class OpenAIGenerator:
         timeout: float = 300.0,
         retries: int = 4,
         adapters: bool = False,
+        chat: bool = False,
         extra: Mapping[str, Any] | None = None,
         progress: bool | Progress = True,
     ) -> None:
@@ -97,6 +99,7 @@ class OpenAIGenerator:
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
         self.model, self.stop, self.concurrency = model, tuple(stop), concurrency
         self.adapters, self.extra, self.progress = adapters, dict(extra or {}), progress
+        self.chat = chat
         key = api_key or os.environ.get(api_key_env, "").strip()
         _check_key(base_url, key)
         self.client = JsonClient(
@@ -236,7 +239,6 @@ class OpenAIGenerator:
         """One request -> between 1 and n texts, cut at the stop strings."""
         body: dict[str, Any] = {
             "model": self._slot.name() or self.model,
-            "prompt": prompt,
             "n": n,
             "seed": seed,
             "temperature": self.temperature,
@@ -245,14 +247,19 @@ class OpenAIGenerator:
         }
         if self.stop:
             body["stop"] = list(self.stop)
-        if self._room:
+        if self.chat:  # the server writes the template, and cuts nothing
+            body["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            body["prompt"] = prompt
+        if self._room and not self.chat:
             # A prompt that is too long loses its beginning, as in process.
             body |= {"truncate_prompt_tokens": self._room, "truncation_side": "left"}
         try:
-            answer = self.client.post("/completions", body | self.extra, spread=seed)
+            place = "/chat/completions" if self.chat else "/completions"
+            answer = self.client.post(place, body | self.extra, spread=seed)
         except ServerError as error:
             raise self._explain(error) from error
-        return [self._cut(text) for text in _texts(answer, n, self.client.base_url)]
+        return [self._cut(text) for text in _texts(answer, n, self.client.base_url, self.chat)]
 
     def _explain(self, error: ServerError) -> ServerError:
         """The same error, or one that lists the server's models when ours is not among them."""
@@ -293,7 +300,7 @@ def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(cancel_futures=True)
 
 
-def _texts(answer: Any, n: int, server: str) -> list[str]:
+def _texts(answer: Any, n: int, server: str, chat: bool) -> list[str]:
     """The texts of an answer in the order of their index, at most n. Raises ServerError."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not choices:
@@ -303,12 +310,22 @@ def _texts(answer: Any, n: int, server: str) -> list[str]:
         )
     pairs = []
     for place, choice in enumerate(choices):
-        text = choice.get("text") if isinstance(choice, dict) else None
+        text = _written(choice, chat) if isinstance(choice, dict) else None
         if not isinstance(text, str):
             raise ServerError(
-                f"{server}: a completion without `text`: it must offer /v1/completions, chat alone "
-                f"is not enough"
+                f"{server}: an answer without a message's `content`: does it offer chat?"
+                if chat
+                else f"{server}: a completion without `text`: it must offer /v1/completions; if "
+                "it offers chat alone, set generation.chat = true"
             )
         index = choice.get("index")
         pairs.append((index if isinstance(index, int) else place, text))
     return [text for _, text in sorted(pairs, key=lambda pair: pair[0])[:n]]
+
+
+def _written(choice: Mapping[str, Any], chat: bool) -> object:
+    """What a completion, or the answer in a chat, says."""
+    if not chat:
+        return choice.get("text")
+    message = choice.get("message")
+    return message.get("content") if isinstance(message, dict) else None

@@ -1,0 +1,66 @@
+"""Private evolution in a run: PE, Aug-PE and, with [sft], PE+SFT on its last generation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
+from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
+from privsyn_flower.strategies.private_evolution import PrivateEvolution
+from privsyn_flower.text.prompts import InstructionPrompts, generate
+
+
+class PeRecipe(PrETextRecipe):
+    """PrE-Text's recipe with `[pe]`; the first population may be the generator's."""
+
+    @classmethod
+    def loads(cls, config: RunConfig) -> set[str]:
+        first = {"generator"} if config.pe.initial == "model" else set[str]()
+        return super().loads(config) | first
+
+    @classmethod
+    def first_texts(cls, config: RunConfig) -> tuple[str, int]:
+        return ("pe.prompt", 0) if config.pe.initial == "model" else super().first_texts(config)
+
+    def strategy(self, folder: RunFolder) -> PrivateEvolution:
+        config = self.config
+        return PrivateEvolution(
+            self.initial(),
+            embedder=self.models.embedder(),
+            infiller=self.models.infiller(),
+            rounds=config.rounds,
+            config=config.pe,
+            samples_cap=config.data.samples_per_user,
+            seed=config.seed,
+            progress=self.run.progress,
+        )
+
+    def initial(self) -> Sequence[str]:
+        """Texts to draw the first candidates from.
+
+        The generator's are written once and kept: a server may write others the next time, and
+        the users' votes are for these (RANDOM_API; Aug-PE, Algorithm 1, line 2).
+        """
+        config = self.config
+        if config.pe.initial == "public":
+            return self.models.public.pool
+        path = self.folder.path / "initial.jsonl"
+        if not path.exists():
+            generator = self.models.generator()
+            generator.use_adapter(None)
+            written = generate(
+                InstructionPrompts(config.pe.prompt),
+                generator,
+                samples=config.pe.candidates,
+                rng=seeded(config.seed, "initial", "texts"),
+                min_words=config.expand.min_words,
+                max_words=config.data.sample_words,
+                progress=self.run.progress,
+            )
+            write_jsonl(path, ({"text": one.text} for one in written))
+        return [row["text"] for row in read_jsonl(path)]
+
+
+RECIPE = PeRecipe

@@ -1,0 +1,113 @@
+"""The papers' configurations of private evolution: their numbers, what they cost, the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.preflight.numbers import integers, keys, promise
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.promised import promised, statement
+
+ROOT = Path(__file__).parents[2]
+PAPERS = ROOT / "configs" / "papers"
+POPRI = ("biorxiv-eps1", "biorxiv-eps7", "congress-eps1", "congress-eps7")  # Table 1
+FIGURE_3 = ("partial-1000", "partial-5000", "partial-10000")
+CENTRAL = ("pubmed-eps1", "pubmed-eps4")
+PE = [f"pe-popri-{name}" for name in (*POPRI, *FIGURE_3)]
+SFT = [f"pe-sft-popri-{name}" for name in POPRI]
+AUG_PE = [f"aug-pe-popri-{name}" for name in CENTRAL]
+TRAINED = [f"dp-fedavg-popri-{name}" for name in CENTRAL]
+
+
+def load(name: str) -> RunConfig:
+    return load_config(PAPERS / f"{name}.toml")
+
+
+def test_every_configuration_is_here() -> None:
+    shipped = {path.stem for path in (*PAPERS.glob("pe-*"), *PAPERS.glob("aug-pe-*"))}
+    assert shipped == {*PE, *SFT, *AUG_PE}
+
+
+@pytest.mark.parametrize("name", [*PE, *SFT, *AUG_PE])
+def test_it_is_charged_as_popri_is(name: str) -> None:
+    config = load(name)
+    paper = load("popri-" + name.partition("-popri-")[2])
+    for key in ("epsilon", "delta", "noise_multiplier", "rounds", "sampler", "sampling_rate"):
+        assert getattr(config, key) == getattr(paper, key), key
+    assert statement(config).epsilon == pytest.approx(statement(paper).epsilon, rel=1e-12)
+    assert config.data.users == paper.data.users
+    assert promised(config).releases == config.rounds
+
+
+@pytest.mark.parametrize("name", [*PE, *SFT])
+def test_pe_is_pretext_with_app_c3(name: str) -> None:
+    """App. C.3: H = 0.1626, T = 20 (50 in Figure 3), N_syn = 1024; the rest is PrE-Text's."""
+    config, own = load(name), load("pretext-jobs-eps1.29")
+    assert config.method == "pretext"
+    assert config.rounds == (50 if "partial" in name else 20)
+    assert (config.pretext.population, config.pretext.threshold) == (1024, 0.1626)
+    same = {"population": own.pretext.population, "threshold": own.pretext.threshold}
+    assert config.pretext.model_copy(update=same) == own.pretext
+    assert config.data.samples_per_user == own.data.samples_per_user == config.pretext.vote_bound
+    assert config.expand.seeds_per_prompt == own.expand.seeds_per_prompt
+    assert bool(config.sft.epochs) == ("sft" in name)
+    plain = load(name.replace("-sft", ""))
+    assert config.model_copy(update={"sft": plain.sft}) == plain
+
+
+@pytest.mark.parametrize("name", AUG_PE)
+def test_aug_pe_has_its_scripts_numbers(name: str) -> None:
+    config = load(name)
+    own = config.pe
+    assert (own.population, own.copies, own.candidates) == (2000, 7, 14_000)
+    assert (own.selection, own.lookahead, own.threshold, own.initial) == ("rank", 1, 0.0, "model")
+    assert config.expand.samples == 0 and config.expand.max_tokens == 448
+    assert recipe_of(config).length(config) == 14_000
+    assert config.generation.chat and "generator" in recipe_of(config).loads(config)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_dp_training_protects_one_text_a_user(name: str) -> None:
+    config = load(name)
+    assert config.data.samples_per_user == 1 and config.local_steps == 1
+    assert config.training.server_optimizer == "fedadam"
+    passes = config.rounds * config.sampling_rate
+    assert passes == pytest.approx(10)
+    assert 0.99 * config.epsilon < statement(config).epsilon <= config.epsilon
+
+
+@pytest.mark.parametrize("name", [*PE, *SFT, *AUG_PE, *TRAINED])
+def test_nothing_but_data_and_models_stands_in_the_way(name: str) -> None:
+    config = load(name)
+    found = [*keys(config), *promise(config), *integers(config)]
+    assert [one.text for one in found if one.fatal] == []
+
+
+def test_the_table_is_that_of_the_configurations() -> None:
+    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    rows = re.findall(
+        r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| (PE|PE \+ SFT|Aug-PE) \| [^|]* \| (\S+) \| "
+        r"(\S+) x (\S+) \| (\d+) \| ([\d,]+) \| ([\d.]+) \| `.*` \|$",
+        page,
+        re.MULTILINE,
+    )
+    assert {row[0] for row in rows} == {*PE, *SFT, *AUG_PE}
+    for name, path, variant, *figures in rows:
+        assert Path(path).name == f"{name}.toml"
+        config = load(name)
+        own = config.evolution
+        wanted = (
+            config.epsilon,
+            config.noise_multiplier,
+            own.vote_bound,
+            config.rounds,
+            own.candidates,
+            own.threshold,
+        )
+        assert tuple(float(figure.replace(",", "")) for figure in figures) == wanted, name
+        told = {"pe": "PE", "pe-sft": "PE + SFT", "aug-pe": "Aug-PE"}
+        assert variant == told[name.partition("-popri-")[0]]
