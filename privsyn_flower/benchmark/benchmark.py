@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from privsyn_flower.arrays import F32
 from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
-from privsyn_flower.evaluation.classification import Classifier, Examples, scores
+from privsyn_flower.evaluation.classification import Classifier, Examples, always, scores
 from privsyn_flower.evaluation.distances import frechet_by_size
 from privsyn_flower.evaluation.downstream import Downstream, Tuning
 from privsyn_flower.evaluation.duplicates import near_duplicates
@@ -34,6 +36,7 @@ RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
 NOTE = "measured with private and held-out text; not covered by epsilon"
 METHODS = {
     "pretrained": "the downstream model as it is",
+    "majority": "always the private texts' most frequent class",
     "random_public": "(a) fine-tuned on random public text",
     "unaligned": "(a1) on the generator's text before alignment",
     "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
@@ -50,6 +53,7 @@ PAIRS = (
     ("synthetic", "noise_votes"),
     ("synthetic", "noise_scores"),
     ("synthetic", "pretext"),
+    ("synthetic", "majority"),
     ("trained", "pretrained"),
     ("trained", "random_public"),
     ("trained", "noise_updates"),
@@ -272,7 +276,8 @@ def classification(
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
     Public text takes part where it has labels, a control where its text has. `pretrained` has a
-    head of random weights: it shows what knowing nothing gives.
+    head of random weights: it shows what knowing nothing gives. `majority` needs no model
+    (POPri, section 5: epsilon = 0 on OpenReview).
     """
     options, classes = config.evaluation, split_list(config.popri.labels)
     length, device = options.sequence_length, config.models.device
@@ -292,6 +297,8 @@ def classification(
         sets = {"random_public": public} | sets
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
+    commonest = np.bincount([example.label for example in sets["private"]]).argmax()
+    sums["majority"] = always(sums["pretrained"], int(commonest))
     for name, examples in sets.items():
         if examples or name in {"synthetic", "private"}:  # these two without examples: an error
             steps.begin(METHODS[name])

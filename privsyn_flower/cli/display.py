@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import sys
 from collections.abc import Mapping
 from itertools import islice
@@ -156,7 +157,7 @@ def result_table(summary: Mapping[str, Any]) -> str:
     table.add_column("figure")
     table.add_column("value", justify="right")
     for key in ("users", "rounds", "epsilon", "delta", "noise_multiplier", "synthetic_samples"):
-        value = summary[key]
+        value = math.inf if summary[key] is None else summary[key]  # epsilon: JSON has no infinity
         table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
     early = summary.get("ended_early")
     if early:

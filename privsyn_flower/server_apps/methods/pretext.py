@@ -12,12 +12,11 @@ from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.text.prompts import LabelledText, expand
+from privsyn_flower.text.prompts import LabelledText
 
 
 class PrETextRecipe(Synthesis[PrEText]):
@@ -78,22 +77,7 @@ class PrETextRecipe(Synthesis[PrEText]):
 
     def write(self, strategy: PrEText, purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""
-        options = self.config.expand
-        include = options.include_seeds or not options.samples
-        texts = list(strategy.seeds) if include else []
-        if options.samples:
-            generator = self.models.generator()
-            generator.use_adapter(None)
-            texts += expand(
-                strategy.seeds,
-                generator,
-                samples=options.samples,
-                seeds_per_prompt=options.seeds_per_prompt,
-                rng=seeded(self.config.seed, purpose, "expand"),
-                min_words=options.min_words,
-                progress=self.run.progress,
-            )
-        return [LabelledText(text) for text in texts]
+        return self.expanded(strategy.seeds, purpose)
 
     # The benchmark -----------------------------------------------------------------------
 

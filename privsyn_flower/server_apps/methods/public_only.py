@@ -1,0 +1,33 @@
+"""Public text alone (c4-only in PrE-Text, App. D.2 (1)): the result is the public text itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.baseline import PublicAlone
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods.unasked import Unasked
+from privsyn_flower.text.prompts import LabelledText
+
+
+class PublicOnlyRecipe(Unasked):
+    """Epsilon 0: what a model learns from the public pool, whole."""
+
+    @classmethod
+    def baseline(cls, config: RunConfig, **facts: Any) -> PublicAlone:
+        return PublicAlone(**facts)
+
+    @classmethod
+    def first_texts(cls, config: RunConfig) -> tuple[str, int]:
+        return "data.public-pool", config.data.public_pool
+
+    def strategy(self, folder: RunFolder) -> list[str]:
+        return self.models.public.pool
+
+    def write(self, strategy: list[str], purpose: str) -> list[LabelledText]:
+        """The pool as the other methods' candidates are: distinct, cut to `data.sample-words`."""
+        return [LabelledText(text) for text in strategy]
+
+
+RECIPE = PublicOnlyRecipe
