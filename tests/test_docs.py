@@ -334,7 +334,7 @@ def test_every_kind_of_question_has_its_claim() -> None:
         (FtrlConfig, "schedule", "methods.md"),
         (FtrlConfig, "schedule", "privacy.md"),
         (FtrlConfig, "mechanism", "correlated-noise.md"),
-        (RunConfig, "method", "README.md"),
+        (RunConfig, "method", "methods.md"),
     ],
 )
 def test_every_value_of_a_choice_is_explained(section: type[Section], key: str, page: str) -> None:

@@ -94,7 +94,8 @@ class PublicAlone(Baseline):
         return text + self._split()
 
     def short(self) -> str:
-        split = "Not covered: the split, chosen by private text. " if self.split == "private" else ""
+        chosen = self.split == "private"
+        split = "Not covered: the split, chosen by private text. " if chosen else ""
         return (
             "Epsilon = 0: no user was asked anything, and the result is made of public text alone. "
             f"{split}More in {FILE}."

@@ -71,10 +71,10 @@ class DPPromptRecipe(Unasked):
 
         Raises ModelUnavailableError where the model cannot be loaded.
         """
-        from privsyn_flower.text.paraphrase import Paraphraser
+        from privsyn_flower.text.paraphrase import load_paraphraser
 
         config, own = self.config, self.config.dp_prompt
-        paraphraser = Paraphraser(
+        paraphraser = load_paraphraser(
             self.models.folder("generator"),
             max_tokens=own.max_tokens,
             batch_size=config.expand.batch_size,
