@@ -229,6 +229,9 @@ CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.toml") if "grids" 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_has_a_sentence_and_its_short_form(path: Path) -> None:
     config = load_config(path)
+    if claim := baseline(config):
+        assert len(claim.short().split()) <= 60 and claim.short() in claim.page()
+        return
     said = statement(config.model_copy(update={"noise_multiplier": 2.0}), checked=False)
     short, long = said.short(), said.sentence()
     assert len(short.split()) <= 60

@@ -300,7 +300,8 @@ def classification(
     commonest = np.bincount([example.label for example in sets["private"]]).argmax()
     sums["majority"] = always(sums["pretrained"], int(commonest))
     for name, examples in sets.items():
-        if examples or name in {"synthetic", "private"}:  # these two without examples: an error
+        # Without examples these two are an error, unless there is no text at all.
+        if examples or name == "private" or (name == "synthetic" and synthetic[name]):
             steps.begin(METHODS[name])
             model.fine_tune(examples, tuning, progress, f"fine-tuning on {name}")
             sums[name] = model.user_sums(held_out)

@@ -135,8 +135,10 @@ class Display:
 def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     """What a run has made, before its benchmark begins."""
     count = int(summary["synthetic_samples"])
-    made = f"{count:,} synthetic texts, synthetic.jsonl" if count else "a trained model, model/"
-    texts = islice(read_jsonl(folder / "synthetic.jsonl"), SHOWN_TEXTS)
+    path = folder / "synthetic.jsonl"
+    written = f"{count:,} synthetic texts, synthetic.jsonl"
+    made = written if count or path.exists() else "a trained model, model/"
+    texts = islice(read_jsonl(path), SHOWN_TEXTS)
     return [
         f"the result is ready in {folder}: {made}",
         *(f"    {_one_line(row['text'])}" for row in texts),

@@ -31,7 +31,7 @@ METHODS = {  # method -> its tables; each checks what it needs of the others
     "dp-fedavg": ("training",),
     "dp-ftrl": ("training", "ftrl"),
     # Rows that the papers compare with; nobody is asked.
-    "public-only": (),
+    "public-only": ("popri",),  # its classes
     "expand-only": (),
     "expand-private": (),
     "dp-prompt": ("dp_prompt",),

@@ -82,7 +82,7 @@ def baseline(config: RunConfig) -> Baseline | None:
 
 def statement(config: RunConfig, *, checked: bool = True) -> PrivacyStatement:
     """What a run with rounds claims, for the guaranteed noise and all releases that are paid
-    for."""
+    for. Raises ConfigError for one without (`baseline`)."""
     return promised(config, checked=checked).statement(
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,

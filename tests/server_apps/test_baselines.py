@@ -143,6 +143,54 @@ def test_public_only_is_the_pool_and_is_measured(
     assert "epsilon" in result_table(summary)
 
 
+@pytest.fixture
+def classes(configured: Any, tmp_path: Path) -> Callable[..., RunConfig]:
+    """Further keys -> public-only on users of two classes, two thirds of them of one."""
+    rows = [
+        {"user_id": f"u{i}", "text": text, "label": "rare" if i % 3 == 0 else "usual"}
+        for i, text in enumerate(sentences(60, 4))
+    ]
+    (tmp_path / "classes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own: dict[str, Any] = {
+        "data.path": str(tmp_path / "classes.jsonl"),
+        "data.label-column": "label",
+        "data.samples-per-user": 1,
+        "data.held-out-users": 15,
+        "data.public-validation": 0,
+        "popri.labels": "rare, usual",
+        "evaluation.task": "classification",
+    }
+
+    def make(**values: Any) -> RunConfig:
+        made: RunConfig = configured("public-only", **own, **values)
+        return made
+
+    return make
+
+
+@pytest.mark.slow
+def test_the_most_frequent_class_needs_no_public_text(classes: Any, tmp_path: Path) -> None:
+    """POPri's row of epsilon = 0 on OpenReview, whose public text is none."""
+    config = classes(**{"data.public-path": "", "evaluation.controls": ""})
+    assert not [finding for finding in check_ready(config, tmp_path / "run") if finding.fatal]
+    summary = run(config, tmp_path / "run")
+    found, held_out = summary["benchmark"]["accuracy"], _federation(config).held_out("test")
+    usual = [text.label == "usual" for own in held_out.values() for text in own]
+    assert len(usual) == 15 and found["majority"] == pytest.approx(sum(usual) / 15)
+    assert set(found) == {"pretrained", "majority", "private"}
+    assert summary["synthetic_samples"] == 0 and summary["epsilon"] == 0
+
+
+def test_public_texts_keep_their_classes(classes: Any, shared: Path, tmp_path: Path) -> None:
+    rows = [{**row, "label": "rare"} for row in read_jsonl(shared / "public.jsonl")]
+    (tmp_path / "public.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = classes(**{"data.public-path": str(tmp_path / "public.jsonl"), "benchmark": False})
+    run(config, tmp_path / "run")
+    assert [row["label"] for row in read_jsonl(tmp_path / "run" / "synthetic.jsonl")] == [
+        "rare"
+    ] * 60
+
+
 def test_public_only_opens_no_private_text(
     configured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +335,12 @@ def test_a_row_has_no_place_among_real_users_if_it_needs_their_text(
     config = configured(method, **{"data.path": "", "benchmark": False})
     found = [finding.text for finding in keys(config)]
     assert bool(found) == (method in ("expand-private", "dp-prompt"))
+
+
+@pytest.mark.parametrize("method", ROWS)
+def test_a_rival_needs_noise(configured: Any, method: str) -> None:
+    found = keys(configured(method, **{"evaluation.rival": "pretext"}))
+    assert any("evaluation.rival = 'pretext'" in finding.text for finding in found)
 
 
 def test_dp_prompt_needs_logits_and_a_range(configured: Any) -> None:

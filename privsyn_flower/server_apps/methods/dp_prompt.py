@@ -48,6 +48,7 @@ class DPPromptRecipe(Unasked):
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
+        yield from super().faults(config)
         if not config.benchmark:
             yield (
                 "method = 'dp-prompt' is simulated, by opening private text: no device here has a "

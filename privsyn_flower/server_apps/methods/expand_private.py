@@ -33,6 +33,7 @@ class ExpandPrivateRecipe(ExpandOnlyRecipe):
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
+        yield from super().faults(config)
         if not config.benchmark:
             yield (
                 "method = 'expand-private' shows private text to the generator, without privacy: "

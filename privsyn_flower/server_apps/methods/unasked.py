@@ -5,6 +5,7 @@ Their recipe's `strategy` is the list of texts that they begin with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from privsyn_flower.arrays import F32
@@ -34,6 +35,14 @@ class Unasked(Writing[list[str]]):
     def loads(cls, config: RunConfig) -> set[str]:
         """The embedder measures distances for the benchmark."""
         return {"embedder"} if config.benchmark else set()
+
+    @classmethod
+    def faults(cls, config: RunConfig) -> Iterator[str]:
+        if config.evaluation.rival:
+            yield (
+                f"evaluation.rival = {config.evaluation.rival!r} is simulated at a run's noise, "
+                f"and method = {config.method!r} has none: set it to ''"
+            )
 
     def feedback(self, strategy: list[str], private: Private, held_out: F32) -> Feedback:
         """Nobody answered."""
