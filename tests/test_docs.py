@@ -47,7 +47,7 @@ from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.text import load_embedder
 from scripts import update_docs
 from tests.conftest import node_context, sentences
