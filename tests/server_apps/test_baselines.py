@@ -250,6 +250,8 @@ def test_dp_prompt_paraphrases_each_text_once_at_the_price_of_epsilon(
     assert own["epsilon_of_a_text"] == pytest.approx(20.0)
     price = 2 * (own["logit_high"] - own["logit_low"]) / own["temperature"]
     assert price == pytest.approx(2.0) and summary["epsilon"] == pytest.approx(40.0)
+    sent = sum(len(text.encode()) for text in texts(tmp_path))
+    assert sent / 18 <= own["bytes_of_a_user"] <= sent
     assert trust_of(summary) == LOCAL and summary["adjacency"] == "replace-one"
     assert "paraphrases themselves" in summary["privacy"]
     assert {"synthetic", "random_public", "private"} <= set(summary["benchmark"]["accuracy"])
@@ -269,6 +271,7 @@ def test_dp_prompts_draws_are_the_systems_unless_for_tests(
         config = configured("dp-prompt", **values)
         folder = tmp_path / str(number)
         recipe: Any = recipe_of(config)(*_parts(config, folder))
+        recipe.owners = ["u1"] * 6
         found.append([one.text for one in recipe.write(sentences(6, 3), "synthetic")])
         assert recipe.figures([])["dp_prompt"]["temperature"] == pytest.approx(12 / 2e4)
     assert found[0] == found[1]

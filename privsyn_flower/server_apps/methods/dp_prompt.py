@@ -7,7 +7,7 @@ benchmark makes them all, in a simulation: a row to compare with, under a statem
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,13 +23,14 @@ from privsyn_flower.text.prompts import LabelledText
 
 PROBES = 64  # public texts whose logits give the range to clip to
 
-logger = logging.getLogger("privsyn_flower")
-
 
 class DPPromptRecipe(Unasked):
-    """Local privacy of epsilon for each user: the temperature follows from it."""
+    """Local privacy of epsilon for each user: the temperature follows from it.
 
-    facts: dict[str, Any]
+    owners: the user of each text that is paraphrased, PRIVATE.
+    """
+
+    owners: list[str]
 
     @classmethod
     def baseline(cls, config: RunConfig, **facts: Any) -> LocalParaphrases:
@@ -65,6 +66,7 @@ class DPPromptRecipe(Unasked):
         for fault in self.faults(self.config):
             raise ConfigError(fault)
         users = private_texts(self.config, self.run.federation())
+        self.owners = [user for user, own in users.items() for _ in own]
         return [text for own in users.values() for text in own]
 
     def write(self, strategy: list[str], purpose: str) -> list[LabelledText]:
@@ -89,15 +91,19 @@ class DPPromptRecipe(Unasked):
             # 2 (high - low) / T is the epsilon of a token.
             claim = self.baseline(config)
             temperature = 2 * (high - low) / claim.each
-            self.folder.save_value(
-                "dp-prompt", {"logit_low": low, "logit_high": high, "temperature": temperature}
-            )
             texts = paraphraser.paraphrase(
                 strategy, low=low, high=high, temperature=temperature, rng=self._coins()
             )
         finally:
             paraphraser.close()
-        return [LabelledText(line) for line in (" ".join(text.split()) for text in texts) if line]
+        lines = [" ".join(text.split()) for text in texts]
+        sent = Counter[str]()
+        for owner, line in zip(self.owners, lines, strict=True):
+            sent[owner] += len(line.encode())
+        facts = {"logit_low": low, "logit_high": high, "temperature": temperature}
+        facts |= {"bytes_of_a_user": max(sent.values(), default=0)}
+        self.folder.save_value("dp-prompt", facts)
+        return [LabelledText(line) for line in lines if line]
 
     def _coins(self) -> np.random.Generator:
         """The draws are the mechanism: of the operating system's randomness unless for tests."""
@@ -106,7 +112,8 @@ class DPPromptRecipe(Unasked):
         return np.random.default_rng()
 
     def figures(self, strategy: list[str]) -> dict[str, Any]:
-        """What was clipped and drawn how, and what a text costs; no text and no count of one."""
+        """What was clipped and drawn how, what a text costs, and the most bytes that one user's
+        device would send."""
         claim = self.baseline(self.config)
         costs = {"epsilon_of_a_token": claim.each, "epsilon_of_a_text": claim.per_text}
         return {"dp_prompt": {**self.folder.load_value("dp-prompt"), **costs}}
