@@ -24,6 +24,7 @@ from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.classification import (
     Classifier,
     Examples,
+    always,
     examples_digest,
     scores,
 )
@@ -58,6 +59,7 @@ CHOSEN = {
 }
 METHODS = {
     "pretrained": "the downstream model as it is",
+    "majority": "always the private texts' most frequent class",
     "random_public": "(a) fine-tuned on random public text",
     "unaligned": "(a1) on the generator's text before alignment",
     "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
@@ -74,6 +76,7 @@ PAIRS = (
     ("synthetic", "noise_votes"),
     ("synthetic", "noise_scores"),
     ("synthetic", "pretext"),
+    ("synthetic", "majority"),
     ("trained", "pretrained"),
     ("trained", "random_public"),
     ("trained", "noise_updates"),
@@ -375,7 +378,8 @@ def classification(
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
     Public text takes part where it has labels, a control where its text has. `pretrained` has a
-    head of random weights: it shows what knowing nothing gives.
+    head of random weights: it shows what knowing nothing gives. `majority` needs no model
+    (POPri, section 5: epsilon = 0 on OpenReview).
     """
     options, classes = config.evaluation, split_list(config.popri.labels)
     length, device = options.sequence_length, config.models.device
@@ -402,12 +406,14 @@ def classification(
     tune = functools.partial(_tuned, model, tuning, held_out, choice, progress)
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
+    commonest = np.bincount([example.label for example in sets["private"]]).argmax()
+    sums["majority"] = always(sums["pretrained"], int(commonest))
     for name, examples in sets.items():
-        if not examples and name not in {"synthetic", "private"}:  # of these two: an error
-            continue
-        steps.begin(METHODS[name])
-        key = [*about, examples_digest(examples)]
-        sums[name] = np.array(work.once(name, key, functools.partial(tune, name, examples)))
+        # Without examples these two are an error, unless there is no text at all.
+        if examples or name == "private" or (name == "synthetic" and synthetic[name]):
+            steps.begin(METHODS[name])
+            key = [*about, examples_digest(examples)]
+            sums[name] = np.array(work.once(name, key, functools.partial(tune, name, examples)))
     names = [name for name in METHODS if name in sums]
     pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
     found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)

@@ -76,6 +76,21 @@ class Private:
         return scores
 
 
+def private_texts(config: RunConfig, federation: Federation) -> dict[str, list[str]]:
+    """user -> own texts, at most `data.samples-per-user`. PRIVATE.
+
+    For the rows of a table that are made of the private text itself. Raises ConfigError unless
+    `benchmark` is true.
+    """
+    if not config.benchmark:
+        raise ConfigError(
+            f"method = {config.method!r} is made of private text, for comparison in a simulation "
+            "only: set benchmark = true"
+        )
+    users = federation.shard(0, 1)
+    return {user: own[: config.data.samples_per_user] for user, own in users.items()}
+
+
 def distance_to_development(
     config: RunConfig, federation: Federation, embedder: Embedder
 ) -> Callable[[Sequence[str]], float]:

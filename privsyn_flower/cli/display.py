@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import sys
 from collections.abc import Mapping
 from itertools import islice
@@ -134,8 +135,10 @@ class Display:
 def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     """What a run has made, before its benchmark begins."""
     count = int(summary["synthetic_samples"])
-    made = f"{count:,} synthetic texts, synthetic.jsonl" if count else "a trained model, model/"
-    texts = islice(read_jsonl(folder / "synthetic.jsonl"), SHOWN_TEXTS)
+    path = folder / "synthetic.jsonl"
+    written = f"{count:,} synthetic texts, synthetic.jsonl"
+    made = written if count or path.exists() else "a trained model, model/"
+    texts = islice(read_jsonl(path), SHOWN_TEXTS)
     return [
         f"the result is ready in {folder}: {made}",
         *(f"    {_one_line(row['text'])}" for row in texts),
@@ -164,7 +167,7 @@ def result_table(summary: Mapping[str, Any]) -> str:
     table.add_column("figure")
     table.add_column("value", justify="right")
     for key in ("users", "rounds", "epsilon", "delta", "noise_multiplier", "synthetic_samples"):
-        value = summary[key]
+        value = math.inf if summary[key] is None else summary[key]  # epsilon: JSON has no infinity
         table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
     early = summary.get("ended_early")
     if early:

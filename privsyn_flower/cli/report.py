@@ -8,6 +8,7 @@ runs' own (summary.json).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,17 @@ RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's
 START = "random_public"
 DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
 TRUSTED = "A trusted aggregator: it has sums without the guaranteed noise, or single answers"
+UNASKED = "Public text alone: nobody was asked"
+LOCAL = "Local privacy: the texts that leave the devices are noisy themselves"
 NONE = "No privacy is claimed"
+# How a threat model begins -> its table, in the order of the tables.
+TRUSTS = {
+    "honest-but-curious": DISTRIBUTED,
+    "trusted aggregator": TRUSTED,
+    "local": LOCAL,
+    "nobody was asked": UNASKED,
+    "none": NONE,
+}
 # What has to agree for figures to be comparable.
 ALIKE = ("dataset", "users")
 ALIKE_BENCHMARK = ("held_out", "held_out_users", "held_out_tokens", "task")
@@ -45,9 +56,7 @@ def read_summary(folder: Path) -> Summary:
 def trust_of(summary: Summary) -> str:
     """The table that a run belongs to, by the threat model that it states."""
     model = str(summary["threat_model"])
-    if model.startswith("none"):
-        return NONE
-    return TRUSTED if model.startswith("trusted aggregator") else DISTRIBUTED
+    return next((title for begin, title in TRUSTS.items() if model.startswith(begin)), NONE)
 
 
 def differing(summaries: Sequence[Summary]) -> list[str]:
@@ -70,7 +79,7 @@ def report(summaries: Sequence[Summary]) -> str:
     blocks = []
     if unequal := differing(summaries):
         blocks.append("These runs are not comparable: " + "; ".join(unequal) + ".")
-    for title in (DISTRIBUTED, TRUSTED, NONE):
+    for title in TRUSTS.values():
         own = [summary for summary in summaries if trust_of(summary) == title]
         if own:
             rows = [list(COLUMNS), ["---"] + ["---:"] * (len(COLUMNS) - 1)]
@@ -145,7 +154,7 @@ COLUMNS: dict[str, Any] = {
     "gained over public text": _gain,
     "loss": _loss,
     "signal / noise": _signal,
-    "epsilon": lambda s: f"{s['epsilon']:.4g}",
+    "epsilon": lambda s: f"{math.inf if s['epsilon'] is None else s['epsilon']:.4g}",
     "delta": lambda s: f"{s['delta']:g}",
     "accountant": lambda s: str(s["accountant"]),
     "adjacency": lambda s: f"{s['unit']}, {s['adjacency']}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import signal
 import sys
@@ -45,6 +46,7 @@ from privsyn_flower.runs import (
     log_size,
     read_warnings,
 )
+from privsyn_flower.server_apps.promised import baseline
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -137,7 +139,10 @@ def default_config() -> Path | None:
 def _fresh_name(config: RunConfig) -> Path:
     """Where a run goes that names no folder."""
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.method}-eps{config.epsilon:g}-{stamp}"
+    claim = baseline(config)
+    kept = claim is None or math.isclose(claim.epsilon, config.epsilon)  # else the key is not used
+    budget = f"-eps{config.epsilon:g}" if kept else ""
+    return Path("runs") / f"{config.method}{budget}-{stamp}"
 
 
 def _claimed(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
     from privsyn_flower.config.data import DataConfig
+    from privsyn_flower.config.dp_prompt import DPPromptConfig
     from privsyn_flower.config.evaluation import EvaluationConfig
     from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
     from privsyn_flower.config.pe import PeConfig, SftConfig
@@ -40,6 +41,7 @@ else:
         __name__,
         AveragingConfig="training",
         DataConfig="data",
+        DPPromptConfig="dp_prompt",
         EvaluationConfig="evaluation",
         ExpandConfig="models",
         FtrlConfig="training",
@@ -66,6 +68,7 @@ else:
 __all__ = [
     "AveragingConfig",
     "ConfigError",
+    "DPPromptConfig",
     "DataConfig",
     "EvaluationConfig",
     "ExpandConfig",

@@ -102,8 +102,8 @@ class EvaluationConfig(Section):
             if not config.uses("popri") or not config.popri.labels:
                 raise ValueError(
                     f"evaluation.task = 'classification' with method = {config.method!r} and "
-                    f"popri.labels = {config.popri.labels!r}: it needs method = 'popri' and "
-                    "labels, so that synthetic text has classes"
+                    f"popri.labels = {config.popri.labels!r}: it needs method = 'popri' or "
+                    "'public-only' and labels, so that synthetic text has classes"
                 )
             if len(split_list(config.popri.labels)) < 2:
                 raise ValueError(

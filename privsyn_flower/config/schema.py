@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from privsyn_flower.config.data import DataConfig
+from privsyn_flower.config.dp_prompt import DPPromptConfig
 from privsyn_flower.config.evaluation import EvaluationConfig
 from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
 from privsyn_flower.config.pe import PeConfig, SftConfig
@@ -31,6 +32,11 @@ METHODS = {  # method -> its tables; each checks what it needs of the others
     "popri": ("popri",),
     "dp-fedavg": ("training",),
     "dp-ftrl": ("training", "ftrl"),
+    # Rows that the papers compare with; nobody is asked.
+    "public-only": ("popri",),  # its classes
+    "expand-only": (),
+    "expand-private": (),
+    "dp-prompt": ("dp_prompt",),
 }
 REMOVED = {  # keys of older versions: what to do without them, instead of a guess at a near name
     "accountant": "epsilon is computed in one way for all noise; leave the key out, but finish a "
@@ -42,8 +48,20 @@ REMOVED = {  # keys of older versions: what to do without them, instead of a gue
 class RunConfig(Section):
     """The whole configuration; top-level keys hold for every method."""
 
-    method: Literal["pretext", "pe", "popri", "dp-fedavg", "dp-ftrl"] = Field(
-        "pretext", description="synthetic text: pretext, pe, popri; training: dp-fedavg, dp-ftrl"
+    method: Literal[
+        "pretext",
+        "pe",
+        "popri",
+        "dp-fedavg",
+        "dp-ftrl",
+        "public-only",
+        "expand-only",
+        "expand-private",
+        "dp-prompt",
+    ] = Field(
+        "pretext",
+        description="synthetic text: pretext, pe, popri; training: dp-fedavg, dp-ftrl; baselines "
+        "that ask nobody: public-only, expand-only, expand-private, dp-prompt",
     )
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
     delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
@@ -95,6 +113,7 @@ class RunConfig(Section):
     sft: SftConfig = Field(default_factory=SftConfig)
     popri: PopriConfig = Field(default_factory=PopriConfig)
     training: TrainingConfig = Field(default_factory=TrainingConfig)
+    dp_prompt: DPPromptConfig = Field(default_factory=DPPromptConfig)
     ftrl: FtrlConfig = Field(default_factory=FtrlConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     expand: ExpandConfig = Field(default_factory=ExpandConfig)

@@ -135,7 +135,8 @@ def to_toml(config: RunConfig, *, comments: bool = False, prefix: str = "") -> s
     blocks = [([f"[{prefix}]"] if prefix else []) + [line(config, n) for n in names(config, False)]]
     for name in names(config, True):
         section = getattr(config, name)
-        header = f"[{prefix}.{name}]" if prefix else f"[{name}]"
+        title = name.replace("_", "-")
+        header = f"[{prefix}.{title}]" if prefix else f"[{title}]"
         blocks.append([header] + [line(section, n) for n in names(section, False)])
     return "\n\n".join("\n".join(block) for block in blocks) + "\n"
 

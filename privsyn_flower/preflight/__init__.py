@@ -14,6 +14,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.local.federation import LocalFederation
 from privsyn_flower.local.simulation import FlowerError
 from privsyn_flower.privacy.ledger import LedgerError
+from privsyn_flower.server_apps.promised import baseline
 
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings
@@ -44,9 +45,11 @@ def check_ready(
         lambda: models(config),
         lambda: candidates(config),
         lambda: places(config, folder),
-        lambda: budget(config, folder, resumed=resumed),
     ]
-    if not resumed:
+    asks = baseline(config) is None  # else there is neither noise nor a ledger
+    if asks:
+        checks.append(lambda: budget(config, folder, resumed=resumed))
+    if asks and not resumed:
         checks += [lambda: promise(config), lambda: integers(config)]
     if federation is not None:
         checks.append(lambda: federation_nodes(config, federation))

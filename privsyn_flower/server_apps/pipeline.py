@@ -21,7 +21,8 @@ from privsyn_flower.strategies.engine.rounds import Strategy
 
 
 class Pipeline(Run):
-    """The stages: data, models, public, rounds, evaluation, result, summary, benchmark."""
+    """The stages: data, models, public, rounds, evaluation, result, summary, benchmark. A method
+    that asks nobody has neither rounds nor evaluation."""
 
     def run(self) -> None:
         """All stages; the summary marks the result as complete, and then the run."""
@@ -32,12 +33,10 @@ class Pipeline(Run):
         try:
             method = recipe_of(self.config)(self, models)
             strategy = method.begin()
-            with self.charged():
-                with self.clock("rounds"):
-                    done = self._rounds(strategy)
-                method.evaluate(strategy)
-            samples = method.result(strategy)
-            figures = self._judged(method, method.figures(strategy))
+            done = self._asked(method, strategy) if self.asks else 0
+            samples, figures = method.result(strategy), method.figures(strategy)
+            if self.asks:
+                figures = self._judged(method, figures)
             path = self.folder.path / "summary.json"
             if self.config.benchmark:
                 # The result stands, whatever becomes of its benchmark.
@@ -47,6 +46,14 @@ class Pipeline(Run):
         finally:
             models.close()
         write_json(path, {**self.summary(done, samples), **figures})
+
+    def _asked(self, method: Recipe[Any], strategy: Strategy) -> int:
+        """The rounds, and what is asked after them, on the ledger; how many were released."""
+        with self.charged():
+            with self.clock("rounds"):
+                done = self._rounds(strategy)
+            method.evaluate(strategy)
+        return done
 
     def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
         """The method's figures, and the verdict of what was released; public."""
@@ -63,7 +70,7 @@ class Pipeline(Run):
         self.ended_early = engine.ended_early
         return done
 
-    def _benchmark(self, method: Recipe[Any], strategy: Strategy) -> dict[str, Any]:
+    def _benchmark(self, method: Recipe[Any], strategy: Any) -> dict[str, Any]:
         """Figures on private and held-out users; simulation only, not covered by epsilon."""
         stored: dict[str, Any] | None = self.folder.load_value("benchmark")
         if stored is None:

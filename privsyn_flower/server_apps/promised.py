@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import Promise, PromiseError, promise
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -19,13 +20,18 @@ def promised(config: RunConfig, *, checked: bool = True) -> Promise:
     """What the run promises, made of its configuration and nothing else.
 
     checked: False to see what a noise-multiplier costs that is too small. Raises ConfigError for
-    one that costs more than epsilon.
+    one that costs more than epsilon, and for a method that asks its users nothing.
     """
+    phases = recipe_of(config).phases(config)
+    if not phases:
+        raise ConfigError(
+            f"method = {config.method!r} asks no user anything: it has no rounds and no noise"
+        )
     try:
         return promise(
             config.epsilon,
             config.delta,
-            recipe_of(config).phases(config),
+            phases,
             ledger_epsilon=config.ledger_epsilon,
             checked=checked,
         )
@@ -64,8 +70,19 @@ def said(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def baseline(config: RunConfig) -> Baseline | None:
+    """What a run claims that asks its users nothing; None for one that has a promise."""
+    return recipe_of(config).baseline(
+        config,
+        simulated=not is_deployment(config),
+        split=_split(config),
+        benchmark=config.benchmark,
+    )
+
+
 def statement(config: RunConfig, *, checked: bool = True) -> PrivacyStatement:
-    """What the run claims, for the guaranteed noise and all releases that are paid for."""
+    """What a run with rounds claims, for the guaranteed noise and all releases that are paid
+    for. Raises ConfigError for one without (`baseline`)."""
     return promised(config, checked=checked).statement(
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,11 +15,15 @@ from flwr.serverapp import Grid
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.work import Work
+from privsyn_flower.files import write_atomic
 from privsyn_flower.local.node_failures import NODES
+from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
-from privsyn_flower.server_apps.promised import promised, said, terms
+from privsyn_flower.server_apps.promised import baseline, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.session import Session
@@ -27,9 +33,14 @@ logger = logging.getLogger("privsyn_flower")
 
 class Run:
     """One run over one run folder (which the caller holds locked); the methods' pipelines are
-    its subclasses. Raises ConfigError for noise that does not keep epsilon."""
+    its subclasses. Raises ConfigError for noise that does not keep epsilon.
+
+    asks: whether the users are asked anything; if not, there is no session and no ledger.
+    """
 
     public: PublicText
+    ledger_epsilon: float | None = None
+    ledger_total: float | None = None
 
     def __init__(self, config: RunConfig, grid: Grid, folder: RunFolder) -> None:
         self.config = config
@@ -38,21 +49,27 @@ class Run:
         self.clock = StageClock(folder)
         self.progress = ProgressLog(folder.path / PROGRESS)
         self.ended_early = ""
-        self.session = Session(
-            grid,
-            folder,
-            promised(config),
-            terms(config),
-            AGGREGATIONS[config.aggregation](),
-            said=said(config),
-            progress=self.progress,
-            node_caches=cache_folder(config) / NODES,
-        )
-        self.statement = self.session.statement
-        self.session.write_statement()
+        claim = baseline(config)
+        self.asks = claim is None
+        self.statement: Baseline | PrivacyStatement = claim or self.session.statement
+        write_atomic(folder.path / FILE, self.statement.page().encode())
         logger.info("privacy: %s", self.statement.sentence())
         if config.simulation_seeded_noise:
             logger.warning("simulation-seeded-noise = true: the noise is not private")
+
+    @functools.cached_property
+    def session(self) -> Session:
+        """Of a run that asks its users. Raises ConfigError for one that does not."""
+        return Session(
+            self.grid,
+            self.folder,
+            promised(self.config),
+            terms(self.config),
+            AGGREGATIONS[self.config.aggregation](),
+            said=said(self.config),
+            progress=self.progress,
+            node_caches=cache_folder(self.config) / NODES,
+        )
 
     def run(self) -> None:
         """All stages; the summary marks the run as complete."""
@@ -91,13 +108,14 @@ class Run:
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
             "rounds": done,
-            "rounds_planned": config.rounds,
+            "rounds_planned": config.rounds if self.asks else 0,
             "ended_early": self.ended_early or None,
             "participations_per_user": min(done, self.statement.most_participations),
             "unit": self.statement.unit,
             "adjacency": self.statement.adjacency,
             "threat_model": self.statement.threat_model,
-            "epsilon": self.statement.epsilon,
+            # JSON has no infinity: null is that.
+            "epsilon": self.statement.epsilon if math.isfinite(self.statement.epsilon) else None,
             "delta": self.statement.delta,
             "accountant": self.statement.accountant,
             "noise_multiplier": self.statement.noise_multiplier,

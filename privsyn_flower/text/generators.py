@@ -83,7 +83,7 @@ class HuggingFaceGenerator:
                 f"expand.max-tokens = {max_tokens}: must be below the model's context of "
                 f"{self._context} tokens"
             )
-        self._ends = _end_tokens(self.tokenizer, self.model)
+        self._ends = end_tokens(self.tokenizer, self.model)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self._banned = banned_tokens(self.tokenizer, vocabulary, self._ends).to(self.device)
         self._accepts = set(inspect.signature(self.model.forward).parameters)
@@ -224,7 +224,7 @@ class HuggingFaceGenerator:
         return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
 
 
-def _end_tokens(tokenizer: Any, model: Any) -> I64:
+def end_tokens(tokenizer: Any, model: Any) -> I64:
     """Every end-of-text token that the tokenizer or the model's generation settings name."""
     named = model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None}

@@ -12,6 +12,7 @@ from scripts.papers.popri import (
     COINS,
     COLUMNS,
     DATA,
+    DISTILGPT2,
     FEDERATED,
     FEDERATED_RUNS,
     PARTIAL,
@@ -165,10 +166,10 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         coins = [COINS] if run in PARTIAL else []
         for name, layer in BASELINES.items():
             if name == "pe" or run not in ("partial-10000", *PARTIAL):  # Figure 3 has four methods
-                layers = [layer, numbers_of(FEDERATED), *part, *coins, *data, PRETEXT]
+                layers = [layer, numbers_of(FEDERATED), DISTILGPT2, *part, *coins, *data, PRETEXT]
                 yield f"{name}-popri-{run}", layers, own
-    for run, (data_set, noise) in CENTRAL_RUNS.items():
-        if data_set is PUBMED:
+    for run, (layers, noise) in CENTRAL_RUNS.items():
+        if layers == [PUBMED]:
             own = {**noise, "epsilon": run.rpartition("eps")[2]}
             shared = [numbers_of(layer) for layer in (CENTRAL, PUBMED)]
             for name, layer in CENTRAL_BASELINES.items():

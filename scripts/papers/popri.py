@@ -214,15 +214,15 @@ FEDERATED_RUNS = {
     "partial-5000": ("1", "15.5", "0.913", "14.27", "30.8", "0.91"),
     "partial-10000": ("1", "30.6", "0.917", "28.25", "30.8", "0.91"),
 }
-DATA = {  # steps: 80 epochs of one sample a client, in batches of 160
-    "biorxiv": ([HUB, BIORXIV], {"title": "bioRxiv", "needed": "72,543", "steps": "36000"}),
+DATA = {
+    "biorxiv": ([HUB, BIORXIV], {"title": "bioRxiv", "needed": "72,543"}),
     "congress": (
         [HUB, CONGRESS],
-        {"title": "Congressional Speeches", "needed": "134,149", "steps": "66500"},
+        {"title": "Congressional Speeches", "needed": "134,149"},
     ),
     "partial": (
         [HUB, BIORXIV, FIGURE_3],
-        {"title": "bioRxiv", "needed": "10,543", "steps": "5000"},
+        {"title": "bioRxiv", "needed": "10,543"},
     ),
 }
 PARTIAL = {  # clients a round, their share, and the rounds of an epoch
@@ -298,6 +298,21 @@ delta = 1.31e-5  # section 5: below 1 / (N log N), N = 8,396, natural logarithm
 noise-multiplier = $noise  # not in the paper: the smallest for this epsilon and delta
 rounds = 10  # App. B.1 for PubMed, and Aug-PE for both: T
 aggregation = "plain"  # App. A, Algorithm 3: the server holds the data
+[models]
+embedder = "sentence-transformers/sentence-t5-xl"  # section 5
+generator = "meta-llama/Llama-2-7b-chat-hf"  # section 5
+[popri]
+prompts = 9000  # Algorithm 3: K prompts for each of 5 classes; App. B.1: K = 1800
+examples = 0  # App. B.2: the model is asked directly for a review
+instruction = "[INST] You are reviewing a paper for a machine learning conference, and your recommendation is \"{label}\". Write a long and detailed review: sum up the paper, go through its strengths and weaknesses one by one, and end with your overall judgement. [/INST]"  # own words; the task is Aug-PE's
+score-bound = 1.0  # section 3.1; one joint clip over the classes
+micro-batch-size = 2
+select = "last"  # Algorithm 3, line 24
+[expand]
+samples = 2000  # Table 1
+"""
+
+REVIEWS = """
 [data]
 path = "data/popri/openreview.jsonl"  # Aug-PE's train, val and test files
 public-path = ""  # App. B.2: the instruction alone
@@ -308,19 +323,9 @@ held-out-users = 2798  # Aug-PE: test reviews
 development-users = 2798  # Aug-PE: validation reviews
 samples-per-user = 1  # App. D.2.2
 [models]
-embedder = "sentence-transformers/sentence-t5-xl"  # section 5
-generator = "meta-llama/Llama-2-7b-chat-hf"  # section 5
 downstream = "FacebookAI/roberta-base"  # section 5
 [popri]
-prompts = 9000  # Algorithm 3: K prompts for each of 5 classes; App. B.1: K = 1800
-examples = 0  # App. B.2: the model is asked directly for a review
-instruction = "[INST] You are reviewing a paper for a machine learning conference, and your recommendation is \"{label}\". Write a long and detailed review: sum up the paper, go through its strengths and weaknesses one by one, and end with your overall judgement. [/INST]"  # own words; the task is Aug-PE's
 labels = "1: strong reject, 3: reject, 5: marginally below the acceptance threshold, 6: marginally above the acceptance threshold, 8: accept"  # Aug-PE's data
-score-bound = 1.0  # section 3.1; one joint clip over the classes
-micro-batch-size = 2
-select = "last"  # Algorithm 3, line 24
-[expand]
-samples = 2000  # Table 1
 [evaluation]
 sequence-length = 512  # section 5, Aug-PE's script
 batch-size = 32  # Aug-PE's script
@@ -331,12 +336,52 @@ learning-rates = "3e-5"  # Aug-PE's script
 task = "classification"  # section 5
 """
 
+# Table 1's bounds: no model of the users' text (epsilon = 0), and one of all of it (infinity).
+
+BOUNDS = """
+method = "public-only"
+nodes = 8  # simulated SuperNodes that host the users; not in the paper
+benchmark = true  # Table 1's bounds are figures of the benchmark: outside epsilon
+[models]
+embedder = "minilm"  # of the benchmark's distances
+[evaluation]
+controls = ""  # the result is the public text itself
+"""
+
+FEDERATED_BOUNDS = """
+# The bounds of $title in Table 1 (Hou et al., ICML 2025, section 5): accuracy of "pretrained" is
+# epsilon = 0, of "private" epsilon = infinity; "synthetic" is public text alone, which the paper has not.
+# Run: privsyn run $file
+[models]
+downstream = "distilbert/distilgpt2"  # section 5
+[evaluation]
+sequence-length = 64  # App. B.1
+batch-size = 160  # App. B.1
+epochs = 80  # App. B.1
+learning-rates = "2e-4"  # App. B.1
+start = "public"  # as the other rows
+public-epochs = 20  # as the other rows
+public-batch-size = 256  # as the other rows
+"""
+
+REVIEW_BOUNDS = """
+# The bounds of OpenReview in Table 1 (Hou et al., ICML 2025, section 5): accuracy of "majority" is
+# epsilon = 0, of "private" epsilon = infinity. There is no public text. Run: privsyn run $file
+# The files are not on a hub: docs/methods.md says how to make them.
+[data]
+source = "files"
+text-column = "text"
+near-duplicates = "keep"  # the paper removes none, and needs every row
+sample-words = 384  # section 5: 512 tokens, about 384 words
+public-validation = 0
+"""
+
 CENTRAL_RUNS = {  # PubMed's noise is App. B.1's, with what it costs exactly, and what would do
-    "pubmed-eps1": (PUBMED, {"noise": "13.7", "exact": "0.921", "enough": "12.7"}),
-    "pubmed-eps4": (PUBMED, {"noise": "3.87", "exact": "3.712", "enough": "3.624"}),
-    "openreview-eps1": (OPENREVIEW, {"noise": "11.61", "source": "Table 1"}),
+    "pubmed-eps1": ([PUBMED], {"noise": "13.7", "exact": "0.921", "enough": "12.7"}),
+    "pubmed-eps4": ([PUBMED], {"noise": "3.87", "exact": "3.712", "enough": "3.624"}),
+    "openreview-eps1": ([REVIEWS, OPENREVIEW], {"noise": "11.61", "source": "Table 1"}),
     "openreview-eps4": (
-        OPENREVIEW,
+        [REVIEWS, OPENREVIEW],
         {"noise": "3.376", "source": "not in the paper for this data set; Aug-PE's largest budget"},
     ),
 }
@@ -353,6 +398,10 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
         training = [BASELINE, DISTILGPT2, *part, *data]
         yield f"dp-fedavg-popri-{run}", [FEDAVG, *training, *coins], own
         yield f"dp-ftrl-popri-{run}", [FTRL, TRUSTED, *training, *turns], own
-    for run, (data_set, noise) in CENTRAL_RUNS.items():
+    for run, (layers, noise) in CENTRAL_RUNS.items():
         epsilon = {"epsilon": run.rpartition("eps")[2]}
-        yield f"popri-{run}", [POPRI, CENTRAL, data_set], {**noise, **epsilon}
+        yield f"popri-{run}", [POPRI, CENTRAL, *layers], {**noise, **epsilon}
+    for name in ("biorxiv", "congress"):
+        data, named = DATA[name]
+        yield f"public-only-popri-{name}", [BOUNDS, FEDERATED_BOUNDS, DISTILGPT2, *data], named
+    yield "public-only-popri-openreview", [BOUNDS, REVIEW_BOUNDS, REVIEWS], {}

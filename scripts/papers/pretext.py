@@ -6,11 +6,14 @@ from collections.abc import Iterator
 
 from scripts.papers.layers import TRUSTED
 
-DATA = """
-# The paper's data is not on a hub: docs/methods.md says how to cut it from c4-en into these files.
+BUDGET = """
 epsilon = $epsilon  # section 4, Tables 2 and 3
 delta = 3e-6  # section 4, Tables 2 and 3
 spare-rounds = 0  # the paper knows no failed rounds
+"""
+
+DATA = """
+# The paper's data is not on a hub: docs/methods.md says how to cut it from c4-en into these files.
 nodes = 8  # simulated SuperNodes that host the users; not in the paper
 [data]
 source = "files"
@@ -161,6 +164,71 @@ completion = false  # not in the paper; a tree of one round is complete
 min-separation = 1  # App. D.2 (3): full participation in each round
 """
 
+# Rows that ask nobody: the paper's bounds from below and above, and paraphrases.
+
+UNASKED = """
+benchmark = true  # next-token accuracy on held-out users, Tables 2 and 3: outside epsilon
+[data]
+development-users = 0
+sample-words = 48  # 64 tokens, about 48 words
+[models]
+embedder = "minilm"  # of the benchmark's distances
+"""
+
+PUBLIC_ONLY = """
+# c4-only on $SET: DistilGPT2 tuned on the public text alone, epsilon 0 (Hou et al., ICML 2024,
+# App. D.2 (1)). Run: privsyn run $file
+method = "public-only"
+[evaluation]
+batch-size = 256  # App. D.2 (1): of c4-only
+epochs = 20  # App. D.2 (1)
+controls = ""  # the result is the public text itself
+"""
+
+EXPANDED = """
+[models]
+generator = "meta-llama/Llama-2-7b-hf"  # App. D.2 (5): LLaMA-2-7B
+[expand]
+samples = 2000000  # App. D.2 (1), (2)
+seeds-per-prompt = 3  # section 3 (6)
+temperature = 1.0  # App. D.2 (5)
+top-p = 1.0  # App. D.2 (5)
+max-tokens = 85  # the authors' code
+[evaluation]
+batch-size = 65536  # App. D.2 (1), (2)
+epochs = 20  # App. D.2 (1), (2)
+"""
+
+EXPAND_ONLY = """
+# Expand-only on $SET: Expand on the public text, epsilon 0 (Hou et al., ICML 2024, App. D.2 (1)).
+# Run: privsyn run $file
+method = "expand-only"
+"""
+
+EXPAND_PRIVATE = """
+# Expand-private on $SET: Expand on the private text itself (Hou et al., ICML 2024, App. D.2 (2)).
+# NO PRIVACY: epsilon is infinite, an upper bound for comparison. Run: privsyn run $file
+method = "expand-private"
+"""
+
+DP_PROMPT = """
+# DP-Prompt on $SET at epsilon $epsilon: LOCAL privacy, each user's texts paraphrased (Utpala et al.,
+# 2023; Hou et al., ICML 2024, App. D.2 (4)). Simulated. Run: privsyn run $file
+# The paper does not say which tokens and texts its epsilon is of. Here it is of all 64 tokens of all of a
+# user's texts, and the temperature that follows makes the tokens all but random.
+method = "dp-prompt"
+epsilon = $epsilon  # section 4, Tables 2 and 3; here without a delta
+[models]
+generator = "google/flan-t5-xl"  # App. D.2 (4): flan-t5-3b
+[dp-prompt]
+max-tokens = 64  # not in the paper: its sequences
+logit-low = 0.0  # App. D.2 (4): the bottom logit; both 0: measured on public text
+logit-high = 0.0  # App. D.2 (4): the top logit
+[evaluation]
+batch-size = 256  # App. D.2 (4)
+epochs = 20  # App. D.2 (4)
+"""
+
 SETS = ("jobs", "forums", "microblog", "code")
 # App. D.1 and D.2 (5); exact: what the noise costs exactly; enough: the noise that would do;
 # doubled: the threshold of CODE; terms: how the paper writes it.
@@ -175,13 +243,19 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
     """Name, layers and numbers of each file."""
     for name in SETS:
         data, votes = ([CODE_DATA], [CODE_VOTES]) if name == "code" else ([], [])
-        training = [BASELINE, DATA, *data]
+        training = [BASELINE, BUDGET, DATA, *data]
+        named = {"set": name, "SET": name.upper()}
+        unasked = [DATA, *data, UNASKED]
+        yield f"public-only-pretext-{name}", [PUBLIC_ONLY, *unasked], named
+        yield f"expand-only-pretext-{name}", [EXPAND_ONLY, *unasked, EXPANDED, FROM_C4], named
+        yield f"expand-private-pretext-{name}", [EXPAND_PRIVATE, *unasked, EXPANDED, FROM_C4], named
         for epsilon, numbers in EPSILONS.items():
             run = f"pretext-{name}-eps{epsilon}"
-            own = {"epsilon": epsilon, "set": name, "SET": name.upper()}
+            own = {"epsilon": epsilon, **named}
             own |= zip(COLUMNS, numbers, strict=True)
-            yield run, [PRETEXT, DATA, *data, *votes, FROM_C4], own
+            yield run, [PRETEXT, BUDGET, DATA, *data, *votes, FROM_C4], own
             large = f"pretext-llama2-{name}-eps{epsilon}"
-            yield large, [PRETEXT, DATA, *data, *votes, LLAMA], own
+            yield large, [PRETEXT, BUDGET, DATA, *data, *votes, LLAMA], own
             yield f"dp-fedavg-{run}", [FEDAVG, *training], own
             yield f"dp-ftrl-{run}", [FTRL, TRUSTED, *training], own
+            yield f"dp-prompt-{run}", [DP_PROMPT, *unasked, FROM_C4], own

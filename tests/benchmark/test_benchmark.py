@@ -427,7 +427,8 @@ def test_classes_are_read_from_the_texts_labels(setting, labelled):
     found = classification(labelled.config, labelled.federation, setting.downstream, labelled.sets)
     accuracy, macro = found["accuracy"], found["macro_f1"]
     # Sets without labels are left out: the public text here, and a control's.
-    assert list(accuracy) == list(macro) == ["pretrained", "noise_scores", "synthetic", "private"]
+    names = ["pretrained", "majority", "noise_scores", "synthetic", "private"]
+    assert list(accuracy) == list(macro) == names
     assert (
         accuracy["private"] > 0.9 and accuracy["synthetic"] > 0.9 > 0.3 > accuracy["noise_scores"]
     )
@@ -435,6 +436,9 @@ def test_classes_are_read_from_the_texts_labels(setting, labelled):
     value, low, high = found["accuracy_difference"]["synthetic-noise_scores"]
     assert 0 < low <= value <= high
     assert found["held_out_users"] == 10 and found["held_out_texts"] == 20
+    # Two classes of equal size: a class alone is right half of the time, and one of two F1s is 0.
+    assert accuracy["majority"] == 0.5 and macro["majority"] == pytest.approx(1 / 3)
+    assert "synthetic-majority" in found["accuracy_difference"]
     assert found["training_texts"] == {"synthetic": 20, "noise_scores": 20, "private": 40}
 
 

@@ -16,14 +16,18 @@ from privsyn_flower.privacy.noise.integer_noise import (
     node_variance,
 )
 from privsyn_flower.protocol.question import Query, total_variation
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import integer_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = [*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("papers/*.toml"))]
 SHIPPED = {path.stem: load_config(path) for path in FILES}
-OF_NODES = [name for name, config in SHIPPED.items() if not config.trusts_aggregator]
+OF_NODES = [
+    name
+    for name, config in SHIPPED.items()
+    if baseline(config) is None and not config.trusts_aggregator
+]
 # Bits of a coordinate with the Skellam noise of earlier versions, where anybody runs them.
 BEFORE = {"demo": 24, "popri-demo": 24, "dp-fedavg-demo": 24, "test": 24, "popri-test": 24}
 BEFORE |= {"dp-fedavg-test": 24}

@@ -27,6 +27,9 @@ def configured(method: str, **values: Any) -> RunConfig:
     return RunConfig.from_flat({"method": method, **needed, **values})
 
 
+ASKING = [name for name in FILES if recipe_of(configured(name)).phases(configured(name))]
+
+
 @pytest.mark.parametrize(
     "values",
     [{}, {"sampler": "poisson", "sampling-rate": 0.5}, {"sampler": "fixed", "cohort-nodes": 4}],
@@ -131,16 +134,24 @@ def test_every_method_has_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("method", FILES)
+def test_a_recipe_has_phases_or_a_claim_without(method: str) -> None:
+    config = configured(method, benchmark=True)
+    found = recipe_of(config)
+    assert bool(found.phases(config)) == (found.baseline(config) is None)
+    assert found.loads(config) <= {"embedder", "infiller", "generator", "downstream"}
+    assert "random-public" in found.controls
+    key, least = found.first_texts(config)
+    assert least == (config.flat()[key] if key else 0)
+    assert not list(found.faults(config))
+
+
+@pytest.mark.parametrize("method", ASKING)
 def test_a_recipe_answers(method: str) -> None:
     config = configured(method)
     found = recipe_of(config)
     kind, options = found.question(config)
     assert kind in ("votes", "scores", "update") and (kind == "update") == config.trains
     assert found.length(config) >= 1 and options.get("bound", 1.0) > 0
-    assert found.loads(config) <= {"embedder", "infiller", "generator", "downstream"}
-    key, least = found.first_texts(config)
-    assert least == (config.flat()[key] if key else 0)
-    assert not list(found.faults(config))
     assert {"noise", "random-public"} <= set(found.controls)
 
 
@@ -157,9 +168,9 @@ def test_what_a_rival_needs_the_run_needs() -> None:
 # Controls ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", FILES)
+@pytest.mark.parametrize("method", ASKING)
 @pytest.mark.parametrize("chosen", ["", "all", "noise", "random-public, noise"])
-def test_controls_that_every_method_has(method: str, chosen: str) -> None:
+def test_controls_that_every_method_with_rounds_has(method: str, chosen: str) -> None:
     config = configured(method, **{"evaluation.controls": chosen})
     check_controls(config)
     compares = config.evaluation.compares

@@ -386,7 +386,7 @@ def test_openreview_end_to_end(
     found = summary["benchmark"]
     assert (found["task"], found["classes"]) == ("classification", labels)
     made = ["unaligned", "noise_scores", "synthetic"]
-    assert list(found["methods"]) == ["pretrained", *made, "private"]
+    assert list(found["methods"]) == ["pretrained", "majority", *made, "private"]
     assert found["training_texts"] == {"private": 30} | dict.fromkeys(made, 15)
     assert (found["held_out_users"], found["held_out_texts"]) == (15, 15)
     for measure in ("accuracy", "macro_f1"):
@@ -395,7 +395,8 @@ def test_openreview_end_to_end(
             low, high = found[f"{measure}_interval"][name]
             assert 0 <= low <= high <= 1 and 0 <= value <= 1
         assert set(found[f"{measure}_difference"]) == {
-            "synthetic-unaligned", "synthetic-noise_scores", "private-synthetic",
+            "synthetic-majority", "synthetic-unaligned", "synthetic-noise_scores",
+            "private-synthetic",
         }  # fmt: skip
     assert "loss" not in found and "random_public" not in found["frechet"]["synthetic"]
     assert (tmp_path / "run" / "accuracy.png").exists()

@@ -6,6 +6,7 @@ Private evolution (`pe.py`) is the same recipe around another algorithm and tabl
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,13 @@ from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
-from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.sft import tuned_adapter
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.synthesis.evolution import Evolution
-from privsyn_flower.text.prompts import LabelledText, expand
+from privsyn_flower.text.prompts import LabelledText
 
 
 class PrETextRecipe(Synthesis[Evolution[Any]]):
@@ -87,22 +87,11 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
 
     def write(self, strategy: Evolution[Any], purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""
-        options = self.config.expand
-        include = options.include_seeds or not options.samples
-        texts = list(strategy.seeds) if include else []
-        if options.samples:
-            generator = self.models.generator()
-            generator.use_adapter(tuned_adapter(self, strategy.seeds, purpose))
-            texts += expand(
-                strategy.seeds,
-                generator,
-                samples=options.samples,
-                seeds_per_prompt=options.seeds_per_prompt,
-                rng=seeded(self.config.seed, purpose, "expand"),
-                min_words=options.min_words,
-                progress=self.run.progress,
-            )
-        return [LabelledText(text) for text in texts]
+        return self.expanded(strategy.seeds, purpose)
+
+    def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
+        """What the seeds taught the generator, with `[sft]`."""
+        return tuned_adapter(self, seeds, purpose)
 
     # The benchmark -----------------------------------------------------------------------
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting.sampling import Sampler
+from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine.rounds import Strategy
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.models import Models
     from privsyn_flower.server_apps.run import Run
 
-S = TypeVar("S", bound=Strategy)
+S = TypeVar("S")  # a Strategy, but for methods without rounds
 
 NOISE = "noise"  # the control that every method has, besides random public text
 
@@ -50,6 +50,14 @@ class Recipe(ABC, Generic[S]):
         """What the users are asked, and paid for: here the rounds, with noise of the nodes."""
         rounds = Phase(ROUNDS, config.rounds, config.spare_rounds, sampler_of(config))
         return [rounds.given(config.noise_multiplier)]
+
+    @classmethod
+    def baseline(cls, config: RunConfig, **facts: Any) -> Baseline | None:
+        """What a method claims that asks no user anything, and so has no phases; None for others.
+
+        facts: of the data, as `Baseline` has them.
+        """
+        return None
 
     @classmethod
     def said(cls, config: RunConfig) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""What the recipes of methods that write text share: the text, its control, its benchmark."""
+"""What the recipes of methods that write text share: the text, its benchmark; of those with rounds
+their control, too."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -20,43 +22,39 @@ from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
-from privsyn_flower.text.prompts import LabelledText
+from privsyn_flower.text.prompts import LabelledText, expand
 
+T = TypeVar("T")
 S = TypeVar("S", bound=SynthesisStrategy)
 
 
-class Synthesis(Recipe[S]):
-    """A method whose result is `synthetic.jsonl`. noise: what its control is called in figures."""
+class Writing(Recipe[T]):
+    """A method whose result is `synthetic.jsonl`."""
 
-    noise: ClassVar[str]
     synthetic: list[LabelledText]
 
     @abstractmethod
-    def write(self, strategy: S, purpose: str) -> list[LabelledText]:
+    def write(self, strategy: T, purpose: str) -> list[LabelledText]:
         """The strategy's synthetic texts. purpose: of the randomness."""
 
     @abstractmethod
-    def noise_answers(self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator) -> F64:
-        """Noise like that of a round, in the answers' place. row: of the round's metrics."""
-
-    @abstractmethod
-    def feedback(self, strategy: S, private: Private, held_out: F32) -> Feedback:
+    def feedback(self, strategy: T, private: Private, held_out: F32) -> Feedback:
         """What the users' answers were worth, for the benchmark."""
 
-    def seeds(self, strategy: S) -> dict[str, Sequence[str]]:
+    def seeds(self, strategy: T) -> dict[str, Sequence[str]]:
         """Seeds to measure as the texts are, by names in figures; none for most methods."""
         return {}
 
-    def begin(self) -> S:
+    def begin(self) -> T:
         with self.run.clock("models"):
             return self.strategy(self.folder)
 
-    def result(self, strategy: S) -> int:
+    def result(self, strategy: T) -> int:
         with self.run.clock("expansion"):
             self.synthetic = self.written("synthetic", strategy)
         return len(self.synthetic)
 
-    def written(self, name: str, strategy: S) -> list[LabelledText]:
+    def written(self, name: str, strategy: T) -> list[LabelledText]:
         """The texts in NAME.jsonl, made unless they are there: post-processing, costs nothing."""
         path = self.folder.path / f"{name}.jsonl"
         if path.exists():
@@ -65,29 +63,41 @@ class Synthesis(Recipe[S]):
         write_jsonl(path, (asdict(one) if one.label else {"text": one.text} for one in texts))
         return texts
 
-    def control(self) -> S:
-        """The identical pipeline on pure noise of the same variance: what answers are worth."""
-        record, folder = self.folder, RunFolder(self.folder.path / "control")
-        strategy = self.strategy(folder)
-        rows = {row["round"]: row for row in record.metrics()}
+    def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
+        """The adapter that the generator expands `seeds` with; None: the generator as it is."""
+        return None
 
-        def answers(rnd: int) -> tuple[F64, float]:
-            rng = seeded(self.config.seed, rnd, "control")
-            return self.noise_answers(strategy, rows[rnd], rng), rows[rnd]["noise_std"]
+    def expanded(self, seeds: Sequence[str], purpose: str) -> list[LabelledText]:
+        """PrE-Text, section 3 (6): text by the generator, the seeds in front where asked for.
 
-        replay(strategy, rows, answers, folder, self.run.progress, "control")
-        return strategy
+        purpose: of the randomness.
+        """
+        options = self.config.expand
+        include = options.include_seeds or not options.samples
+        texts = list(seeds) if include else []
+        if options.samples:
+            generator = self.models.generator()
+            generator.use_adapter(self.adapter(seeds, purpose))
+            texts += expand(
+                seeds,
+                generator,
+                samples=options.samples,
+                seeds_per_prompt=options.seeds_per_prompt,
+                rng=seeded(self.config.seed, purpose, "expand"),
+                min_words=options.min_words,
+                progress=self.run.progress,
+            )
+        return [LabelledText(text) for text in texts]
 
     def compared(self) -> list[str]:
         """The chosen controls that write text, by their names in figures."""
-        return [self.noise] if self.config.evaluation.compares(NOISE) else []
+        return []
 
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         """Synthetic texts of one of `compared`."""
-        with self.run.clock("control"):
-            return self.written("control", self.control())
+        raise KeyError(name)
 
-    def benchmark(self, strategy: S) -> dict[str, Any]:
+    def benchmark(self, strategy: T) -> dict[str, Any]:
         steps = steps_of(self.config, self.run.progress, self.compared())
         private = Private(self.config, self.run.federation(), self.models.embedder())
         texts = {"synthetic": self.synthetic}
@@ -108,6 +118,36 @@ class Synthesis(Recipe[S]):
             )
             draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
         return found.summary
+
+
+class Synthesis(Writing[S]):
+    """One with rounds. noise: what its control is called in figures."""
+
+    noise: ClassVar[str]
+
+    @abstractmethod
+    def noise_answers(self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator) -> F64:
+        """Noise like that of a round, in the answers' place. row: of the round's metrics."""
+
+    def control(self) -> S:
+        """The identical pipeline on pure noise of the same variance: what answers are worth."""
+        record, folder = self.folder, RunFolder(self.folder.path / "control")
+        strategy = self.strategy(folder)
+        rows = {row["round"]: row for row in record.metrics()}
+
+        def answers(rnd: int) -> tuple[F64, float]:
+            rng = seeded(self.config.seed, rnd, "control")
+            return self.noise_answers(strategy, rows[rnd], rng), rows[rnd]["noise_std"]
+
+        replay(strategy, rows, answers, folder, self.run.progress, "control")
+        return strategy
+
+    def compared(self) -> list[str]:
+        return [self.noise] if self.config.evaluation.compares(NOISE) else []
+
+    def comparison(self, name: str, private: Private) -> list[LabelledText]:
+        with self.run.clock("control"):
+            return self.written("control", self.control())
 
 
 def _with_labels(texts: list[LabelledText]) -> list[str]:

@@ -53,6 +53,18 @@ def load_tokenizer(name: str | os.PathLike[str], key: str) -> Any:
         raise _unavailable(source, key, error) from error
 
 
+def model_config(name: str | os.PathLike[str], key: str) -> Any:
+    """The configuration of a model, without its weights. Raises ModelUnavailableError."""
+    import transformers
+
+    source = str(local_folder(name, key) or name)
+    know_model(source)
+    try:
+        return transformers.AutoConfig.from_pretrained(source)
+    except Exception as error:  # the hub client raises errors of several libraries
+        raise _unavailable(source, key, error) from error
+
+
 def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, dtype: str) -> Any:
     """A model for inference on `device`; `kind` is the auto class, AutoModelForMaskedLM for one.
 
@@ -62,10 +74,9 @@ def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, d
     import transformers
 
     source = str(local_folder(name, key) or name)
-    know_model(source)
+    config = model_config(name, key)
     wanted = ("bfloat16" if device.startswith("cuda") else "float32") if dtype == "auto" else dtype
     try:
-        config = transformers.AutoConfig.from_pretrained(source)
         if kind == "AutoModelForCausalLM" and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # else BERT and its like read the token they are to predict
         model = getattr(transformers, kind).from_pretrained(

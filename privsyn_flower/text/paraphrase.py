@@ -1,0 +1,236 @@
+"""Paraphrases with clipped logits: DP-Prompt (Utpala, Hooker and Chen, EMNLP Findings 2023).
+
+The prompt is theirs, "Document: ... Paraphrase of the document:". Every token is drawn in
+proportion to exp(u / T) of logits u that are clipped to [low, high], and nothing else may depend on
+the text: no nucleus, no stop string, no second attempt, and at most `max_tokens` tokens. So a token
+is a draw of the exponential mechanism that costs 2 (high - low) / T, and a text at most
+`max_tokens` times that (`privacy.baseline.LocalParaphrases`).
+
+The sampling loops are our own: `generate` of the library takes further settings from a model's
+folder (nucleus, penalties, forced tokens), any of which would void the claim.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsyn_flower.arrays import F32, I64
+from privsyn_flower.progress import Progress, bar
+from privsyn_flower.text.generators import KEY, HuggingFaceGenerator, end_tokens
+from privsyn_flower.text.models.devices import empty_cache, resolve_device
+from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer, model_config
+from privsyn_flower.text.models.sampling import banned_tokens, choose_tokens
+
+if TYPE_CHECKING:
+    import torch
+
+LONGEST = 1 << 20  # a tokenizer's limit beyond this is none
+
+
+def paraphrase_prompt(text: str) -> str:
+    """A document -> the question for its paraphrase, on two lines."""
+    return f"Document: {' '.join(text.split())}\nParaphrase of the document:"
+
+
+def load_paraphraser(model: str | os.PathLike[str], **options: Any) -> Paraphraser:
+    """Of a causal model, or of an encoder with a decoder (Flan-T5 in the paper).
+
+    model: folder or hub name. options: max_tokens, batch_size, device and progress, as of
+    `HuggingFaceGenerator`. Raises ModelUnavailableError.
+    """
+    whole = getattr(model_config(model, KEY), "is_encoder_decoder", False)
+    return Seq2SeqParaphraser(model, **options) if whole else CausalParaphraser(model, **options)
+
+
+class Paraphraser(ABC):
+    """Draws paraphrases under clipped logits. batch_size, max_tokens: as `load_paraphraser`."""
+
+    tokenizer: Any
+    max_tokens: int
+    temperature: float = 1.0
+    clip: tuple[float, float] = (0.0, 0.0)
+    _banned: torch.Tensor
+
+    @abstractmethod
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
+        """m prompts -> m lists of n completions, as a `Generator`."""
+
+    @abstractmethod
+    def after(self, prompt: str, said: list[int]) -> torch.Tensor:
+        """Logits (len(said) + 1, v) of the tokens that follow the prompt, and said[:1], [:2] ..."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the model."""
+
+    def paraphrase(
+        self,
+        texts: Sequence[str],
+        *,
+        low: float,
+        high: float,
+        temperature: float,
+        rng: np.random.Generator,
+    ) -> list[str]:
+        """n texts -> n paraphrases, in order; all randomness comes from `rng`.
+
+        Raises ValueError unless low < high and temperature > 0.
+        """
+        if not (low < high and temperature > 0):
+            raise ValueError(
+                f"{low=} must be below {high=}, and {temperature=} above 0: otherwise a draw costs "
+                "more than 2 (high - low) / temperature, or says nothing"
+            )
+        self.clip, self.temperature = (low, high), temperature
+        prompts = [paraphrase_prompt(text) for text in texts]
+        return [drawn for (drawn,) in self.complete(prompts, 1, rng)]
+
+    def choose(self, logits: torch.Tensor, uniforms: F32) -> I64:
+        """(r, v), (r,) -> (r,) drawn tokens; logits are clipped first, NaN is the lower end."""
+        import torch
+
+        low, high = self.clip
+        tokens: I64 = (
+            choose_tokens(
+                torch.nan_to_num(logits.float(), nan=low).clamp(low, high),
+                torch.from_numpy(uniforms).to(logits.device),
+                temperature=self.temperature,
+                banned=self._banned,
+            )
+            .cpu()
+            .numpy()
+        )
+        return tokens
+
+    def logit_range(self, texts: Sequence[str]) -> tuple[float, float]:
+        """The lowest and the highest logit over PUBLIC texts, each shown with itself as paraphrase.
+
+        Of the tokens that may be drawn, at the places of the paraphrase. Raises ValueError without
+        a text.
+        """
+        import torch
+
+        lowest, highest = np.inf, -np.inf
+        for text in texts:
+            said = self.tokenizer(f" {text}", add_special_tokens=False)["input_ids"]
+            with torch.inference_mode():
+                logits = self.after(paraphrase_prompt(text), said[: self.max_tokens - 1])
+            allowed = logits[:, ~self._banned].float()
+            lowest = min(lowest, float(allowed.min()))
+            highest = max(highest, float(allowed.max()))
+        if not lowest < highest:
+            raise ValueError(f"{len(texts)} public texts: no range of logits to clip to")
+        return lowest, highest
+
+
+class CausalParaphraser(Paraphraser, HuggingFaceGenerator):
+    """A causal language model."""
+
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
+        HuggingFaceGenerator.__init__(self, model, stop=(), **options)
+
+    complete = HuggingFaceGenerator.complete
+    close = HuggingFaceGenerator.close
+
+    def after(self, prompt: str, said: list[int]) -> torch.Tensor:
+        import torch
+
+        ids = [*self.tokenizer(prompt)["input_ids"], *said][-self._context :]
+        logits: torch.Tensor = self.model(torch.tensor([ids], device=self.device)).logits[0]
+        return logits[-len(said) - 1 :]
+
+
+class Seq2SeqParaphraser(Paraphraser):
+    """An encoder that reads the prompt, and a decoder that writes the paraphrase."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        max_tokens: int = 64,
+        batch_size: int = 64,
+        device: str = "auto",
+        progress: bool | Progress = True,
+    ) -> None:
+        if min(max_tokens, batch_size) < 1:
+            raise ValueError(f"{max_tokens=} and {batch_size=} must be at least 1")
+        self.max_tokens, self.batch_size, self.progress = max_tokens, batch_size, progress
+        self.device = resolve_device(device)
+        self.tokenizer = load_tokenizer(model, KEY)
+        self.tokenizer.truncation_side = "left"  # the end of the prompt says what to do
+        self._longest = min(int(self.tokenizer.model_max_length), LONGEST)
+        self.model = load_model("AutoModelForSeq2SeqLM", model, KEY, self.device, "auto")
+        self._ends = end_tokens(self.tokenizer, self.model)
+        self._start = int(self.model.config.decoder_start_token_id)
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        self._banned = banned_tokens(self.tokenizer, vocabulary, self._ends).to(self.device)
+
+    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
+        """m prompts -> m lists of n completions; what one draws depends on no other."""
+        repeated = [prompt for prompt in prompts for _ in range(n)]
+        uniforms = rng.random((len(repeated), self.max_tokens), dtype=np.float32)
+        found: list[str] = []
+        with bar(self.progress, "generating", len(repeated)) as advance:
+            for first in range(0, len(repeated), self.batch_size):
+                rows = slice(first, first + self.batch_size)
+                found += self._batch(repeated[rows], uniforms[rows])
+                advance(len(repeated[rows]))
+        return [found[i * n : (i + 1) * n] for i in range(len(prompts))]
+
+    def _batch(self, prompts: Sequence[str], uniforms: F32) -> list[str]:
+        """r prompts, uniforms (r, max_tokens) -> r texts, each ending at its end-of-text token."""
+        import torch
+
+        read = self._read(prompts)
+        tokens = np.zeros((len(prompts), self.max_tokens), dtype=np.int64)
+        sizes = np.full(len(prompts), self.max_tokens)
+        going, cache = np.ones(len(prompts), dtype=np.bool_), None
+        last = torch.full((len(prompts), 1), self._start, device=self.device)
+        with torch.inference_mode():
+            memory = self.model.get_encoder()(**read)
+            for step in range(self.max_tokens):
+                out = self.model(
+                    encoder_outputs=memory,
+                    attention_mask=read["attention_mask"],
+                    decoder_input_ids=last,
+                    past_key_values=cache,
+                    use_cache=True,
+                )
+                cache = out.past_key_values
+                tokens[:, step] = self.choose(out.logits[:, -1], uniforms[:, step])
+                ended = going & np.isin(tokens[:, step], self._ends)
+                sizes[ended], going = step, going & ~ended
+                if not going.any():
+                    break
+                last = torch.from_numpy(tokens[:, step : step + 1]).to(self.device)
+        return [
+            decode(self.tokenizer, row[:size].tolist())
+            for row, size in zip(tokens, sizes, strict=True)
+        ]
+
+    def after(self, prompt: str, said: list[int]) -> torch.Tensor:
+        import torch
+
+        written = torch.tensor([[self._start, *said]], device=self.device)
+        logits: torch.Tensor = self.model(**self._read([prompt]), decoder_input_ids=written).logits[
+            0
+        ]
+        return logits
+
+    def _read(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """Prompts as the encoder takes them: padded ids (r, l) and their mask."""
+        from privsyn_flower.text.models.batches import pad_rows
+
+        rows = self.tokenizer(list(prompts), truncation=True, max_length=self._longest)["input_ids"]
+        ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0)
+        return {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
+
+    def close(self) -> None:
+        """Let go of the model."""
+        self.model = None
+        empty_cache(self.device)
