@@ -18,11 +18,12 @@ from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
-from privsyn_flower.evaluation.classification import Classifier, Examples, scores
+from privsyn_flower.evaluation.classification import Classifier, Examples, right, scores
 from privsyn_flower.evaluation.distances import frechet_by_size
 from privsyn_flower.evaluation.downstream import Downstream, Tuning
 from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.public import rehearse, rehearse_classes
+from privsyn_flower.evaluation.user_sums import save_user_sums
 from privsyn_flower.progress import BENCHMARK, Progress, Steps, silent
 from privsyn_flower.randomness import seeded
 
@@ -92,6 +93,7 @@ def run_benchmark(
     seeds: Sets,
     progress: Progress = silent,
     steps: Steps | None = None,
+    keep: Path | None = None,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -99,7 +101,8 @@ def run_benchmark(
     what the users' answers were worth. synthetic: texts by the names in METHODS, "synthetic" the
     run's own and the others its controls; with their labels (`data.LabelledText`) for
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
-    methods without. steps: those begun already (`steps_of`).
+    methods without. steps: those begun already (`steps_of`). keep: the run folder, where held-out
+    users' sums stay (`evaluation.user_sums`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation
@@ -118,7 +121,7 @@ def run_benchmark(
     summary["near_duplicates"] = repeated(synthetic["synthetic"], federation, config)
     measure = classification if config.evaluation.task == "classification" else next_token
     summary |= {"task": config.evaluation.task}
-    summary |= measure(config, federation, downstream, synthetic, progress, steps)
+    summary |= measure(config, federation, downstream, synthetic, progress, steps, keep=keep)
     steps.end()
     return Benchmark(summary, held_out, candidates)
 
@@ -131,16 +134,19 @@ def training_benchmark(
     models: Folders,
     progress: Progress = silent,
     steps: Steps | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
     models: folders by the names in METHODS, measured as they are. There is no text whose
-    distances could be told. Raises ConfigError unless `benchmark` is true.
+    distances could be told. keep: as there. Raises ConfigError unless `benchmark` is true.
     """
     if not config.benchmark:
         raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
     steps = steps or steps_of(config, progress, [], list(models))
-    found = next_token(config, federation, downstream, {}, progress, steps, models=models)
+    found = next_token(
+        config, federation, downstream, {}, progress, steps, models=models, keep=keep
+    )
     steps.end()
     return {
         "note": NOTE,
@@ -213,6 +219,7 @@ def next_token(
     steps: Steps | None = None,
     *,
     models: Folders | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set at equal cost -> accuracy and loss on held-out users.
 
@@ -248,11 +255,17 @@ def next_token(
         "learning_rate": rate,
         "learning_rate_trials": tried,
     }
-    for measure, column in (("loss", 0), ("accuracy", 1)):
+    columns = {
+        measure: {name: sums[name][:, [column, 2]] for name in METHODS if name in sums}
+        for measure, column in (("loss", 0), ("accuracy", 1))
+    }
+    if keep is not None:
+        save_user_sums(keep, held_out, columns)
+    for measure, own in columns.items():
         result |= figures(
             measure,
             paired_bootstrap(
-                {name: sums[name][:, [column, 2]] for name in METHODS if name in sums},
+                own,
                 [pair for pair in PAIRS if set(pair) <= set(sums)],
                 seeded(config.seed, "bootstrap"),
                 resamples=options.bootstrap,
@@ -268,6 +281,8 @@ def classification(
     synthetic: Sets,
     progress: Progress = silent,
     steps: Steps | None = None,
+    *,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
@@ -299,6 +314,8 @@ def classification(
             sums[name] = model.user_sums(held_out)
     names = [name for name in METHODS if name in sums]
     pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
+    if keep is not None:
+        save_user_sums(keep, held_out, {"accuracy": {n: right(sums[n]) for n in names}})
     found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
     return {
         "held_out_users": len(held_out),

@@ -104,6 +104,7 @@ class Synthesis(Recipe[S]):
                 seeds=self.seeds(strategy),
                 progress=self.run.progress,
                 steps=steps,
+                keep=self.folder.path,
             )
             draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
         return found.summary

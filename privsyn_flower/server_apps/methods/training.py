@@ -219,6 +219,7 @@ class Training(Recipe[TrainingStrategy]):
                 models={**models, "trained": self.model},
                 progress=self.run.progress,
                 steps=steps,
+                keep=self.folder.path,
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found
