@@ -19,8 +19,6 @@ START = "random_public"
 DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
 TRUSTED = "A trusted aggregator: it has sums without the guaranteed noise, or single answers"
 NONE = "No privacy is claimed"
-# From here on an observer's odds about a user may change by a factor of half a billion (e^20).
-NO_GUARANTEE = 20.0
 # What has to agree for figures to be comparable.
 ALIKE = ("dataset", "users")
 ALIKE_BENCHMARK = ("held_out", "held_out_users", "held_out_tokens", "task")
@@ -48,11 +46,6 @@ def trust_of(summary: Summary) -> str:
     if model.startswith("none"):
         return NONE
     return TRUSTED if model.startswith("trusted aggregator") else DISTRIBUTED
-
-
-def stated_epsilon(epsilon: float) -> str:
-    """Epsilon in a table; one that promises nothing says so."""
-    return f"{epsilon:.4g}" + (" (no guarantee)" if epsilon >= NO_GUARANTEE else "")
 
 
 def differing(summaries: Sequence[Summary]) -> list[str]:
@@ -133,7 +126,7 @@ COLUMNS: dict[str, Any] = {
     "accuracy": _accuracy,
     "gained over public text": _gain,
     "loss": _loss,
-    "epsilon": lambda s: stated_epsilon(float(s["epsilon"])),
+    "epsilon": lambda s: f"{s['epsilon']:.4g}",
     "delta": lambda s: f"{s['delta']:g}",
     "accountant": lambda s: str(s["accountant"]),
     "adjacency": lambda s: f"{s['unit']}, {s['adjacency']}",

@@ -1,7 +1,7 @@
 """The cells of a grid: their configurations, where their runs are, and what has been measured.
 
 A cell is a method at one value of every axis with one seed. Its run folder is named by a digest of
-its resolved configuration and of the shipped models that it uses, so a changed grid runs only what
+its resolved configuration and of the models that it uses, so a changed grid runs only what
 is new. Results count only if the configuration that they were made by is still the cell's.
 """
 
@@ -27,10 +27,11 @@ from privsyn_flower.config import (
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
 from privsyn_flower.runs import complete, write_json
+from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS
 
 PLACES = ("run-folder", "cache", "assets")  # where things lie: no part of what is measured
-MODELS = ("infiller", "generator", "downstream")
+MODELS = ("embedder", "infiller", "generator", "downstream")
 NOTE = "cell.json"  # in a run folder: the cell that it was started for
 ASKED = "cell.toml"  # and the file that it was started with
 
@@ -61,12 +62,11 @@ class Cell:
 
     def note(self) -> dict[str, Any]:
         """What stands beside a result, to know it again."""
-        shipped = shipped_models(self.config) if self.config else {}
         return {
             "method": self.method.name,
             "point": dict(self.point),
             "seed": self.seed,
-            "shipped_models": shipped,
+            "models": models_used(self.config) if self.config else {},
         }
 
 
@@ -134,25 +134,34 @@ def _cell(
     given: dict[str, Scalar],
 ) -> Cell:
     """One cell with its configuration, or with what is wrong about it."""
-    from privsyn_flower.server_apps.promised import statement
-
     name = named(method, point, seed)
     try:
         config = load_config(base, {**grid.settings(method, point, given), "seed": seed})
         if not config.benchmark:
             raise ConfigError("benchmark = false: nothing would be compared; set benchmark = true")
-        statement(config)
+        price(config)
     except ValueError as error:  # ConfigError, and noise that no calibration reaches
         return Cell(method, point, seed, None, str(error), out / "runs" / name, kept)
     folder = (out / "runs" / f"{name}-{digest(config)[:8]}").absolute()
     return Cell(method, point, seed, config, "", folder, kept)
 
 
+def price(config: RunConfig) -> str:
+    """Epsilon and noise of a run. Raises ConfigError, or ValueError, where it cannot have them."""
+    from privsyn_flower.server_apps.methods import recipe_of
+    from privsyn_flower.server_apps.promised import statement
+
+    if not recipe_of(config).phases(config):
+        return "asks no user anything"
+    said = statement(config)
+    return f"epsilon {said.epsilon:.4g}, noise multiplier {said.noise_multiplier:.4g}"
+
+
 def digest(config: RunConfig) -> str:
-    """sha256 of what a result depends on: keys that differ from their defaults, shipped models."""
+    """sha256 of what a result depends on: keys that differ from their defaults, models' weights."""
     defaults = flat_defaults()
     keys = {key: value for key, value in settings(config).items() if value != defaults.get(key)}
-    text = json.dumps([keys, shipped_models(config)], sort_keys=True)
+    text = json.dumps([keys, models_used(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -161,15 +170,22 @@ def settings(config: RunConfig) -> dict[str, Scalar]:
     return {key: value for key, value in config.flat().items() if key not in PLACES}
 
 
-def shipped_models(config: RunConfig) -> dict[str, str]:
-    """Kind -> digest of the shipped tiny model, for those that a run may use."""
-    kinds = ("downstream",) if config.trains else MODELS
-    wanted = [kind for kind in kinds if getattr(config.models, kind) == "tiny"]
+def models_used(config: RunConfig) -> dict[str, str]:
+    """Key in `[models]` -> digest of the shipped tiny model or local folder that it names.
+
+    Of those that a run may use; a model of the hub is known by its name alone.
+    """
+    keys = ("downstream",) if config.trains else MODELS
     path = (Path(config.assets).expanduser() if config.assets else PACKAGE_ASSETS) / MANIFEST
-    if not wanted or not path.exists():
-        return {}
-    models = json.loads(path.read_text(encoding="utf-8"))["models"]
-    return {kind: _short(models[kind]["sha256"]) for kind in wanted if kind in models}
+    shipped = json.loads(path.read_text(encoding="utf-8"))["models"] if path.exists() else {}
+    found = {}
+    for key in keys:
+        name = str(getattr(config.models, key))
+        if name == "tiny" and key in shipped:
+            found[key] = _short(shipped[key]["sha256"])
+        elif Path(name).expanduser().is_dir():
+            found[key] = folder_fingerprint(Path(name).expanduser())[:16]
+    return found
 
 
 def _short(value: object) -> str:
@@ -207,7 +223,7 @@ def _of_run(cell: Cell, config: RunConfig) -> Outcome:
         differing = changed(absolute_paths(config, cell.folder), stored)
         wrong = "; ".join(differing)
         if not differing and _note(cell.folder / NOTE) != cell.note():
-            wrong = "it was started with other shipped models, or by hand"
+            wrong = "it was started with other models, or by hand"
     if wrong:
         reason = f"{cell.folder} is another configuration's ({wrong}): remove it to measure anew"
         return Outcome(cell, None, reason, blocked=True)
@@ -224,8 +240,8 @@ def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
         return Outcome(cell, None, f"{path} is not used: {stored}")
     differing = changed(config, stored)
     summary = read_summary(path)
-    if not differing and summary.get("cell", {}).get("shipped_models") != shipped_models(config):
-        differing = ["the shipped models are others"]
+    if not differing and summary.get("cell", {}).get("models") != models_used(config):
+        differing = ["the models are others"]
     if differing:
         return Outcome(cell, None, f"{path} is not used: {'; '.join(differing)}")
     return Outcome(cell, summary)

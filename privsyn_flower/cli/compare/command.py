@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from privsyn_flower.cli.compare.cells import Cell, Outcome, cells_of, keep, look
+from privsyn_flower.cli.compare.cells import Cell, Outcome, cells_of, keep, look, price
 from privsyn_flower.cli.compare.details import details
 from privsyn_flower.cli.compare.estimates import differences, lines_of
 from privsyn_flower.cli.compare.figures import draw
@@ -101,8 +101,6 @@ def listed(
     path: Path, out: Path | None, configs: Sequence[Path], given: Mapping[str, Scalar]
 ) -> tuple[list[str], bool]:
     """For --dry-run: a line for every cell, and whether all of them can be run."""
-    from privsyn_flower.server_apps.promised import statement
-
     outcomes = [
         look(cell)
         for cell in cells_of(
@@ -112,11 +110,8 @@ def listed(
     rows = []
     for one in outcomes:
         state = "done" if one.summary else "blocked" if one.blocked else "missing"
-        price = ""
-        if one.cell.config is not None:
-            said = statement(one.cell.config)
-            price = f": epsilon {said.epsilon:.4g}, noise multiplier {said.noise_multiplier:.4g}"
-        rows.append(f"{state:8}{one.cell.says}{price}" + (f" ({one.reason})" if one.reason else ""))
+        told = f": {price(one.cell.config)}" if one.cell.config else ""
+        rows.append(f"{state:8}{one.cell.says}{told}" + (f" ({one.reason})" if one.reason else ""))
     counts = [
         sum(row.startswith(state) for row in rows) for state in ("done", "missing", "blocked")
     ]

@@ -16,7 +16,7 @@ from typing import Any
 
 from privsyn_flower.arrays import F64
 from privsyn_flower.cli.compare.cells import Outcome
-from privsyn_flower.cli.report import ALIKE_BENCHMARK, NO_GUARANTEE, NONE, trust_of
+from privsyn_flower.cli.report import ALIKE_BENCHMARK, NONE, trust_of
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.across import over_seeds, over_users
 from privsyn_flower.evaluation.bootstrap import Interval
@@ -24,6 +24,8 @@ from privsyn_flower.evaluation.user_sums import load_user_sums
 from privsyn_flower.randomness import seeded
 
 MEASURES = ("accuracy", "loss", "macro_f1")
+# From here on an observer's odds about a user may change by a factor of half a billion (e^20).
+NO_GUARANTEE = 20.0
 PUBLIC = "Public text alone: no user was asked anything"
 Bounds = tuple[float, float]
 
@@ -64,8 +66,14 @@ class Line:
 
     @property
     def epsilon(self) -> float:
-        """The largest that a run of it states."""
-        return max(float((run.summary or {})["epsilon"]) for run in self.runs)
+        """The largest that a run of it states; null in a summary is infinity."""
+        stated = [(run.summary or {})["epsilon"] for run in self.runs]
+        return max(math.inf if value is None else float(value) for value in stated)
+
+    @property
+    def stated_epsilon(self) -> str:
+        """In a table; one that promises nothing says so."""
+        return f"{self.epsilon:.4g}" + ("" if self.guaranteed else " (no guarantee)")
 
     def name(self, run: Outcome) -> str:
         """What the row shows, in the benchmark of one run."""
@@ -223,7 +231,10 @@ def _course(own: Sequence[Difference], axis: str) -> str:
         for (sign, before), (next_, after) in itertools.pairwise(signs)
         if sign != next_
     ]
-    cross = f"they cross {' and '.join(turns)}" if turns else "they do not cross on this grid"
+    if not signs:
+        cross = "they cannot be told apart on this grid"
+    else:
+        cross = f"they cross {' and '.join(turns)}" if turns else "they do not cross on this grid"
     return f"{cross} (the first is {told})"
 
 

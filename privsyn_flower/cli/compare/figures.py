@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.compare.estimates import Estimate, Line, estimate, numeric
+from privsyn_flower.cli.compare.estimates import NO_GUARANTEE, Estimate, Line, estimate, numeric
 from privsyn_flower.cli.compare.tables import mean_cost
-from privsyn_flower.cli.report import NO_GUARANTEE, TRUSTED
+from privsyn_flower.cli.report import TRUSTED
 from privsyn_flower.config.grid import GridConfig
 from privsyn_flower.evaluation.drawing import pyplot, save
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from privsyn_flower.cli.compare.cells import Cell, Outcome, begin, look
@@ -21,7 +22,7 @@ from privsyn_flower.files import private_folder
 from privsyn_flower.local.processes import end_group, spawn
 
 PATIENCE = 120.0  # seconds that a run has to end its Flower before it is killed
-LOOK = 0.2  # seconds between looks at a process
+LOOK = 0.2  # seconds until an interrupt is seen
 
 Tell = Callable[[str], None]
 
@@ -111,8 +112,8 @@ def _environment(jobs: int) -> dict[str, str]:
 
 def _waited(process: subprocess.Popen[bytes], stop: threading.Event) -> int:
     """The exit status of a process, which is asked to end as soon as `stop` is set."""
-    while process.poll() is None:
-        if stop.wait(LOOK):
-            end_group(process.pid, process, wait=PATIENCE)
-            return process.wait()
-    return process.returncode
+    while not stop.is_set():
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(LOOK)
+    end_group(process.pid, process, wait=PATIENCE)
+    return process.wait()

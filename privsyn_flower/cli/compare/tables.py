@@ -39,7 +39,7 @@ AVERAGED = (
     "bounds, no narrower than the interval of the mean."
 )
 MEANING = (
-    "epsilon", "delta", "accountant", "adjacency", "trust", "rounds / of one user",
+    "delta", "accountant", "adjacency", "trust", "rounds / of one user",
     "down, user and round", "up, user and round", "client CPU, user and round",
     "client CPU, user and run", "server, run",
 )  # fmt: skip
@@ -76,12 +76,14 @@ def markdown(
     for measure in measures:
         parts.append(f"## {measure.replace('_', '-')}")
         groups = by_trust(lines)
-        for trust in (t for t in ORDER if t in groups):
+        for trust in sorted(groups, key=_rank):
             parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
     if found:
         parts += [f"## minus {found[0].against.title}", _paired(), "\n".join(_gains(found))]
         parts += ["\n".join(f"- {line}" for line in crossings(grid, found))]
     parts += ["## What epsilon means, and what it cost", *_costs(lines)]
+    if len(grid.methods) == 1 and len(lines) > 1 and "loss" in measures:
+        parts.append(_lowest(lines))
     if unequal := _fine_tuning(lines):
         parts.append(unequal)
     if early := [run for run in outcomes if (run.summary or {}).get("ended_early")]:
@@ -92,6 +94,11 @@ def markdown(
         parts.append("## Not here")
         parts.append("\n".join(f"- {run.cell.says}: {run.reason or 'not run yet'}" for run in gaps))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _rank(trust: str) -> tuple[int, str]:
+    """Where a table of one kind of trust stands; noise of the nodes first, no privacy last."""
+    return (ORDER.index(trust) if trust in ORDER else 2, trust)
 
 
 def _figures(
@@ -158,12 +165,26 @@ def _costs(lines: Sequence[Line]) -> list[str]:
         body = [
             [
                 ", ".join([line.title, *map(" ".join, line.point.items())]),
+                line.stated_epsilon,
                 *(COLUMNS[name](line.runs[0].summary) for name in MEANING),
             ]
             for line in own
         ]
-        parts += [f"**{trust}**", "\n".join(_table(["first seed", *MEANING], body))]
+        parts += [f"**{trust}**", "\n".join(_table(["first seed", "epsilon", *MEANING], body))]
     return parts
+
+
+def _lowest(lines: Sequence[Line]) -> str:
+    """The settings with the lowest loss, of one method's grid."""
+    found = [line for line in lines if not line.reference and line.values("loss")]
+    best = min(found, key=_loss)
+    settings, loss = ", ".join(map(" ".join, best.point.items())), min(map(_loss, found))
+    return f"Lowest loss: {settings} ({loss:.4f}). Choosing it is paid for by none of the runs."
+
+
+def _loss(line: Line) -> float:
+    """The mean over seeds."""
+    return statistics.mean(line.values("loss"))
 
 
 def _fine_tuning(lines: Sequence[Line]) -> str:
