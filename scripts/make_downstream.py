@@ -1,6 +1,6 @@
 """A larger downstream model than the shipped one, for configs/compare-users.toml.
 
-    python scripts/make_downstream.py [--width 256 --layers 6] [--out results/models/downstream-large]
+    python scripts/make_downstream.py [--width 256] [--layers 6] [--out FOLDER]
 
 Trained by the shipped model's recipe on the same public text, but for its size: about 6M parameters
 against 1.3M. Its tokenizer is the shipped one's, so accuracies of both are about the same tokens.
@@ -37,9 +37,7 @@ def main() -> None:
     config = load_config(options.config)
     federation = Federation(prepare(config.data, cache_folder(config), print))
     texts = [[text] for text in federation.public_general()]
-    recipe = replace(
-        RECIPES[KIND], width=options.width, layers=options.layers, steps=options.steps
-    )
+    recipe = replace(RECIPES[KIND], width=options.width, layers=options.layers, steps=options.steps)
 
     def fill(folder: Path) -> None:
         print(train_model(texts, recipe, folder, init=PACKAGE_ASSETS / KIND, progress=_announce))
