@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from privsyn_flower.cli.compare.cells import Cell, Outcome, cells_of, keep, look, price
+from privsyn_flower.cli.compare.cells import Outcome, cells_of, keep, look, price
 from privsyn_flower.cli.compare.details import details
 from privsyn_flower.cli.compare.estimates import differences, lines_of
 from privsyn_flower.cli.compare.figures import draw
@@ -58,23 +58,13 @@ def compare_command(
 
 def _run(outcomes: list[Outcome], folder: Path, jobs: int, program: Sequence[str]) -> list[Outcome]:
     """Run what is missing; the outcomes with those of the runs in their places."""
-    due: dict[Path, Cell] = {}
-    for one in outcomes:
-        if one.summary is None and not one.blocked:
-            due.setdefault(one.cell.folder, one.cell)  # equal cells share one run
+    due = [one.cell for one in outcomes if one.summary is None and not one.blocked]
     if not due:
         return outcomes
     with stoppable():
-        found = run_cells(
-            list(due.values()), folder / "logs", jobs=jobs, tell=_tell, program=program
-        )
-    made = {one.cell.folder: one for one in found}
-    return [
-        Outcome(one.cell, new.summary, new.reason, new.folder)
-        if (new := made.get(one.cell.folder)) is not None and one.summary is None
-        else one
-        for one in outcomes
-    ]
+        found = run_cells(due, folder / "logs", jobs=jobs, tell=_tell, program=program)
+    made = {id(one.cell): one for one in found}
+    return [made.get(id(one.cell), one) for one in outcomes]
 
 
 def write(
