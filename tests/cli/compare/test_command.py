@@ -248,7 +248,7 @@ def test_two_real_runs(tmp_path: Path) -> None:
     out = tmp_path / "out"
     page = (out / "table.md").read_text()
     assert "users [" in page and "users~" not in page
-    assert "999 (no guarantee)" in page or "999.1 (no guarantee)" in page
+    assert page.count(" (no guarantee) |") == 2  # both are far beyond what promises anything
     assert all(row["state"] == "done" for row in rows(out, "runs.csv"))
     assert (out / "accuracy-epsilon.png").exists() and (out / "cost.png").exists()
     for folder in out.glob("runs/*"):
