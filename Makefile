@@ -71,8 +71,9 @@ $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
-results: install  ## docs/results.md: seeds and noise repeated over epsilons
-	$(BIN)/python scripts/results.py
+results: install  ## docs/results.md: the demos over seeds and epsilons, as far as they are missing
+	$(BIN)/privsyn compare configs/compare-results.toml
+	$(BIN)/python scripts/update_results.py
 
 assets: install  ## the shipped tiny models, trained on public packages only (about an hour)
 	$(BIN)/python scripts/make_assets.py

@@ -224,7 +224,9 @@ def test_the_sentence_is_that_of_the_defaults() -> None:
     assert marked in text_of(ROOT / "README.md")
 
 
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.toml") if "grids" not in path.parts)
+COMPARED = sorted((ROOT / "configs").glob("compare-*.toml"))
+GRIDS = {*COMPARED, *(ROOT / "configs" / "grids").glob("*.toml")}
+CONFIGS = sorted(set((ROOT / "configs").rglob("*.toml")) - GRIDS)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -294,6 +296,7 @@ def test_the_readme_leads_to_every_page_and_a_page_to_every_configuration() -> N
         for target in re.findall(r"\]\(([\w./-]+)", text_of(DOCS / page))
     }
     assert set(CONFIGS) - linked == set()
+    assert COMPARED and set(COMPARED) - linked == set()
 
 
 def test_every_paper_configuration_has_its_command() -> None:

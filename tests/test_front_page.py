@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
-from scripts import results
+from scripts import update_results
 from tests.conftest import node_context, sentences
 from tests.test_docs import DOCS, FENCE, ROOT, blocks, text_of
 
@@ -94,23 +93,23 @@ def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:
     assert listed == {path.parent.name for path in (ROOT / "privsyn_flower").glob("*/__init__.py")}
 
 
-def test_the_tables_of_pretext_are_those_of_the_summaries() -> None:
-    demo = results.PRETEXT
-    found: results.Runs = {}
-    for path in sorted(results.KEPT.glob("eps*-seed*.json")):
-        summary = json.loads(text_of(path))
-        found.setdefault(round(summary["epsilon"], 2), []).append(summary)
-    by_epsilon = {epsilon: found[epsilon] for epsilon in demo.epsilons if epsilon in found}
-    assert results.block(demo, by_epsilon) in text_of(results.PAGE)
-    shown = results.accuracy_table(demo, {7.58: by_epsilon[7.58]})
-    assert "\n".join(shown) in text_of(results.FRONT)
+def test_the_tables_of_results_are_those_of_the_summaries() -> None:
+    grid, outcomes = update_results.measured()
+    kept = [outcome for outcome in outcomes if outcome.folder is None]
+    found = update_results.blocks(grid, kept)
+    assert found, "no method has all of its summaries in docs/results"
+    page = text_of(update_results.PAGE)
+    for marker, block in found.items():
+        assert f"<!-- {marker}:start -->\n{block}\n<!-- {marker}:end -->" in page
+    if "results" in found:
+        assert update_results.front_block(grid, kept) in text_of(update_results.FRONT)
 
 
 def test_a_table_needs_its_markers(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- t:start -->\nold\n<!-- t:end -->\nb\n", encoding="utf-8")
-    results.fill(page, "t", "new")
+    update_results.fill(page, "t", "new")
     assert text_of(page) == "a\n<!-- t:start -->\nnew\n<!-- t:end -->\nb\n"
     with pytest.raises(ValueError, match="u:start"):
-        results.fill(page, "u", "new")
+        update_results.fill(page, "u", "new")
     assert "new" in text_of(page)

@@ -26,6 +26,7 @@ from privsyn_flower.evaluation.classification import (
     Examples,
     always,
     examples_digest,
+    right,
     scores,
 )
 from privsyn_flower.evaluation.distances import frechet_by_size
@@ -40,6 +41,7 @@ from privsyn_flower.evaluation.public import (
 )
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.user_sums import save_user_sums
 from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import BENCHMARK, Progress, Steps, silent
 from privsyn_flower.randomness import seeded
@@ -122,6 +124,7 @@ def run_benchmark(
     progress: Progress = silent,
     steps: Steps | None = None,
     work: Work | None = None,
+    keep: Path | None = None,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -130,7 +133,8 @@ def run_benchmark(
     run's own and the others its controls; with their labels (`data.LabelledText`) for
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
     methods without. steps: those begun already (`steps_of`). work: where finished fine-tunings
-    are kept until all are (`Work`).
+    are kept until all are (`Work`). keep: the run folder, where held-out users' sums stay
+    (`evaluation.user_sums`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation
@@ -150,7 +154,9 @@ def run_benchmark(
     measure = classification if config.evaluation.task == "classification" else next_token
     summary |= {"task": config.evaluation.task}
     work = work or Work()
-    summary |= measure(config, federation, downstream, synthetic, progress, steps, work=work)
+    summary |= measure(
+        config, federation, downstream, synthetic, progress, steps, work=work, keep=keep
+    )
     work.end()
     steps.end()
     return Benchmark(summary, held_out, candidates)
@@ -166,20 +172,30 @@ def training_benchmark(
     progress: Progress = silent,
     steps: Steps | None = None,
     work: Work | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
     models: folders by the names in METHODS, measured as they are. start: the model that the private
     training began with, from which others go with `evaluation.start = "public"`. There is no text
-    whose distances could be told. work: as `run_benchmark`'s. Raises ConfigError unless `benchmark`
-    is true.
+    whose distances could be told. work, keep: as `run_benchmark`'s. Raises ConfigError unless
+    `benchmark` is true.
     """
     if not config.benchmark:
         raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
     steps = steps or steps_of(config, progress, [], list(models))
     work = work or Work()
     found = next_token(
-        config, federation, downstream, {}, progress, steps, models=models, start=start, work=work
+        config,
+        federation,
+        downstream,
+        {},
+        progress,
+        steps,
+        models=models,
+        start=start,
+        work=work,
+        keep=keep,
     )
     work.end()
     steps.end()
@@ -256,6 +272,7 @@ def next_token(
     models: Folders | None = None,
     start: Path | None = None,
     work: Work | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set alike -> accuracy and loss on held-out users.
 
@@ -319,11 +336,17 @@ def next_token(
     }
     if not tuning.by_texts:
         result["tokens_per_fine_tuning"] = tuning.steps * tuning.batch_tokens
-    for measure, column in (("loss", 0), ("accuracy", 1)):
+    columns = {
+        measure: {name: sums[name][:, [column, 2]] for name in METHODS if name in sums}
+        for measure, column in (("loss", 0), ("accuracy", 1))
+    }
+    if keep is not None:
+        save_user_sums(keep, held_out, columns)
+    for measure, own in columns.items():
         result |= figures(
             measure,
             paired_bootstrap(
-                {name: sums[name][:, [column, 2]] for name in METHODS if name in sums},
+                own,
                 [pair for pair in PAIRS if set(pair) <= set(sums)],
                 seeded(config.seed, "bootstrap"),
                 resamples=options.bootstrap,
@@ -374,6 +397,7 @@ def classification(
     steps: Steps | None = None,
     *,
     work: Work | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
@@ -416,6 +440,8 @@ def classification(
             sums[name] = np.array(work.once(name, key, functools.partial(tune, name, examples)))
     names = [name for name in METHODS if name in sums]
     pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
+    if keep is not None:
+        save_user_sums(keep, held_out, {"accuracy": {n: right(sums[n]) for n in names}})
     found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
     counts = {name: len(sets[name]) for name in sets if name in sums}
     return {

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from privsyn_flower.evaluation.drawing import BLUE, GREY, pyplot, save
+
 Floats = npt.NDArray[np.floating]
 
-BLUE, GREY = "#1f5fa8", "#b8b8b8"
 SHOWN = 2000  # points of one set that are drawn
 
 
@@ -36,7 +37,7 @@ def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path) -> P
     """
     if not candidates:
         raise ValueError("no rounds to draw")
-    plt = _pyplot()
+    plt = pyplot()
     center, axes = principal_plane(np.concatenate([candidates[0], held_out]))
     shown = sorted({0, (len(candidates) - 1) // 2, len(candidates) - 1})
     figure, panels = plt.subplots(
@@ -53,7 +54,7 @@ def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path) -> P
     panels[0][0].legend(loc="lower left", fontsize=8, frameon=False, markerscale=2)
     figure.supxlabel("first principal component", fontsize=9)
     figure.supylabel("second", fontsize=9)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
@@ -63,7 +64,7 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     """
     if not accuracy:
         raise ValueError("no method to draw")
-    plt = _pyplot()
+    plt = pyplot()
     names = list(accuracy)
     values = np.array([accuracy[name] for name in names], dtype=np.float64)
     spread = np.abs(values[:, 1:] - values[:, :1]).T
@@ -78,7 +79,7 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     panel.set_ylim(0, max(values[:, 2].max() * 1.15, 0.01))
     panel.set_ylabel("accuracy, held-out users")
     panel.spines[["top", "right"]].set_visible(False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
@@ -88,7 +89,7 @@ def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
     """
     if not by_round or not all(map(len, by_round.values())):
         raise ValueError("no rounds to draw")
-    plt = _pyplot()
+    plt = pyplot()
     figure, panel = plt.subplots(figsize=(4.8, 3.6))
     for colour, (name, values) in zip((BLUE, GREY, "#c2571a"), by_round.items(), strict=False):
         rounds = range(1, len(values) + 1)
@@ -98,7 +99,7 @@ def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.legend(fontsize=8, frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def draw_benchmark(
@@ -119,21 +120,3 @@ def draw_benchmark(
             "to the private users' text": rounds["frechet_private"],
         }
         draw_distances(by_round, folder / "distances.png")
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, path: Path) -> Path:
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # No date in the file: the same run gives the same bytes.
-    figure.savefig(path, dpi=150, metadata={"Software": None})
-    _pyplot().close(figure)
-    return path

@@ -230,6 +230,55 @@ def report(
         raise fail(str(error)) from None
 
 
+@app.command()
+def compare(
+    grid: Annotated[Path, typer.Argument(help="TOML file of methods, axes and seeds.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs, tables, pictures; results/GRID.")
+    ] = None,
+    config: Annotated[
+        list[Path] | None, typer.Option(help="Run the grid with this file, not its own methods.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for every run")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; run none.")] = False,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Run nothing: tables of what is there.")
+    ] = False,
+) -> None:
+    """Run a grid of methods, settings and seeds, as far as it is missing; then compare.
+
+    The last line on stdout is the folder with table.md, CSV and pictures. Ends with 1 when a run
+    failed or cannot be run; the others go on.
+    """
+    from privsyn_flower.cli.compare.command import compare_command, failures, listed
+    from privsyn_flower.cli.report import ReportError
+    from privsyn_flower.config import ConfigError, parse_override
+
+    try:
+        given = dict(parse_override(text) for text in settings or [])
+        if dry_run:
+            lines, fine = listed(grid, out, config or [], given)
+            typer.echo("\n".join(lines))
+            raise typer.Exit(0 if fine else 1)
+        folder, outcomes = compare_command(
+            grid, out=out, configs=config or [], given=given, jobs=jobs, run=not table_only
+        )
+    except (ConfigError, ReportError) as error:
+        raise fail(str(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail(
+            "interrupted; its runs were stopped, and resume when it is called again", 130
+        ) from None
+    for line in (missing := failures(outcomes)):
+        typer.secho(f"missing: {line}" if table_only else f"failed: {line}", err=True)
+    print(folder)
+    if missing and not table_only:
+        raise typer.Exit(1)
+
+
 @data_app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="jsonl, csv, tsv or parquet")],

@@ -196,7 +196,7 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
                 f"end the process named in {folder / '.lock'} first"
             )
         print(f"attached to the run in {folder}", file=sys.stderr)
-        with _stoppable():
+        with stoppable():
             return _watch(folder, flower)
     if flower is not None:
         flower.close()
@@ -227,7 +227,7 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
     flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
     if federation is None:
         _say_what_is_open()
-    with _stoppable():
+    with stoppable():
         try:
             flower.start()
             flower.submit(config)
@@ -265,18 +265,18 @@ def _prepare(config: RunConfig) -> None:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """SIGTERM, and a terminal that is closed, end a run as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _on_endings(interrupt):
+    with on_endings(interrupt):
         yield
 
 
 @contextmanager
-def _on_endings(handler: Handler) -> Iterator[None]:
+def on_endings(handler: Handler) -> Iterator[None]:
     """Another handler of the signals that end a run; nohup's wish to outlive a terminal stays."""
     before = {sign: signal.getsignal(sign) for sign in ENDINGS}
     for sign, other in before.items():
@@ -290,13 +290,13 @@ def _on_endings(handler: Handler) -> Iterator[None]:
 
 def _close(flower: LocalFlower) -> None:
     """End what was started; a signal that comes meanwhile must leave no half of it."""
-    with _on_endings(signal.SIG_IGN):
+    with on_endings(signal.SIG_IGN):
         flower.close()
 
 
 def _stop(folder: Path, flower: LocalFlower) -> None:
     """Ask Flower to stop the run, once: a shell may repeat the signal that asked for it."""
-    with _on_endings(signal.SIG_IGN):
+    with on_endings(signal.SIG_IGN):
         _tell("stopping the Flower run ...")
         try:
             flower.stop()

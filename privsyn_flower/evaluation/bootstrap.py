@@ -51,7 +51,7 @@ def paired_bootstrap(
     if any(sums[:, 1].sum() <= 0 for sums in methods.values()):
         raise ValueError("no held-out user has a token to predict")
     weights = rng.multinomial(users, np.full(users, 1 / users), size=resamples)
-    drawn = {name: _ratios(weights, sums) for name, sums in methods.items()}
+    drawn = {name: ratios(weights, sums) for name, sums in methods.items()}
     point = {name: float(sums[:, 0].sum() / sums[:, 1].sum()) for name, sums in methods.items()}
     tail = 50 * (1 - confidence)
 
@@ -68,7 +68,7 @@ def paired_bootstrap(
     }
 
 
-def _ratios(weights: I64, sums: F64) -> F64:
+def ratios(weights: I64, sums: F64) -> F64:
     """(r, u) draws and (u, 2) sums -> (r,) ratios; NaN where only users without tokens came."""
     parts = []
     for start in range(0, len(weights), BLOCK):

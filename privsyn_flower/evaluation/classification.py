@@ -206,12 +206,14 @@ def scores(
     same}. Macro-F1 is the mean over the classes that occur among the resampled users' texts or
     the predictions. Raises ValueError as `paired_bootstrap` does.
     """
-    totals = {
-        name: np.stack([np.trace(own, axis1=1, axis2=2), own.sum(axis=(1, 2))], axis=1)
-        for name, own in methods.items()
-    }
+    totals = {name: right(own) for name, own in methods.items()}
     accuracy = paired_bootstrap(totals, pairs, seeded(seed, "accuracy"), resamples=resamples)
     return {"accuracy": accuracy, "macro_f1": _f1_intervals(methods, pairs, seed, resamples)}
+
+
+def right(confusion: F64) -> F64:
+    """Confusion counts (u, c, c) -> (u, 2): texts of each user taken for what they are, and all."""
+    return np.stack([np.trace(confusion, axis1=1, axis2=2), confusion.sum(axis=(1, 2))], axis=1)
 
 
 def _f1_intervals(

@@ -43,6 +43,7 @@ from privsyn_flower.evaluation.public import (
     tuning_of,
 )
 from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.user_sums import load_user_sums
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import silent
 from privsyn_flower.text import load_embedder
@@ -150,7 +151,7 @@ def test_private_text_stays_shut_without_benchmark(setting):
         distance_to_development(config, setting.federation, setting.embedder)
 
 
-def test_whole_benchmark_finds_what_was_built_in(setting):
+def test_whole_benchmark_finds_what_was_built_in(setting, tmp_path):
     texts, private, record = texts_of(setting), private_of(setting), Record(setting)
     events = []
     steps = steps_of(setting.config, lambda *event: events.append(event), ["noise_votes"])
@@ -161,8 +162,15 @@ def test_whole_benchmark_finds_what_was_built_in(setting):
         downstream=setting.downstream,
         feedback=lambda _: vote_feedback(record, private, texts["seeds"]["seeds"]),
         steps=steps,
+        keep=tmp_path,
         **texts,
     )
+    # held-out users' own sums are kept beside the summary, never in it
+    kept = load_user_sums(tmp_path, "accuracy", "synthetic")
+    assert kept is not None and kept[1].shape == (10, 2)
+    ratio = kept[1][:, 0].sum() / kept[1][:, 1].sum()
+    assert ratio == pytest.approx(found.summary["accuracy"]["synthetic"])
+    assert "user_sums" not in json.dumps(found.summary)
     assert [event[1:3] for event in events] == [(done, 8) for done in range(9)]
     assert events[-2] == ("benchmark", 7, 8, METHODS["private"])
     summary = json.loads(json.dumps(found.summary))
@@ -423,8 +431,11 @@ def labelled(setting, tmp_path_factory):
     return SimpleNamespace(config=config, federation=federation, sets=sets)
 
 
-def test_classes_are_read_from_the_texts_labels(setting, labelled):
-    found = classification(labelled.config, labelled.federation, setting.downstream, labelled.sets)
+def test_classes_are_read_from_the_texts_labels(setting, labelled, tmp_path):
+    given = (labelled.config, labelled.federation, setting.downstream, labelled.sets)
+    found = classification(*given, keep=tmp_path)
+    kept = load_user_sums(tmp_path, "accuracy", "private")
+    assert kept is not None and kept[1].sum(axis=0)[1] == found["held_out_texts"]
     accuracy, macro = found["accuracy"], found["macro_f1"]
     # Sets without labels are left out: the public text here, and a control's.
     names = ["pretrained", "majority", "noise_scores", "synthetic", "private"]

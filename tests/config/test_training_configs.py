@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tomllib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.server_apps.promised import promised, statement
-from scripts import grid
 from tests.privacy.published import kairouz_restart_epsilon, zcdp
 
 ROOT = Path(__file__).parents[2]
@@ -146,136 +141,3 @@ def test_gboards_privacy(name: str) -> None:
     assert (config.ftrl.mechanism, config.training.server_momentum) == ("tree", 0.9)
     assert (config.training.server_optimizer, config.models.downstream) == ("fedavgm", "lstm")
     assert config.data.users % config.ftrl.min_separation == 0  # as many answer in every round
-
-
-GRIDS = [
-    ("pretext", "papers/dp-fedavg-pretext-jobs-eps7.58", 3 * 3 * 4),
-    ("popri", "papers/dp-fedavg-popri-partial-1000", 3 * 3 * 2),
-    ("demo", "dp-fedavg-demo", 12),
-    ("ablation-popri-score", "papers/popri-biorxiv-eps1", 3),
-    ("ablation-popri-cdpo", "papers/popri-biorxiv-eps7", 4),
-    ("ablation-popri-rank", "papers/popri-biorxiv-eps1", 3),
-    ("ablation-pretext-lookahead", "papers/pretext-jobs-eps7.58", 2),
-    ("ablation-pretext-size", "papers/pretext-jobs-eps7.58", 5),
-]
-
-
-@pytest.mark.parametrize(("name", "config", "size"), GRIDS)
-def test_every_point_of_a_grid_can_be_run(
-    name: str, config: str, size: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(CONFIGS / "grids" / f"{name}.toml"), str(CONFIGS / f"{config}.toml")]
-    assert grid.main([*arguments, "--dry-run"], run=lambda _: pytest.fail("it was run")) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(set(lines)) == size
-    assert all("epsilon" in line and "refused" not in line for line in lines)
-
-
-def test_the_shipped_grids_are_tested() -> None:
-    assert {path.stem for path in (CONFIGS / "grids").glob("*.toml")} == {g for g, _, _ in GRIDS}
-
-
-ABLATIONS = {  # grid -> configuration and its own value, the paper's setting
-    "ablation-popri-score": ("popri-biorxiv-eps1", "popri.score"),
-    "ablation-popri-rank": ("popri-biorxiv-eps1", "popri.rejected-rank"),
-    "ablation-pretext-lookahead": ("pretext-jobs-eps7.58", "pretext.lookahead"),
-    "ablation-pretext-size": ("pretext-jobs-eps7.58", "expand.samples"),
-}
-
-
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_the_papers_setting_is_in_its_ablation(name: str) -> None:
-    config, key = ABLATIONS[name]
-    values = tomllib.loads((CONFIGS / "grids" / f"{name}.toml").read_text("utf-8"))
-    assert load(config).flat()[key] in values[key]
-
-
-def test_the_papers_values_are_in_the_grids() -> None:
-    def values(name: str) -> dict[str, Any]:
-        return tomllib.loads((CONFIGS / "grids" / f"{name}.toml").read_text("utf-8"))
-
-    pretext, popri = values("pretext"), values("popri")
-    assert pretext["training.clip-norm"] == [1.0, 0.1, 0.01, 0.001]
-    assert pretext["rounds"] == [10, 20, 100]
-    assert popri["training.clip-norm"] == [1.0, 0.1, 0.01]
-    for one, config in ((pretext, "pretext-jobs-eps7.58"), (popri, "popri-biorxiv-eps1")):
-        assert one["training.learning-rate"] == [0.1, 0.01, 0.001]
-        training = load(f"dp-fedavg-{config}").training
-        assert training.learning_rate in one["training.learning-rate"]
-        assert training.clip_norm in one["training.clip-norm"]
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> list[str]:
-    """A grid of four points, one of which no ledger can pay for."""
-    (tmp_path / "grid.toml").write_text('rounds = [4, 9]\n"training.clip-norm" = [0.5, 0.25]\n')
-    config = 'method = "dp-fedavg"\nepsilon = 2.0\nnoise-multiplier = 5.0\nspare-rounds = 0\n'
-    (tmp_path / "config.toml").write_text(config)
-    paths = [str(tmp_path / "grid.toml"), str(tmp_path / "config.toml")]
-    return [*paths, "--out", str(tmp_path / "out")]
-
-
-class Privsyn:
-    """Stands for the command: a run's loss is its bound; it fails where it is told to."""
-
-    def __init__(self) -> None:
-        self.commands: list[list[str]] = []
-        self.failing = False
-
-    def __call__(self, command: Sequence[str]) -> int:
-        self.commands.append(list(command))
-        if command[1] == "--resume":
-            folder, loss = Path(command[2]), 9.0
-        else:
-            given = dict(item.split("=", 1) for item in command if "=" in item)
-            folder = Path(json.loads(given["run-folder"]))
-            loss = float(given["training.clip-norm"])
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text("")
-        if self.failing:
-            return 1
-        measured = {"trained": loss, "random_public": 4.5}
-        summary = {"benchmark": {"accuracy": measured, "loss": measured}, "epsilon": 1.5}
-        (folder / "summary.json").write_text(json.dumps(summary))
-        return 0
-
-
-def test_a_grid_is_run_on_development_users_and_kept(
-    small: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    privsyn = Privsyn()
-    assert grid.main([*small, "--set", "rounds=3", "--set", "seed=5"], privsyn) == 1
-    # nine rounds of this noise cost more than epsilon; the grid's rounds beat --set's
-    assert len(privsyn.commands) == 2
-    for command in privsyn.commands:
-        for setting in ('evaluation.on="development"', "benchmark=true", "seed=5", "rounds=4"):
-            assert setting in command
-        assert "rounds=3" not in command
-    out = capsys.readouterr().out
-    assert out.count("refused: noise-multiplier = 5.0") == 2
-    lines = [line.split(" | ") for line in out.splitlines() if line.startswith("| rounds")]
-    assert [line[0] for line in lines] == [
-        "| rounds=4,training.clip-norm=0.25",
-        "| rounds=4,training.clip-norm=0.5",
-        "| rounds=9,training.clip-norm=0.5",
-        "| rounds=9,training.clip-norm=0.25",
-    ]
-    assert lines[0][1:] == ["0.2500", "0.2500", "4.5000", "4.5000", "1.500 |"]
-    grid.main(small, privsyn)
-    assert len(privsyn.commands) == 2  # finished runs are kept
-
-
-def test_an_unfinished_point_is_resumed(small: list[str]) -> None:
-    privsyn = Privsyn()
-    privsyn.failing = True
-    assert grid.main(small, privsyn) == 1
-    privsyn.failing = False
-    grid.main(small, privsyn)
-    assert [command[1] for command in privsyn.commands[2:]] == ["--resume", "--resume"]
-    assert grid.main(small, privsyn) == 1  # two points can still not be paid for
-    assert len(privsyn.commands) == 4
-
-
-def test_a_grid_without_a_list_is_refused() -> None:
-    with pytest.raises(ConfigError, match="rounds = 4 in a grid"):
-        grid.points({"rounds": 4})

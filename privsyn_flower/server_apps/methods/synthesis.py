@@ -115,6 +115,7 @@ class Writing(Recipe[T]):
                 progress=self.run.progress,
                 steps=steps,
                 work=self.run.work(),
+                keep=self.folder.path,
             )
             draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
         return found.summary

@@ -226,6 +226,7 @@ class Training(Recipe[TrainingStrategy]):
                 progress=self.run.progress,
                 steps=steps,
                 work=self.run.work(),
+                keep=self.folder.path,
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found

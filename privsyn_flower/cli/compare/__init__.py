@@ -1,0 +1,1 @@
+"""`privsyn compare`: a grid of runs, what they come to, and what they cost."""

@@ -1,0 +1,134 @@
+"""One method of a grid against the controls of its own benchmark: tables by training text.
+
+Figures of controls exist within a run alone: the same users, seed and noise. Values over seeds are
+a mean and [smallest, largest]; each seed's difference has its own interval over held-out users.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.cli.compare.estimates import Line
+from privsyn_flower.cli.compare.tables import point_label
+from privsyn_flower.cli.report import Summary
+from privsyn_flower.config.grid import GridMethod
+
+Runs = Mapping[str, Sequence[Summary]]  # point -> the runs of all seeds
+
+
+def details(method: GridMethod, lines: Sequence[Line], made_by: str) -> str:
+    """Markdown of one method's runs; "" without any. made_by: the command that measured them."""
+    own = [line for line in lines if line.method is method and not line.reference]
+    by_point = {point_label(line.point): [run.summary or {} for run in line.runs] for line in own}
+    if not by_point:
+        return ""
+    parts = [[introduction(by_point, made_by)], training_texts(method, by_point)]
+    result = own[0].runs[0].result
+    parts += [difference_table(method, by_point, result, m) for m in ("accuracy", "loss")]
+    parts.append(text_table(method, by_point))
+    return "\n\n".join("\n".join(part) for part in parts if part)
+
+
+def introduction(by_point: Runs, made_by: str) -> str:
+    """What was measured, how often, on whom."""
+    first = next(iter(by_point.values()))[0]
+    benchmark = first["benchmark"]
+    seeds = ", ".join(
+        f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+        + (f" at {_spoken(point)}" if point else "")
+        for point, runs in by_point.items()
+    )
+    counted = "held_out_tokens" if "held_out_tokens" in benchmark else "held_out_texts"
+    return (
+        f"Measured by `{made_by}` ({seeds}; delta = {first['delta']:g}; "
+        f"mean and [smallest, largest] over seeds): {first['users']:,} users, "
+        f"{first['rounds']} rounds, {benchmark['held_out_users']} held-out "
+        f"{benchmark['held_out']} users with {benchmark[counted]:,} {counted.rpartition('_')[2]}. "
+        "These figures are measured with private and held-out text and are not covered by epsilon."
+    )
+
+
+def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
+    """Accuracy and cross-entropy by what the model was fine-tuned on."""
+    first = next(iter(by_point.values()))[0]["benchmark"]
+    measures = [m for m in ("accuracy", "loss") if m in first]
+    names = method.rows or {key: first["methods"][key] for key in first["accuracy"]}
+    head, rule = "| fine-tuned on |", "|---|"
+    for point in by_point:
+        for measure in measures:
+            head += f" {measure}{f', {point}' if point else ''} |"
+            rule += "---:|"
+    lines = [head, rule]
+    for key, name in names.items():
+        cells = [
+            spread([run["benchmark"][m][key] for run in runs], 4 if m == "accuracy" else 3)
+            for runs in by_point.values()
+            for m in measures
+        ]
+        lines.append(f"| {name} |" + "".join(f" {cell} |" for cell in cells))
+    return lines
+
+
+def difference_table(method: GridMethod, by_point: Runs, result: str, measure: str) -> list[str]:
+    """The result minus the others, with the 95 % interval of every seed (bootstrap over users)."""
+    first = next(iter(by_point.values()))[0]["benchmark"].get(f"{measure}_difference", {})
+    given = method.differences or {
+        key.removeprefix(f"{result}-"): key for key in first if key.startswith(f"{result}-")
+    }
+    if not first or not given:
+        return []
+    head = f"| {measure} difference, each seed with its 95 % interval over held-out users |"
+    lines = [head + "".join(f" {point} |" for point in by_point), "|---|" + "---|" * len(by_point)]
+    for other, name in given.items():
+        line = f"| {name} |"
+        for runs in by_point.values():
+            cells = []
+            for run in runs:
+                value, low, high = run["benchmark"][f"{measure}_difference"][f"{result}-{other}"]
+                cells.append(f"{value:+.4f} [{low:+.4f}, {high:+.4f}]")
+            line += " " + "<br>".join(cells) + " |"
+        lines.append(line)
+    return lines
+
+
+def text_table(method: GridMethod, by_point: Runs) -> list[str]:
+    """What the answers found, and Frechet distances to held-out text at equal numbers of texts."""
+    first = next(iter(by_point.values()))[0]["benchmark"]
+    lines = ["| |" + "".join(f" {point} |" for point in by_point)]
+    lines.append("|---|" + "---:|" * len(by_point))
+
+    def row(name: str, pick: Callable[[Any], float], digits: int) -> None:
+        cells = [spread([pick(run["benchmark"]) for run in r], digits) for r in by_point.values()]
+        lines.append(f"| {name} |" + "".join(f" {cell} |" for cell in cells))
+
+    if "true_votes" in first:
+        row("true votes of the survivors / of as many random candidates (mean over rounds)",
+            lambda b: b["true_votes"]["mean_ratio"], 2)  # fmt: skip
+        row("share of the true votes: seeds against as many random public texts",
+            lambda b: b["true_votes"]["seeds_against_random"], 3)  # fmt: skip
+    if "responses" in first:
+        row("recovery rate of the preferences (mean over rounds)",
+            lambda b: statistics.mean(b["responses"]["recovery_rate"]), 3)  # fmt: skip
+        for other in ("private", "held_out", "public"):
+            row(f"synthetic texts with 8 words in a row from {other.replace('_', '-')} text",
+                lambda b, o=other: b["near_duplicates"][o]["share"], 4)  # type: ignore[misc]  # fmt: skip
+    for group, distances in first.get("frechet", {}).items():
+        for key in distances:
+            name = method.rows.get(key, key).replace("**", "")
+            row(f"Frechet distance to held-out text ({group}): {name}",
+                lambda b, g=group, k=key: b["frechet"][g][k], 4)  # type: ignore[misc]  # fmt: skip
+    return lines if len(lines) > 2 else []
+
+
+def spread(values: Sequence[float], digits: int) -> str:
+    """Mean, and the range over seeds."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def _spoken(point: str) -> str:
+    return point.replace("eps ", "epsilon ")

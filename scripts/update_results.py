@@ -1,0 +1,116 @@
+"""The measured parts of docs/results.md and README.md, from what `privsyn compare` found.
+
+    python scripts/update_results.py      (`make results` runs the grid first)
+
+A method's part is written when all of its runs are there, finished or kept in docs/results.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from privsyn_flower.cli.compare.cells import Outcome, cells_of, look
+from privsyn_flower.cli.compare.details import details, introduction, training_texts
+from privsyn_flower.cli.compare.estimates import lines_of
+from privsyn_flower.cli.compare.tables import point_label
+from privsyn_flower.cli.report import report
+from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
+
+ROOT = Path(__file__).resolve().parent.parent
+GRID = ROOT / "configs" / "compare-results.toml"
+RUNS = ROOT / "results" / GRID.stem
+PAGE, FRONT, IMAGES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "images"
+MADE_BY = "make results"
+PLACES = {  # method -> marker of its part, and what its pictures' names begin with
+    "pretext": ("results", ""),
+    "popri": ("popri-results", "popri-"),
+    "dp-fedavg": ("dp-fedavg-results", "dp-fedavg-"),
+    "dp-ftrl": ("dp-ftrl-results", "dp-ftrl-"),
+}
+PICTURES = {  # of the first run
+    "pretext": {
+        "accuracy.png": "Next-token accuracy by training text",
+        "candidates.png": "Candidates and held-out text in two principal directions",
+    },
+    "popri": {
+        "accuracy.png": "Next-token accuracy by training text",
+        "candidates.png": "Responses and held-out text in two principal directions",
+        "distances.png": "Frechet distance of the responses by round",
+    },
+}
+
+
+def measured() -> tuple[GridConfig, list[Outcome]]:
+    """The grid of the demos, and what there is of it."""
+    grid = load_grid(GRID)
+    return grid, [look(cell) for cell in cells_of(grid, GRID, RUNS)]
+
+
+def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
+    """Marker -> text, for the methods whose runs are all there, and all of them side by side."""
+    lines, found = lines_of(grid, outcomes), dict[str, str]()
+    for method in grid.methods:
+        own = [outcome for outcome in outcomes if outcome.cell.method is method]
+        if missing := [outcome.cell.says for outcome in own if outcome.summary is None]:
+            print(f"{method.title}: its part stays, not here are {'; '.join(missing)}")
+            continue
+        marker, prefix = PLACES[method.name]
+        shown = PICTURES.get(method.name, {})
+        links = [f"![{text}](images/{prefix}{name})" for name, text in shown.items()]
+        found[marker] = "\n\n".join([details(method, lines, MADE_BY), *links])
+    if len(found) == len(grid.methods):
+        found["compare"] = report(_first_runs(outcomes))
+    return found
+
+
+def front_block(grid: GridConfig, outcomes: Sequence[Outcome]) -> str:
+    """README.md's one table: the first method at the first epsilon."""
+    method = grid.methods[0]
+    line = next(one for one in lines_of(grid, outcomes) if one.method is method)
+    shown = {point_label(line.point): [run.summary or {} for run in line.runs]}
+    return "\n".join([introduction(shown, MADE_BY), "", *training_texts(method, shown)])
+
+
+def _first_runs(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+    """Each method's first summary."""
+    found: dict[str, dict[str, object]] = {}
+    for outcome in outcomes:
+        if outcome.summary is not None:
+            found.setdefault(outcome.cell.method.name, dict(outcome.summary))
+    return list(found.values())
+
+
+def copy_pictures(method: GridMethod, outcomes: Sequence[Outcome]) -> None:
+    """Pictures of a method's first run into docs/images, where the run itself is here."""
+    first = next(outcome for outcome in outcomes if outcome.cell.method is method)
+    for name in PICTURES.get(method.name, {}):
+        if first.folder is not None and (first.folder / name).exists():
+            shutil.copyfile(first.folder / name, IMAGES / f"{PLACES[method.name][1]}{name}")
+
+
+def fill(page: Path, marker: str, text: str) -> None:
+    """Put a text between its markers. Raises ValueError for a page without them."""
+    start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(start)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{page} must hold {start} and {end}")
+    page.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    """Fill both pages."""
+    grid, outcomes = measured()
+    for method in grid.methods:
+        copy_pictures(method, outcomes)
+    found = blocks(grid, outcomes)
+    for marker, text in found.items():
+        fill(PAGE, marker, text)
+    if PLACES[grid.methods[0].name][0] in found:
+        fill(FRONT, "result", front_block(grid, outcomes))
+
+
+if __name__ == "__main__":
+    main()
