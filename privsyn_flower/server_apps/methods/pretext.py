@@ -11,10 +11,18 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
+from privsyn_flower.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.methods.stages import (
+    embedding,
+    filling,
+    generation,
+    private_texts,
+    public_pool,
+)
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.text.prompts import LabelledText, expand
@@ -62,6 +70,28 @@ class PrETextRecipe(Synthesis[PrEText]):
                 f"{config.data.public_pool}, from which it is drawn: lower the one or raise the "
                 "other"
             )
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """The pool for retrieval, candidates of every round, the users' texts, the expansion."""
+        own, options = config.pretext, config.expand
+        filled = {"mask-fill": 1.0, "retrieval": 0.0}.get(own.variation, 1 - own.retrieval_share)
+        looked = own.population * own.lookahead if own.lookahead > 1 else 0
+        varied = round(looked * filled)
+        tokens = tokens_of(config.data.sample_words, own.max_tokens)
+        rounds = [
+            filling(config, "lookahead", varied, config.rounds),
+            filling(config, "survivors", round(own.population * filled), config.rounds - 1),
+            # What is retrieved is embedded already.
+            embedding(
+                "rounds", "candidates", varied or round(own.population * (filled or 1)), tokens,
+                config.rounds,
+            ),
+            private_texts(config),
+        ]  # fmt: skip
+        shown = options.seeds_per_prompt * (tokens + HEADING_TOKENS)
+        text = [generation(config, "expansion", "synthetic texts", options.samples, shown)]
+        return [task for task in (*public_pool(cls, config), *rounds, *text) if task.items]
 
     def strategy(self, folder: RunFolder) -> PrEText:
         config = self.config

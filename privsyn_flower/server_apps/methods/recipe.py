@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig
+from privsyn_flower.estimates.work import Task
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
@@ -79,6 +80,12 @@ class Recipe(ABC, Generic[S]):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         """What is wrong with keys that only fail together."""
         yield from ()
+
+    @classmethod
+    def work(cls, config: RunConfig) -> list[Task]:
+        """What the stages compute, at most, for estimates of time and memory; nothing that is not
+        known before."""
+        return []
 
     # Of a run, in their order ------------------------------------------------------------
 
