@@ -1,7 +1,7 @@
 """This machine: its memory, how fast it multiplies and copies, and what was timed on it before.
 
-What is timed is made-up text through public models; it is kept in `speeds.json` in the cache folder,
-by sizes of models, so that nothing of a run is in that file.
+What is timed is made-up text through public models; it is kept in `speeds.json` in the cache
+folder, by sizes of models, so that nothing of a run is in that file.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Machine:
         where = f", {self.workers} workers" if self.device == "cpu" else f" ({self.device})"
         timed = f"; {len(self.speeds)} kinds of work timed" if self.speeds else ""
         return (
-            f"{self.name}{where}, {self.memory / 2**30:.0f} GiB; measured: {rate / 1e9:,.0f} GFLOP/s "
-            f"in products, {self.bandwidth / 1e9:,.0f} GB/s of memory{timed}"
+            f"{self.name}{where}, {self.memory / 2**30:.0f} GiB; measured: {rate / 1e9:,.0f} "
+            f"GFLOP/s in products, {self.bandwidth / 1e9:,.0f} GB/s of memory{timed}"
         )
 
 
@@ -179,11 +179,12 @@ def _probe_gpu(device: str) -> tuple[dict[str, float], float]:
         whole()
         return best_of(whole)
 
-    rates = dict[str, float]()
-    for entry, dtype in (("4", torch.float32), ("2", torch.bfloat16)):
+    def rate(dtype: torch.dtype) -> float:
         one = torch.ones((GPU_SIZE, GPU_SIZE), dtype=dtype, device=device)
         result = torch.empty_like(one)
-        rates[entry] = 2.0 * GPU_SIZE**3 / seconds(lambda a=one, b=result: torch.matmul(a, a, out=b))
+        return 2.0 * GPU_SIZE**3 / seconds(lambda: torch.matmul(one, one, out=result))
+
     source = torch.ones(GPU_COPY, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    rates = {"4": rate(torch.float32), "2": rate(torch.bfloat16)}
     return rates, 2.0 * GPU_COPY / seconds(lambda: target.copy_(source))

@@ -6,9 +6,9 @@ from privsyn_flower.estimates.shapes import Shape
 from privsyn_flower.estimates.work import Task
 
 ADAM_ENTRIES = 4  # weights, gradients and AdamW's two moments
-# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: activations of a layer that a backward pass
-# needs, in bytes for a token and entry of its row, and for an attention head and pair of tokens, at
-# two bytes an entry.
+# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: activations of a layer that a backward
+# pass needs, in bytes for a token and entry of its row, and for an attention head and pair of
+# tokens, at two bytes an entry.
 LAYER_BYTES, PAIR_BYTES = 34, 5
 LOGITS = 2  # the vocabulary's scores of a training step, and their gradient, in float32
 

@@ -79,7 +79,7 @@ def _named(
 
 
 # Shapes as the models' config.json have them; parameters as the libraries build them, which
-# tests/estimates/test_shapes.py counts. `privsyn plan` reads a model's own files where they are here.
+# tests/estimates/test_shapes.py counts. Where a model is here, its own files are read instead.
 NAMED = {
     shape.name: shape
     for shape in (
@@ -122,7 +122,9 @@ def shape_of(kind: str, config: RunConfig) -> Shape | None:
         return found
     if name == "tiny":
         return _tiny(RECIPES[kind])
-    return NAMED.get(MINILM if name == MINILM_INT8 else name)
+    if kind == "embedder" and name == MINILM_INT8:  # the same layers, in another file
+        return replace(NAMED[MINILM], name=name, here=folder is not None)
+    return NAMED.get(name)
 
 
 def model_files(kind: str, name: str, config: RunConfig) -> Path | None:
@@ -223,8 +225,8 @@ def _tiny(recipe: Recipe) -> Shape:
     body = recipe.layers * (4 * recipe.width**2 + 3 * recipe.width * inner)
     table = recipe.vocabulary * recipe.width
     return Shape(
-        "tiny", body + table, body, table, recipe.width, recipe.layers, recipe.heads, inner, recipe.width,
-        recipe.vocabulary, recipe.width, "the recipe of text/tiny/recipes.py, about", True,
+        "tiny", body + table, body, table, recipe.width, recipe.layers, recipe.heads, inner,
+        recipe.width, recipe.vocabulary, recipe.width, "the recipe of text/tiny/recipes.py, about", True,
     )  # fmt: skip
 
 
@@ -235,6 +237,6 @@ def _lstm() -> Shape:
     gates = 3 * cells
     body = 2 * width * gates + gates + cells * width
     return Shape(
-        LSTM, body + 2 * words * width + words, body, words * width, gates, 1, 0, 0, 0, words, width,
-        "text/models/lstm.py, at most", True,
+        LSTM, body + 2 * words * width + words, body, words * width, gates, 1, 0, 0, 0, words,
+        width,        "text/models/lstm.py, at most", True,
     )  # fmt: skip

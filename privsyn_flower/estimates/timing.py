@@ -52,9 +52,7 @@ def key(task: Task, shape: Shape) -> str:
     return f"{task.kind} {name}{shape.parameters} {sizes}"
 
 
-def timed(
-    config: RunConfig, tasks: Iterable[Task], machine: Machine, *, seconds: float
-) -> Machine:
+def timed(config: RunConfig, tasks: Iterable[Task], machine: Machine, *, seconds: float) -> Machine:
     """The machine with the speeds of these tasks' work, where their models are small and here.
 
     What is not known is timed, what seems longest first, until so many seconds are over; kept in

@@ -16,7 +16,8 @@ from privsyn_flower.text.tiny.recipes import RECIPES, recipe
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
 
-VLLM_BATCH = 256  # sequences that a vLLM server decodes together, unless its arguments say otherwise
+VLLM_BATCH = 256  # sequences that a vLLM server decodes together unless it is told otherwise
+LSTM_STEPS, LSTM_WORDS, LSTM_LONGEST = 2000, 2048, 64  # `text.models.lstm`, which imports torch
 FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.infillers`)
 
 
@@ -105,7 +106,12 @@ def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
     # The others take its tokenizer or weights over.
     missing |= {"downstream"} if missing else set()
     models = config.models
-    return [
+    words = Task(
+        "models", "training the LSTM, unless it is in the cache", "fine-tuning", "downstream",
+        (models.train_steps or LSTM_STEPS) * LSTM_WORDS // LSTM_LONGEST, LSTM_LONGEST,
+        LSTM_WORDS // LSTM_LONGEST, cap=models.train_seconds, key="models.train-seconds",
+    )  # fmt: skip
+    return [words] * ("downstream" in kinds and models.downstream == "lstm") + [
         Task(
             "models", f"training the tiny {kind} model, unless it is in the cache", "fine-tuning",
             kind, (made := recipe(kind, models.train_steps)).steps * (made.batch_tokens // 64), 64,
