@@ -1,4 +1,4 @@
-"""`privsyn`: run, plan, account, calibrate, audit, report, data check. Commands import what they need."""
+"""`privsyn`: run, plan, account, audit, report and more. Commands import what they need."""
 
 from __future__ import annotations
 

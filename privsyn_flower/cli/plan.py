@@ -18,13 +18,13 @@ from privsyn_flower.config import (
     parse_override,
 )
 from privsyn_flower.estimates.machine import Machine, this_machine
+from privsyn_flower.estimates.stages import spoken
 from privsyn_flower.estimates.timing import timed
 from privsyn_flower.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.text.embedders import ngram_dimension
 
 TIMING_SECONDS = 10.0  # no timing starts later; most have all they need in three
-UNITS = ((86400 * 365.25, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min"))
 
 
 def plan_command(path: Path | None, settings: list[str]) -> Plan:
@@ -134,7 +134,7 @@ def _stage(stage: StagePlan) -> list[str]:
         parts.append(f"memory {_bytes(stage.memory)} here, {_bytes(stage.gpu_memory)} on a GPU")
     parts.append(f"{stage.operations:.2g} operations")
     lines = [f"{stage.stage}: {'; '.join(parts)}", *_indented(stage.tasks)]
-    return lines + ([f"  {stage.note}"] if stage.note else [])
+    return lines + _indented(stage.unknown)
 
 
 def _total(plan: Plan) -> str:
@@ -161,14 +161,6 @@ def _findings(plan: Plan) -> list[str]:
         ("refused here: " if finding.fatal else "warning: ") + finding.text
         for finding in plan.findings
     ]
-
-
-def spoken(seconds: float) -> str:
-    """A time as one says it."""
-    for size, unit in UNITS:
-        if seconds >= 2 * size:
-            return f"{seconds / size:,.0f} {unit}"
-    return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1g} s"
 
 
 def _bytes(size: float | None) -> str:

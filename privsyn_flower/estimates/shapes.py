@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from privsyn_flower.text.embedders import (
     ngram_dimension,
     shipped,
 )
-from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
+from privsyn_flower.text.models.pretrained import ModelUnavailableError, hub_cache, local_folder
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from privsyn_flower.text.tiny.recipes import RECIPES, Recipe
 
@@ -147,13 +146,8 @@ def model_files(kind: str, name: str, config: RunConfig) -> Path | None:
 
 def _fetched(name: str) -> Path | None:
     """The newest snapshot of a model in the cache of the hub."""
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    found = [
-        path
-        for path in (cache / f"models--{name.replace('/', '--')}" / "snapshots").glob("*")
-        if (path / "config.json").is_file()
-    ]
+    snapshots = (hub_cache(name) / "snapshots").glob("*")
+    found = [path for path in snapshots if (path / "config.json").is_file()]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
@@ -226,7 +220,7 @@ def _tiny(recipe: Recipe) -> Shape:
     table = recipe.vocabulary * recipe.width
     return Shape(
         "tiny", body + table, body, table, recipe.width, recipe.layers, recipe.heads, inner,
-        recipe.width, recipe.vocabulary, recipe.width, "the recipe of text/tiny/recipes.py, about", True,
+        recipe.width, recipe.vocabulary, recipe.width, "text/tiny/recipes.py, about", True,
     )  # fmt: skip
 
 

@@ -13,11 +13,13 @@ from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.estimates.machine import Machine, remember
 from privsyn_flower.estimates.memory import entry_bytes
 from privsyn_flower.estimates.shapes import Shape, model_files, shape_of
-from privsyn_flower.estimates.work import Task, operations, weight_bytes_read
+from privsyn_flower.estimates.work import Task, operations, tokens_of, weight_bytes_read
 
 SMALL = 64_000_000  # parameters of a model that is timed in about half a second
 WORDS = 36  # of a made-up text
-LEAST_SECONDS = 0.15  # timed at least
+LEAST_SECONDS = 0.1  # timed at least
+PROMPTS, WRITTEN = 16, 32  # completions that are timed, and the most tokens of one
+STEPS = 2  # of a fine-tuning that is timed
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def timed(config: RunConfig, tasks: Iterable[Task], machine: Machine, *, seconds
         if folder is None:
             continue
         try:
-            speed = WORK[task.kind](config, task, folder, machine.device)
+            speed = WORK[task.kind](config, task, folder, machine)
         except (ImportError, MemoryError, RuntimeError, ValueError):
             continue  # the run says what is wrong with a model; an estimate does without
         machine = replace(machine, speeds={**machine.speeds, key(task, shape): speed})
@@ -91,67 +93,86 @@ def made_up(count: int, words: int = WORDS) -> list[str]:
     return [" ".join(pool[first : first + words]) for first in starts]
 
 
-def _rate(work: Callable[[Sequence[str]], object], texts: Sequence[str], tokens: int) -> float:
-    """Tokens a second: once to get ready, then for LEAST_SECONDS or longer."""
-    work(texts[:2])
-    done, start = 0, time.perf_counter()
-    while (spent := time.perf_counter() - start) < LEAST_SECONDS:
+def _rate(
+    work: Callable[[Sequence[str]], object],
+    texts: Sequence[str],
+    tokens: int,
+    device: str,
+    workers: int,
+) -> float:
+    """Tokens a second: once to get ready, then for LEAST_SECONDS or longer.
+
+    On a CPU by the seconds of this process on its cores, shared by so many workers: what else the
+    machine does just now is no part of it.
+    """
+    clock = time.process_time if device == "cpu" else time.perf_counter
+    work(texts[:1])
+    done, start = 0, clock()
+    while (spent := clock() - start) < LEAST_SECONDS:
         work(texts)
         done += len(texts)
-    return done * tokens / spent
+    return done * tokens * (workers if device == "cpu" else 1) / spent
 
 
-def _embedding(config: RunConfig, task: Task, folder: Path, device: str) -> float:
+def _embedding(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
     from privsyn_flower.text import load_embedder
 
-    embedder = load_embedder(config.models.embedder, device, progress=False)
-    return _rate(embedder.embed, made_up(8), round(WORDS * 4 / 3))
+    embedder = load_embedder(config.models.embedder, machine.device, progress=False)
+    tokens = tokens_of(WORDS)
+    return _rate(embedder.embed, made_up(8), tokens, machine.device, machine.workers)
 
 
-def _mask_filling(config: RunConfig, task: Task, folder: Path, device: str) -> float:
+def _mask_filling(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
     from privsyn_flower.text.infillers import MaskFill
 
     model = MaskFill(
-        folder, steps=1, max_tokens=task.tokens, batch_size=16, device=device, progress=False
-    )
+        folder, steps=1, max_tokens=task.tokens, batch_size=16,
+        device=machine.device, progress=False,
+    )  # fmt: skip
     rng = np.random.default_rng(0)
-    return _rate(lambda texts: model.vary(texts, rng), made_up(32), task.tokens)
+    return _rate(
+        lambda texts: model.vary(texts, rng), made_up(32), task.tokens, machine.device,
+        machine.workers,
+    )  # fmt: skip
 
 
-def _generation(config: RunConfig, task: Task, folder: Path, device: str) -> float:
+def _generation(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
     from privsyn_flower.text.generators import HuggingFaceGenerator
     from privsyn_flower.text.prompts import expand_prompt
 
+    tokens = min(task.tokens, WRITTEN)
     model = HuggingFaceGenerator(
-        folder, max_tokens=task.tokens, batch_size=min(task.batch, 16), device=device,
-        progress=False,
-    )  # fmt: skip
-    texts = made_up(64)
-    prompts = [expand_prompt(texts[i : i + 2]) for i in range(0, 64, 2)]
+        folder, max_tokens=tokens, batch_size=PROMPTS, device=machine.device, progress=False
+    )
+    texts = made_up(2 * PROMPTS)
+    prompts = [expand_prompt(texts[i : i + 2]) for i in range(0, len(texts), 2)]
     rng = np.random.default_rng(0)
-    return _rate(lambda some: model.complete(some, 1, rng), prompts, task.tokens)
+    return _rate(
+        lambda some: model.complete(some, 1, rng), prompts, tokens, machine.device,
+        machine.workers,
+    )  # fmt: skip
 
 
-def _fine_tuning(config: RunConfig, task: Task, folder: Path, device: str) -> float:
+def _fine_tuning(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
     from privsyn_flower.evaluation.downstream import Downstream, Tuning
 
     length, batch = min(task.tokens, 64), min(task.batch, 8)
-    model = Downstream(folder, length=length, device=device)
+    model = Downstream(folder, length=length, device=machine.device)
     rows = model.encode(made_up(64, 64))
 
     def steps(some: Sequence[str]) -> None:
         model.fine_tune(rows, Tuning(len(some), batch, length, 1e-6))
 
-    return _rate(steps, ["a step"] * 3, batch * length)
+    return _rate(steps, ["a step"] * STEPS, batch * length, machine.device, 1)
 
 
-def _preferences(config: RunConfig, task: Task, folder: Path, device: str) -> float:
+def _preferences(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
     """Half as fast as a fine-tuning of the same model, which takes half the passes: the trainer's
     libraries alone take longer to load than a timing may last."""
-    return _fine_tuning(config, task, folder, device) / 2
+    return _fine_tuning(config, task, folder, machine) / 2
 
 
-WORK: dict[str, Callable[[RunConfig, Task, Path, str], float]] = {
+WORK: dict[str, Callable[[RunConfig, Task, Path, Machine], float]] = {
     "embedding": _embedding,
     "mask-filling": _mask_filling,
     "generation": _generation,

@@ -15,13 +15,20 @@ from typing import Any
 from privsyn_flower.config import RunConfig
 from privsyn_flower.estimates.machine import Machine
 from privsyn_flower.estimates.memory import memory
-from privsyn_flower.estimates.shapes import Shape, model_files, shape_of
-from privsyn_flower.estimates.timing import estimate
-from privsyn_flower.estimates.work import Task, operations
+from privsyn_flower.estimates.shapes import model_files, shape_of
+from privsyn_flower.estimates.stages import (
+    ROUNDS,
+    Shapes,
+    elsewhere,
+    shapes_of,
+    stage_of,
+)
+from privsyn_flower.estimates.work import Task
 from privsyn_flower.preflight import check_ready
+from privsyn_flower.preflight.data import HUB
 from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
-from privsyn_flower.preflight.machine import KINDS, used_models
+from privsyn_flower.preflight.machine import in_hub_cache, used_models
 from privsyn_flower.preflight.signal import Signal, signal_of
 from privsyn_flower.privacy.promise import Promise
 from privsyn_flower.server_apps.methods import recipe_of
@@ -59,7 +66,7 @@ class StagePlan:
     operations: float
     memory: int | None
     gpu_memory: int | None
-    note: str = ""
+    unknown: list[str]
 
 
 @dataclass(frozen=True)
@@ -128,15 +135,20 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     numbers that make no promise."""
     made = promised(config, checked=False)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
-    shapes = {kind: shape_of(kind, config) for kind in KINDS}
-    stages = stages_of(config, recipe_of(config).work(config), shapes, machine)
+    shapes, tasks = shapes_of(config), recipe_of(config).work(config)
+    names = dict.fromkeys(task.stage for task in tasks)
+    stages = [
+        _stage(config, name, [task for task in tasks if task.stage == name], shapes, machine)
+        for name in names
+    ]
     disk = disk_of(config, shapes, models)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
     length, _ = trained(config, shapes.get("downstream")) if config.trains else (None, None)
     found = [
         *check_ready(config, folder),
-        *_too_large(config, shapes, machine),
+        *_data(config),
+        *_too_large(config, tasks, shapes, machine),
         *_disk(sum(disk.values()), free),
     ]
     signal, exchange = signal_of(config, length), exchange_of(config, machine)
@@ -154,58 +166,34 @@ def _model(config: RunConfig, kind: str, name: str) -> ModelPlan:
     return ModelPlan(f"models.{kind}", name, shape.parameters, shape.source, here, download)
 
 
-def stages_of(
-    config: RunConfig, tasks: Sequence[Task], shapes: dict[str, Shape | None], machine: Machine
-) -> list[StagePlan]:
-    """The stages in the order of their first tasks."""
-    names = list(dict.fromkeys(task.stage for task in tasks))
-    return [
-        _stage(config, name, [task for task in tasks if task.stage == name], shapes, machine)
-        for name in names
-    ]
-
-
 def _stage(
-    config: RunConfig,
-    name: str,
-    tasks: Sequence[Task],
-    shapes: dict[str, Shape | None],
-    machine: Machine,
+    config: RunConfig, name: str, tasks: Sequence[Task], shapes: Shapes, machine: Machine
 ) -> StagePlan:
-    seconds, on_nodes, first, work, timed = 0.0, 0.0, 0.0, 0.0, True
-    sizes, notes, known = [0], list[str](), True
-    gpu = [0]
-    for task in tasks:
-        shape = shapes.get(task.model)
-        if elsewhere(config, task):
-            notes.append(f"{task.what}: on the server of generation.base-url")
-            continue
-        if shape is None:
-            notes.append(f"{task.what}: unknown, the size of models.{task.model} is not known")
-            known = False
-            continue
-        found = estimate(task, shape, machine)
-        timed = timed and found.timed
-        work += operations(task, shape)
-        sizes.append(memory(task, shape, machine.device, _workers(config, task, machine)))
-        gpu.append(memory(task, shape, "cuda"))
-        if task.nodes:
-            on_nodes += found.seconds
-        else:
-            seconds += found.seconds
-            first += estimate(task.once(), shape, machine).seconds
+    found = stage_of(config, tasks, shapes, machine)
+    sized = [(t, s) for t in tasks if (s := shapes.get(t.model)) and t not in found.unknown]
+    sizes = [
+        memory(task, shape, machine.device, _workers(config, task, machine))
+        for task, shape in sized
+    ]
+    several = name == ROUNDS and config.rounds > 1
     return StagePlan(
         name,
         [_described(task) for task in tasks],
-        seconds if known else None,
-        on_nodes,
-        first if name == "rounds" and config.rounds > 1 and known else None,
-        timed,
-        work,
-        max(sizes) if known else None,
-        max(gpu) if known else None,
-        "; ".join(notes),
+        found.server if sized else None,
+        found.nodes,
+        found.first if several and sized else None,
+        found.timed,
+        found.operations,
+        max(sizes, default=None),
+        max((memory(task, shape, "cuda") for task, shape in sized), default=None),
+        [_why(config, task) for task in found.unknown],
     )
+
+
+def _why(config: RunConfig, task: Task) -> str:
+    if elsewhere(config, task):
+        return f"{task.what}: on the server of generation.base-url"
+    return f"{task.what}: unknown, the size of models.{task.model} is not known here"
 
 
 def _described(task: Task) -> str:
@@ -215,53 +203,47 @@ def _described(task: Task) -> str:
     return f"{task.what}: {task.items:,} {unit} of {task.tokens} tokens{often}"
 
 
-def elsewhere(config: RunConfig, task: Task) -> bool:
-    """Whether a running server does the work, of which nothing is known here."""
-    return task.kind == "generation" and bool(config.generation.base_url)
-
-
 def _workers(config: RunConfig, task: Task, machine: Machine) -> int:
     served = task.kind == "generation" and config.generation.backend != "huggingface"
     return 1 if served or task.kind == "embedding" else machine.workers
 
 
 def _too_large(
-    config: RunConfig, shapes: dict[str, Shape | None], machine: Machine
+    config: RunConfig, tasks: Sequence[Task], shapes: Shapes, machine: Machine
 ) -> list[Finding]:
-    """Work that does not fit into this machine's memory, with the key that says how large it is."""
-    worst = dict[tuple[str, str], tuple[int, Task]]()
-    for task in recipe_of(config).work(config):
+    """Work that does not fit into this machine's memory: a line for each model and kind of work,
+    with the key that says how large it is."""
+    worst = dict[tuple[str, str], tuple[int, Task, set[str]]]()
+    for task in tasks:
         shape = shapes.get(task.model)
         if shape is None or elsewhere(config, task):
             continue
         need = memory(task, shape, machine.device, _workers(config, task, machine))
-        if need > worst.get((task.stage, task.what), (machine.memory, task))[0]:
-            worst[(task.stage, task.what)] = (need, task)
+        if need <= machine.memory:
+            continue
+        most, which, stages = worst.get((task.model, task.kind), (0, task, set()))
+        stages |= {task.stage}
+        worst[(task.model, task.kind)] = (
+            (need, task, stages) if need > most else (most, which, stages)
+        )
     found = list[Finding]()
-    for need, task in worst.values():
+    for need, task, stages in worst.values():
         shape = shapes[task.model]
-        least = memory(_smallest(task), shape, machine.device) if shape else 0
-        key = f"lower {task.key}" if task.key and least <= machine.memory else (
+        alone = memory(replace(task, batch=1), shape, machine.device) if shape else need
+        way = f"lower {task.key}" if task.key and alone <= machine.memory else (
             f"choose a smaller models.{task.model}"
         )  # fmt: skip
         found.append(
             Finding(
-                f"{task.stage}: {task.what} needs about {_gib(need)} of memory, and "
-                f"{machine.device} has {_gib(machine.memory)} here: {key}, or run it where there "
-                "is more"
+                f"{task.kind} by models.{task.model} ({', '.join(sorted(stages))}) needs about "
+                f"{_gib(need)} of memory, and {machine.device} has {_gib(machine.memory)} here: "
+                f"{way}, or run it where there is more"
             )
         )
     return found
 
 
-def _smallest(task: Task) -> Task:
-    """The task with as little at a time as there can be."""
-    return replace(task, batch=1)
-
-
-def disk_of(
-    config: RunConfig, shapes: dict[str, Shape | None], models: Sequence[ModelPlan]
-) -> dict[str, int]:
+def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> dict[str, int]:
     """Bytes on disk: models to fetch, the run folder, and the cache of a simulation."""
     run, cache, data = 0, 0, config.data
     embedder, generator = shapes.get("embedder"), shapes.get("generator")
@@ -284,6 +266,22 @@ def disk_of(
         run += config.rounds * text
     fetched = sum(model.download or 0 for model in models)
     return {"models": fetched, "run_folder": run, "cache": cache}
+
+
+def _data(config: RunConfig) -> list[Finding]:
+    """Data sets of the hub that are not in its cache."""
+    data, found = config.data, list[Finding]()
+    for key, place in (("data.source", data.source), ("data.public-path", data.public_path)):
+        name = place.removeprefix(HUB).partition("@")[0].partition("#")[0]
+        if place.startswith(HUB) and not in_hub_cache(name, "datasets"):
+            found.append(
+                Finding(
+                    f"{key} = {place!r} is not in the cache of the hub: the run fetches it, and "
+                    "its size is not known here",
+                    fatal=False,
+                )
+            )
+    return found
 
 
 def _disk(wanted: int, free: int) -> list[Finding]:

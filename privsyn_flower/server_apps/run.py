@@ -15,6 +15,7 @@ from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
+from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
@@ -33,8 +34,8 @@ class Run:
         self.config = config
         self.grid = grid
         self.folder = folder
-        self.clock = StageClock(folder)
         self.progress = ProgressLog(folder.path / "progress.jsonl")
+        self.clock = StageClock(folder, Foretold(config, folder, self.progress))
         self.ended_early = ""
         self.session = Session(
             grid,
