@@ -75,6 +75,7 @@ def _parts(plan: Plan) -> Iterator[list[str]]:
         *_indented(plan.signal.lines()[1:]),
     ]  # fmt: skip
     yield _device(plan)
+    yield [f"trust: {plan.trust}"]
     yield [f"machine: {plan.machine.told()}"]
     yield ["models:", *_indented([_model(model) for model in plan.models])]
     yield ["stages, as estimates (at most what the keys allow):"]
@@ -126,10 +127,10 @@ def _stage(stage: StagePlan) -> list[str]:
         parts.append("time unknown")
     elif stage.seconds or not stage.node_seconds:
         parts.append(f"{least}{spoken(stage.seconds)}")
-    if stage.first_round:
-        parts.append(f"its first round {spoken(stage.first_round)}")
     if stage.node_seconds:
         parts.append(f"on simulated nodes {least}{spoken(stage.node_seconds)}")
+    if stage.first_round:
+        parts.append(f"all of the first round {spoken(stage.first_round)}")
     if stage.memory:
         parts.append(f"memory {_bytes(stage.memory)} here, {_bytes(stage.gpu_memory)} on a GPU")
     parts.append(f"{stage.operations:.2g} operations")

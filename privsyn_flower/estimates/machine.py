@@ -20,11 +20,11 @@ import numpy as np
 from privsyn_flower.files import locked, replace_private
 from privsyn_flower.text.embedders import can_import
 from privsyn_flower.text.models.devices import cpu_workers, resolve_device
+from privsyn_flower.text.models.gpu import gpu_facts, gpu_rates
 
 FILE = "speeds.json"
 FORMAT = 1  # raise it when what is measured changes
-CPU_SIZE, CPU_COPY = 768, 1 << 24  # rows of the product; entries copied
-GPU_SIZE, GPU_COPY = 8192, 1 << 28
+CPU_SIZE, CPU_COPY = 512, 1 << 23  # rows of the product; entries copied
 UNLIMITED = 1 << 60
 
 
@@ -73,14 +73,14 @@ def this_machine(cache: Path, device: str, *, needs_torch: bool = True) -> Machi
     where = resolve_device(where)
     main = main_memory()
     if where.startswith("cuda"):
-        name, memory = _gpu(where)
+        name, memory = gpu_facts(where)
     else:
         name, memory = _processor(), main
     found = Machine(name, where, cpu_workers(), memory, main, {}, 0.0)
     stored = _stored(cache).get(found.identity)
     if stored is not None:
         return replace(found, **stored)
-    operations, bandwidth = _probe_gpu(where) if where.startswith("cuda") else _probe_cpu()
+    operations, bandwidth = gpu_rates(where) if where.startswith("cuda") else _probe_cpu()
     found = replace(found, operations=operations, bandwidth=bandwidth)
     remember(cache, found)
     return found
@@ -138,53 +138,26 @@ def _processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def _gpu(device: str) -> tuple[str, int]:
-    import torch
-
-    facts = torch.cuda.get_device_properties(torch.device(device))
-    return str(facts.name), int(facts.total_memory)
-
-
-def best_of(work: Callable[[], object], repeats: int = 3) -> float:
+def best_of(work: Callable[[], object], clock: Callable[[], float], repeats: int = 5) -> float:
     """Seconds of the fastest of several runs: what is measured is the machine, not its load."""
     seconds = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         work()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
+        seconds.append(clock() - start)
+    return max(min(seconds), 1e-9)
 
 
 def _probe_cpu() -> tuple[dict[str, float], float]:
-    """Operations and bytes a second, of products and copies in float32."""
+    """Operations and bytes a second, of products and copies in float32.
+
+    Of products by the seconds of all cores, so that other work just now takes nothing off.
+    """
     one = np.ones((CPU_SIZE, CPU_SIZE), dtype=np.float32)
     result = one @ one
-    product = best_of(lambda: np.matmul(one, one, out=result))
+    spent = best_of(lambda: np.matmul(one, one, out=result), time.process_time)
     source = np.ones(CPU_COPY, dtype=np.float32)
     target = source.copy()
-    copied = best_of(lambda: np.copyto(target, source))
-    rate = 2.0 * CPU_SIZE**3 / product
+    copied = best_of(lambda: np.copyto(target, source), time.perf_counter)
+    rate = 2.0 * CPU_SIZE**3 * cpu_workers() / spent
     return {"4": rate, "2": rate}, 2 * source.nbytes / copied
-
-
-def _probe_gpu(device: str) -> tuple[dict[str, float], float]:
-    """The same of a GPU, in float32 and bfloat16."""
-    import torch
-
-    def seconds(work: Callable[[], object]) -> float:
-        def whole() -> None:
-            work()
-            torch.cuda.synchronize(device)
-
-        whole()
-        return best_of(whole)
-
-    def rate(dtype: torch.dtype) -> float:
-        one = torch.ones((GPU_SIZE, GPU_SIZE), dtype=dtype, device=device)
-        result = torch.empty_like(one)
-        return 2.0 * GPU_SIZE**3 / seconds(lambda: torch.matmul(one, one, out=result))
-
-    source = torch.ones(GPU_COPY, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    rates = {"4": rate(torch.float32), "2": rate(torch.bfloat16)}
-    return rates, 2.0 * GPU_COPY / seconds(lambda: target.copy_(source))

@@ -10,7 +10,8 @@ ADAM_ENTRIES = 4  # weights, gradients and AdamW's two moments
 # pass needs, in bytes for a token and entry of its row, and for an attention head and pair of
 # tokens, at two bytes an entry.
 LAYER_BYTES, PAIR_BYTES = 34, 5
-LOGITS = 2  # the vocabulary's scores of a training step, and their gradient, in float32
+# The vocabulary's scores of a training step, shifted, their logarithms, and their gradient.
+LOGITS = 4
 
 
 def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
@@ -25,14 +26,13 @@ def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
     batch = min(task.batch, task.items)
     if task.kind == "fine-tuning":
         whole = (ADAM_ENTRIES + (0 if task.nodes else 1)) * 4 * shape.parameters  # and the start
-        return whole + _backward(shape, batch, task.tokens, 4)
+        return whole + _backward(shape, task, batch, 4, shape.layers)
     if task.kind == "preferences":
-        sequences, length = 2 * batch, task.tokens
         if device == "cpu":
-            return weights + _backward(shape, sequences, length, entry)
+            return weights + _backward(shape, task, 2 * batch, entry, shape.layers)
         # Checkpointed: rows between layers, and one layer's activations at a time.
-        kept = sequences * length * shape.width * entry * shape.layers
-        return weights + kept + _backward(shape, sequences, length, entry, layers=1)
+        kept = 2 * batch * task.tokens * shape.width * entry * shape.layers
+        return weights + kept + _backward(shape, task, 2 * batch, entry, 1)
     if task.kind == "generation":
         length = task.shown + task.tokens
         cache = batch * length * 2 * shape.layers * shape.key_width * entry
@@ -49,9 +49,9 @@ def entry_bytes(task: Task, device: str) -> int:
     return 2 if halved else 4
 
 
-def _backward(shape: Shape, batch: int, length: int, entry: int, layers: int = 0) -> int:
+def _backward(shape: Shape, task: Task, sequences: int, entry: int, layers: int) -> int:
     """Bytes of activations and scores of one forward and backward pass."""
-    tokens = batch * length
-    layer = LAYER_BYTES * shape.width + PAIR_BYTES * shape.heads * length
-    stack = tokens * layer * (layers or shape.layers) * entry // 2
-    return stack + LOGITS * 4 * tokens * shape.vocabulary
+    tokens = sequences * task.tokens
+    layer = LAYER_BYTES * shape.width + PAIR_BYTES * shape.heads * task.tokens
+    scores = LOGITS * 4 * tokens * task.scored * shape.vocabulary
+    return tokens * layer * layers * entry // 2 + int(scores)

@@ -89,9 +89,13 @@ class Plan:
         """Whether the run would start here and, as far as is known, fit."""
         return not any(finding.fatal for finding in self.findings)
 
+    @property
+    def trust(self) -> str:
+        """Who is trusted, and what the figures of privacy are about."""
+        return statement(self.config).short()
+
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        said = statement(self.config, checked=False)
         phases = [
             {
                 "name": phase.name,
@@ -113,7 +117,7 @@ class Plan:
                 "delta": self.promise.delta,
                 "releases": releases(self.promise),
                 "phases": phases,
-                "sentence": said.short(),
+                "sentence": self.trust,
             },
             "signal": {**asdict(self.signal), "ratio": self.signal.ratio},
             "device": asdict(self.exchange),
@@ -133,7 +137,7 @@ def releases(made: Promise) -> int:
 def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     """The plan of a run in `folder`, with absolute paths; raises ConfigError and ValueError for
     numbers that make no promise."""
-    made = promised(config, checked=False)
+    made = promised(config)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
     shapes, tasks = shapes_of(config), recipe_of(config).work(config)
     names = dict.fromkeys(task.stage for task in tasks)
