@@ -6,12 +6,21 @@ nothing that a run measured, is in what is told or kept.
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.estimates.machine import Machine, this_machine
-from privsyn_flower.estimates.stages import ROUNDS, Stage, remaining, shapes_of, spoken, stage_of
+from privsyn_flower.estimates.stages import (
+    ROUNDS,
+    Shapes,
+    Stage,
+    remaining,
+    shapes_of,
+    spoken,
+    stage_of,
+)
 from privsyn_flower.estimates.timing import timed
 from privsyn_flower.estimates.work import Task
 from privsyn_flower.progress import ProgressLog
@@ -22,7 +31,7 @@ from privsyn_flower.server_apps.public_text import is_deployment
 logger = logging.getLogger("privsyn_flower")
 
 LONG = 20.0  # seconds of a stage that are worth a line before it
-LITTLE = 5e11  # operations of a whole run that are over before anybody asks: nothing is timed
+LITTLE = 1e12  # operations of a whole run that are over before anybody asks: nothing is timed
 TIMING_SECONDS = 1.0  # no timing begins later; what is timed is kept for other runs
 RESULTS = {  # a stage's file: once it is there, the stage has nothing to do
     "expansion": "synthetic.jsonl",
@@ -40,8 +49,16 @@ class Foretold:
         self.config, self.folder, self.progress = config, folder, progress
         self.machine: Machine | None = None
         self.told = set[str]()
-        self.tasks = recipe_of(config).work(config)
-        self.shapes = shapes_of(config)
+
+    @functools.cached_property
+    def tasks(self) -> list[Task]:
+        """All work of the run."""
+        return recipe_of(self.config).work(self.config)
+
+    @functools.cached_property
+    def shapes(self) -> Shapes:
+        """The sizes of its models."""
+        return shapes_of(self.config)
 
     def __call__(self, stage: str) -> None:
         """Tell it, where it is long; an estimate that fails is none, and ends no run."""
