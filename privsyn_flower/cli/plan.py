@@ -17,10 +17,10 @@ from privsyn_flower.config import (
     load_config,
     parse_override,
 )
-from privsyn_flower.estimates.machine import Machine, this_machine
-from privsyn_flower.estimates.stages import spoken
-from privsyn_flower.estimates.timing import timed
 from privsyn_flower.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
+from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
+from privsyn_flower.server_apps.estimates.stages import spoken
+from privsyn_flower.server_apps.estimates.timing import timed
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.text.embedders import ngram_dimension
 

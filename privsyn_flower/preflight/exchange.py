@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.machine import Machine
-from privsyn_flower.estimates.memory import memory
-from privsyn_flower.estimates.shapes import Shape, model_files, shape_of
-from privsyn_flower.estimates.timing import estimate
-from privsyn_flower.estimates.work import Task, tokens_of
 from privsyn_flower.preflight.numbers import encoding
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import WrapAround
 from privsyn_flower.protocol.question import Query
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.memory import memory
+from privsyn_flower.server_apps.estimates.shapes import Shape, model_files, shape_of
+from privsyn_flower.server_apps.estimates.timing import estimate
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods import recipe_of
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes

@@ -1,7 +1,7 @@
 """`privsyn plan`: what a run will promise, exchange, compute and need, before anything is begun.
 
 Privacy is read from the promise, findings from the other checks of this room. Times and memory are
-estimates of `privsyn_flower.estimates`; what is not known is said to be unknown.
+estimates of `privsyn_flower.server_apps.estimates`; what is not known is said to be unknown.
 """
 
 from __future__ import annotations
@@ -13,17 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.machine import Machine
-from privsyn_flower.estimates.memory import memory
-from privsyn_flower.estimates.shapes import model_files, shape_of
-from privsyn_flower.estimates.stages import (
-    ROUNDS,
-    Shapes,
-    elsewhere,
-    shapes_of,
-    stage_of,
-)
-from privsyn_flower.estimates.work import Task
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.preflight.data import HUB
 from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
@@ -31,6 +20,17 @@ from privsyn_flower.preflight.findings import Finding
 from privsyn_flower.preflight.machine import in_hub_cache, used_models
 from privsyn_flower.preflight.signal import Signal, signal_of
 from privsyn_flower.privacy.promise import Promise
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.memory import memory
+from privsyn_flower.server_apps.estimates.shapes import model_files, shape_of
+from privsyn_flower.server_apps.estimates.stages import (
+    ROUNDS,
+    Shapes,
+    elsewhere,
+    shapes_of,
+    stage_of,
+)
+from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised, statement
 

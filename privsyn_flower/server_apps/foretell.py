@@ -1,7 +1,7 @@
 """Before each long stage: about how long it takes on this machine.
 
-By sizes of models and made-up text alone (`privsyn_flower.estimates`): nothing of a run's text, and
-nothing that a run measured, is in what is told or kept.
+By sizes of models and made-up text alone (`estimates/`): nothing of a run's text, and nothing that a
+run measured, is in what is told or kept.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import logging
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.estimates.machine import Machine, this_machine
-from privsyn_flower.estimates.stages import (
+from privsyn_flower.progress import ProgressLog
+from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
+from privsyn_flower.server_apps.estimates.stages import (
     ROUNDS,
     Shapes,
     Stage,
@@ -21,10 +23,8 @@ from privsyn_flower.estimates.stages import (
     spoken,
     stage_of,
 )
-from privsyn_flower.estimates.timing import timed
-from privsyn_flower.estimates.work import Task
-from privsyn_flower.progress import ProgressLog
-from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.timing import timed
+from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import is_deployment
 

@@ -16,8 +16,6 @@ from typer.testing import CliRunner
 from privsyn_flower.cli import plan as plans
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig, absolute_paths, load_config
-from privsyn_flower.estimates.machine import Machine
-from privsyn_flower.estimates.timing import key
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.preflight.exchange import question_bytes, trained
 from privsyn_flower.preflight.plan import Plan, plan_of
@@ -25,6 +23,8 @@ from privsyn_flower.preflight.signal import one_users_votes, signal_of
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.scores import shard_scores
 from privsyn_flower.queries.votes import shard_votes
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.timing import key
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised
 from tests.preflight.test_preflight import place as place  # a fixture
@@ -155,7 +155,7 @@ def test_memory_that_is_not_there_names_a_key(tmp_path: Path) -> None:
 def test_timed_work_is_told_without_at_least(tmp_path: Path) -> None:
     config = load_config(ROOT / "configs" / "dp-fedavg-demo.toml")
     plan = planned(config, tmp_path / "run")
-    from privsyn_flower.estimates.stages import shapes_of
+    from privsyn_flower.server_apps.estimates.stages import shapes_of
 
     shapes, tasks = shapes_of(config), recipe_of(config).work(config)
     speeds = {key(t, s): 1e4 for t in tasks if (s := shapes[t.model]) is not None}

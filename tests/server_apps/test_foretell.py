@@ -10,12 +10,12 @@ import pytest
 
 from privsyn_flower.cli.display import Display
 from privsyn_flower.config import RunConfig, load_config
-from privsyn_flower.estimates.machine import Machine
-from privsyn_flower.estimates.stages import shapes_of
-from privsyn_flower.estimates.timing import key
 from privsyn_flower.progress import FORETOLD, ProgressLog, read_events
 from privsyn_flower.runs import RunFolder, StageClock, write_jsonl
 from privsyn_flower.server_apps import foretell
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.stages import shapes_of
+from privsyn_flower.server_apps.estimates.timing import key
 from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.methods import recipe_of
 

@@ -14,9 +14,9 @@ from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.benchmark.feedback import Feedback, response_feedback
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
 from privsyn_flower.server_apps.methods.stages import (

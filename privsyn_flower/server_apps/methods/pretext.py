@@ -11,11 +11,11 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.server_apps.methods.stages import (
     embedding,
     filling,

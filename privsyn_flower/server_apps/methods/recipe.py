@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.work import Task
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.strategies.engine.rounds import Strategy
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.estimates.work import Task, tokens_of
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.text.tiny.assets import AssetError, find_asset
 from privsyn_flower.text.tiny.models import package_sides
 from privsyn_flower.text.tiny.recipes import RECIPES, recipe

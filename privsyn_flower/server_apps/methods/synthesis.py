@@ -16,10 +16,10 @@ from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data import LabelledText as UserText
-from privsyn_flower.estimates.work import Task
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy

@@ -23,13 +23,13 @@ from privsyn_flower.benchmark.benchmark import (
 )
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig, split_list
-from privsyn_flower.estimates.work import Task
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
+from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tuning, fine_tunings, tiny_models

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.estimates.machine import Machine, remember
-from privsyn_flower.estimates.memory import entry_bytes
-from privsyn_flower.estimates.shapes import Shape, model_files, shape_of
-from privsyn_flower.estimates.work import Task, operations, tokens_of, weight_bytes_read
+from privsyn_flower.server_apps.estimates.machine import Machine, remember
+from privsyn_flower.server_apps.estimates.memory import entry_bytes
+from privsyn_flower.server_apps.estimates.shapes import Shape, model_files, shape_of
+from privsyn_flower.server_apps.estimates.work import Task, operations, tokens_of, weight_bytes_read
 
 SMALL = 64_000_000  # parameters of a model that is timed in about half a second
 WORDS = 36  # of a made-up text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from privsyn_flower.estimates.shapes import Shape
-from privsyn_flower.estimates.work import Task
+from privsyn_flower.server_apps.estimates.shapes import Shape
+from privsyn_flower.server_apps.estimates.work import Task
 
 ADAM_ENTRIES = 4  # weights, gradients and AdamW's two moments
 # Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: activations of a layer that a backward

@@ -12,10 +12,11 @@ import transformers as t
 from safetensors.numpy import save_file
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.shapes import NAMED, Shape, read_shape, shape_of
+from privsyn_flower.server_apps.estimates.shapes import NAMED, Shape, read_shape, shape_of
 from privsyn_flower.server_apps.methods import stages
 from privsyn_flower.text.models import lstm
 from privsyn_flower.text.models.parameters import base_shapes
+from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 
 
 def llama(shape: Shape) -> t.PreTrainedModel:
@@ -88,7 +89,7 @@ def test_shipped_models_are_read_from_their_files() -> None:
     for kind in ("generator", "downstream"):
         shape = shape_of(kind, config)
         assert shape is not None and shape.here and shape.source == "its files"
-        sizes = base_shapes(stages.Path(__file__).parents[2] / "privsyn_flower" / "assets" / kind)
+        sizes = base_shapes(PACKAGE_ASSETS / kind)
         assert shape.parameters == sum(map(math.prod, sizes.values()))
     embedder = shape_of("embedder", config)
     assert embedder is not None and embedder.dimension == 384

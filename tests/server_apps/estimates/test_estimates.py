@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates import machine as machines
-from privsyn_flower.estimates import timing
-from privsyn_flower.estimates.machine import FILE, Machine, remember, this_machine
-from privsyn_flower.estimates.memory import memory
-from privsyn_flower.estimates.shapes import NAMED, shape_of
-from privsyn_flower.estimates.stages import remaining, shapes_of, spoken, stage_of
-from privsyn_flower.estimates.timing import estimate, key, timed
-from privsyn_flower.estimates.work import Task, operations, tokens_of
+from privsyn_flower.server_apps.estimates import machine as machines
+from privsyn_flower.server_apps.estimates import timing
+from privsyn_flower.server_apps.estimates.machine import FILE, Machine, remember, this_machine
+from privsyn_flower.server_apps.estimates.memory import memory
+from privsyn_flower.server_apps.estimates.shapes import NAMED, shape_of
+from privsyn_flower.server_apps.estimates.stages import remaining, shapes_of, spoken, stage_of
+from privsyn_flower.server_apps.estimates.timing import estimate, key, timed
+from privsyn_flower.server_apps.estimates.work import Task, operations, tokens_of
 
 LLAMA, GPT = NAMED["meta-llama/Llama-2-7b-hf"], NAMED["distilbert/distilgpt2"]
 BOX = Machine("a box", "cpu", 2, 2**34, 2**34, {"4": 1e11, "2": 1e11}, 1e10)

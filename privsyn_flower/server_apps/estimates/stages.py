@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.estimates.machine import Machine
-from privsyn_flower.estimates.shapes import Shape, shape_of
-from privsyn_flower.estimates.timing import estimate
-from privsyn_flower.estimates.work import Task, operations
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.shapes import Shape, shape_of
+from privsyn_flower.server_apps.estimates.timing import estimate
+from privsyn_flower.server_apps.estimates.work import Task, operations
 
 Shapes = Mapping[str, Shape | None]
 ROUNDS = "rounds"

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from privsyn_flower.estimates.shapes import Shape
+from privsyn_flower.server_apps.estimates.shapes import Shape
 
 Kind = Literal["embedding", "mask-filling", "generation", "fine-tuning", "preferences"]
 
