@@ -1,7 +1,7 @@
 """Before each long stage: about how long it takes on this machine.
 
-By sizes of models and made-up text alone (`estimates/`): nothing of a run's text, and nothing that a
-run measured, is in what is told or kept.
+By sizes of models and made-up text alone (`estimates/`): nothing of a run's text, and nothing
+that a run measured, is in what is told or kept.
 """
 
 from __future__ import annotations

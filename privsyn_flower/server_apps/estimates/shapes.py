@@ -77,8 +77,8 @@ def _named(
     )  # fmt: skip
 
 
-# Shapes as the models' config.json have them; parameters as the libraries build them, which the tests
-# count. Where a model is here, its own files are read instead.
+# Shapes as the models' config.json have them; parameters as the libraries build them, which the
+# tests count. Where a model is here, its own files are read instead.
 NAMED = {
     shape.name: shape
     for shape in (
