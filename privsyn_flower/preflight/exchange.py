@@ -80,13 +80,14 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
     """
     some = min(count, SAMPLE)
     rows = np.random.default_rng(0).standard_normal((some, dimension)).astype(np.float32)
+    own, groups = config.popri, 0
     if recipe_of(config).question(config)[0] == "votes":
         query = Query.votes(rows, bound=1.0, model="")
     else:
-        reduced = config.popri.dimension if config.popri.dimension < dimension else 0
-        query = Query.scores(rows, bound=1.0, model="", groups=[some], dimension=reduced)
+        asked = own.dimension if own.dimension < dimension else 0
+        query = Query.scores(rows, bound=1.0, model="", groups=[some], dimension=asked)
+        groups = 4 * own.prompts
     extra = sum(array.nbytes for name, array in query.extra.items() if name == "projection")
-    groups = 4 * config.popri.prompts if config.uses("popri") else 0
     return round(query.packed[0].nbytes * count / some) + extra + groups
 
 
