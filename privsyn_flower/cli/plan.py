@@ -24,7 +24,7 @@ from privsyn_flower.server_apps.estimates.timing import timed
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.text.embedders import ngram_dimension
 
-TIMING_SECONDS = 10.0  # no timing starts later; most have all they need in three
+TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they need in three
 
 
 def plan_command(path: Path | None, settings: list[str]) -> Plan:
