@@ -32,7 +32,8 @@ def plan_command(path: Path | None, settings: list[str]) -> Plan:
     loaded = load_config(path, dict(parse_override(text) for text in settings))
     folder = Path(loaded.run_folder or Path("runs") / "plan").expanduser().absolute()
     config = absolute_paths(loaded, folder)
-    return plan_of(config, folder, machine_for(config))
+    with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
+        return plan_of(config, folder, machine_for(config))
 
 
 def machine_for(config: RunConfig) -> Machine:
@@ -42,8 +43,7 @@ def machine_for(config: RunConfig) -> Machine:
         task.kind != "embedding" or ngram_dimension(config.models.embedder) is None for task in work
     )
     found = this_machine(cache_folder(config), config.models.device, needs_torch=needs_torch)
-    with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
-        return timed(config, work, found, seconds=TIMING_SECONDS)
+    return timed(config, work, found, seconds=TIMING_SECONDS)
 
 
 def as_json(plan: Plan) -> str:

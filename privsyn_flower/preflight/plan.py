@@ -26,6 +26,7 @@ from privsyn_flower.server_apps.estimates.shapes import model_files, shape_of
 from privsyn_flower.server_apps.estimates.stages import (
     ROUNDS,
     Shapes,
+    done_here,
     elsewhere,
     shapes_of,
     stage_of,
@@ -33,6 +34,7 @@ from privsyn_flower.server_apps.estimates.stages import (
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.public_text import is_deployment
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
@@ -139,7 +141,7 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     numbers that make no promise."""
     made = promised(config)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
-    shapes, tasks = shapes_of(config), recipe_of(config).work(config)
+    shapes, tasks = shapes_of(config), done_here(config, recipe_of(config).work(config))
     names = dict.fromkeys(task.stage for task in tasks)
     stages = [
         _stage(config, name, [task for task in tasks if task.stage == name], shapes, machine)
@@ -260,7 +262,8 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
         size = recipe_of(config).length(config)
         run += config.rounds * size * (embedder.dimension + 12)
         run += config.expand.samples * data.sample_words * WORD_BYTES
-        cache += 4 * embedder.dimension * data.users * data.samples_per_user
+        if not is_deployment(config):
+            cache += 4 * embedder.dimension * data.users * data.samples_per_user
         if recipe_of(config).retrieves(config):
             cache += 4 * embedder.dimension * data.public_pool
     if config.uses("popri") and generator is not None:

@@ -18,6 +18,7 @@ from privsyn_flower.server_apps.estimates.stages import (
     ROUNDS,
     Shapes,
     Stage,
+    done_here,
     remaining,
     shapes_of,
     spoken,
@@ -26,7 +27,6 @@ from privsyn_flower.server_apps.estimates.stages import (
 from privsyn_flower.server_apps.estimates.timing import timed
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.public_text import is_deployment
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -52,8 +52,8 @@ class Foretold:
 
     @functools.cached_property
     def tasks(self) -> list[Task]:
-        """All work of the run."""
-        return recipe_of(self.config).work(self.config)
+        """All work of the run that this machine does."""
+        return done_here(self.config, recipe_of(self.config).work(self.config))
 
     @functools.cached_property
     def shapes(self) -> Shapes:
@@ -84,12 +84,11 @@ class Foretold:
         return described(found, stage, cached=stage in KEPT) if found.seconds >= LONG else ""
 
     def _left(self, stage: str) -> list[Task]:
-        """What a stage still has to do here; the work of real nodes is not this machine's."""
+        """What a stage still has to do here."""
         result = RESULTS.get(stage)
         if result and Path(self.folder.path / result).exists():
             return []
-        deployed = is_deployment(self.config)
-        tasks = [t for t in self.tasks if t.stage == stage and not (t.nodes and deployed)]
+        tasks = [task for task in self.tasks if task.stage == stage]
         return remaining(tasks, self._done()) if stage == ROUNDS else tasks
 
     def _done(self) -> int:

@@ -164,6 +164,12 @@ def test_timed_work_is_told_without_at_least(tmp_path: Path) -> None:
     assert "at least" not in plans.described(timed).partition("stages")[2]
 
 
+def test_real_nodes_do_their_own_work(tmp_path: Path) -> None:
+    plan = planned(load_config(ROOT / "configs" / "deployment-example.toml"), tmp_path / "run")
+    assert all(stage.node_seconds == 0 for stage in plan.stages)
+    assert plan.exchange.first_seconds and "simulated nodes" not in plans.described(plan)
+
+
 def test_the_command(place: Path) -> None:
     before = set(place.iterdir())
     result = CliRunner().invoke(app, ["plan", "run.toml", "--json", "--set", "rounds=3"])

@@ -10,6 +10,7 @@ from privsyn_flower.server_apps.estimates.machine import Machine
 from privsyn_flower.server_apps.estimates.shapes import Shape, shape_of
 from privsyn_flower.server_apps.estimates.timing import estimate
 from privsyn_flower.server_apps.estimates.work import Task, operations
+from privsyn_flower.server_apps.public_text import is_deployment
 
 Shapes = Mapping[str, Shape | None]
 ROUNDS = "rounds"
@@ -37,6 +38,12 @@ class Stage:
 def shapes_of(config: RunConfig) -> Shapes:
     """The models of a configuration by their keys, those it does not use among them."""
     return {kind: shape_of(kind, config) for kind in type(config.models).kinds}
+
+
+def done_here(config: RunConfig, tasks: Sequence[Task]) -> list[Task]:
+    """Those that this machine does: real nodes do their own."""
+    deployed = is_deployment(config)
+    return [task for task in tasks if not (task.nodes and deployed)]
 
 
 def elsewhere(config: RunConfig, task: Task) -> bool:
