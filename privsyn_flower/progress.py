@@ -20,6 +20,7 @@ logger = logging.getLogger("privsyn_flower")
 
 BENCHMARK = "benchmark"  # the stage after the result, on a line of its own
 PROGRESS = "progress.jsonl"  # the file of the events, in the run folder
+FORETOLD = "foretold"  # key of an event that says before a stage how long it may take
 QUIET_BELOW = 300  # items; fewer are done before a bar would be read
 
 
@@ -99,6 +100,13 @@ class ProgressLog:
         if note or finished or stage not in self._seen:
             logger.info("%s %g/%g %s", stage, done, total, note)
         self._seen.add(stage)
+
+    def foretell(self, stage: str, line: str) -> None:
+        """Before a stage: how long it may take, in words. No progress, so no bar is drawn."""
+        event = {"t": round(time.time(), 2), "stage": stage, "done": 0.0, "total": 0.0}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**event, "note": "", FORETOLD: line}, ensure_ascii=False) + "\n")
+        logger.info("%s takes %s", stage, line)
 
 
 def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:

@@ -26,7 +26,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -286,14 +286,19 @@ def lock_holder(folder: Path) -> int | None:
 
 
 class StageClock:
-    """Wall seconds per stage, kept across resumes: `with clock("rounds"): ...`."""
+    """Wall seconds per stage, kept across resumes: `with clock("rounds"): ...`.
 
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
+    before: called with a stage's name before it begins; its time is no stage's.
+    """
+
+    def __init__(self, folder: RunFolder, before: Callable[[str], None] | None = None) -> None:
+        self.folder, self.before = folder, before
         self.seconds: dict[str, float] = folder.load_value("seconds") or {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
+        if self.before is not None:
+            self.before(stage)
         start = time.monotonic()
         try:
             yield

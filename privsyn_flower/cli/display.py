@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from privsyn_flower.progress import FORETOLD
 from privsyn_flower.runs import read_jsonl
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
@@ -89,6 +90,9 @@ class Display:
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""
+        if FORETOLD in event:
+            self.say([f"{event['stage']}: {event[FORETOLD]}"])
+            return
         stage, done, total = event["stage"], float(event["done"]), float(event["total"])
         left = self.pace.left(event)
         if not self.live:

@@ -1,4 +1,4 @@
-"""`privsyn`: run, account, calibrate, audit, report, data check. Commands import what they need."""
+"""`privsyn`: run, plan, account, audit, report and more. Commands import what they need."""
 
 from __future__ import annotations
 
@@ -94,6 +94,31 @@ def run(
     print(folder)
     if code := exit_status(folder):
         raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Before a run: noise against signal, epsilon, bytes, seconds, memory, disk, what is missing.
+
+    Begins nothing and fetches nothing. Work of small models is timed on made-up text, once: their
+    speeds are kept in the cache folder. Ends with 0 also when the run would be refused here.
+    """
+    from privsyn_flower.cli import plan as plans
+    from privsyn_flower.cli.run import default_config
+
+    try:
+        found = plans.plan_command(config or default_config(), settings or [])
+    except (ValueError, RuntimeError) as error:
+        raise fail(str(error)) from None
+    typer.echo(plans.as_json(found) if as_json else plans.described(found))
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]

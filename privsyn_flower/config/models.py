@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -11,6 +11,8 @@ from privsyn_flower.config.section import Section
 
 class ModelsConfig(Section):
     """`[models]`: an embedded tiny model (tiny), a local folder, or a Hugging Face name."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("embedder", "infiller", "generator", "downstream")
 
     embedder: str = Field(
         "minilm", description="minilm, minilm-int8, ngram-DIM, a folder, or a hub name"

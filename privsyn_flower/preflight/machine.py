@@ -8,7 +8,7 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from privsyn_flower.config import RunConfig, cache_folder, ledger_folder
+from privsyn_flower.config import ModelsConfig, RunConfig, cache_folder, ledger_folder
 from privsyn_flower.local.federation import LocalFederation
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -22,14 +22,17 @@ from privsyn_flower.text.embedders import (
     ngram_dimension,
 )
 from privsyn_flower.text.fingerprints import FACTS
-from privsyn_flower.text.models.pretrained import ModelUnavailableError, local_folder
+from privsyn_flower.text.models.pretrained import (
+    ModelUnavailableError,
+    hub_cache,
+    local_folder,
+)
 from privsyn_flower.text.serving.vllm_server import default_python
 
 from .findings import Finding, Findings
 
 LITTLE, TOO_LITTLE = 2**30, 2**26  # bytes of disk: a warning, and what not even a miniature has
 ADAPTING = ("torch", "transformers", "peft", "trl", "datasets")  # to fine-tune a generator
-KINDS = ("embedder", "infiller", "generator", "downstream")
 DESCRIBES = {
     "embedder": ("modules.json", "config.json", FACTS)
 }  # one of them is in a model's folder
@@ -84,7 +87,7 @@ def _embedder_modules(name: str) -> tuple[str, ...]:
 def used_models(config: RunConfig) -> dict[str, str]:
     """kind -> name of the models that the run will load."""
     used = recipe_of(config).loads(config) | ({"downstream"} if config.benchmark else set())
-    return {kind: getattr(config.models, kind) for kind in KINDS if kind in used}
+    return {kind: getattr(config.models, kind) for kind in ModelsConfig.kinds if kind in used}
 
 
 def models(config: RunConfig) -> Findings:
@@ -134,9 +137,12 @@ def _out_of_reach(name: str) -> bool:
         if not missing(MINILM_PACKAGE):
             return False
         name = MINILM_HUB
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
-    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-    return not (cache / f"models--{name.replace('/', '--')}").is_dir()
+    return not in_hub_cache(name)
+
+
+def in_hub_cache(name: str, kind: str = "models") -> bool:
+    """Whether something of a model or data set is in the cache of the hub."""
+    return hub_cache(name, kind).is_dir()
 
 
 def _server(config: RunConfig) -> Findings:

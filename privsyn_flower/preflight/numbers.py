@@ -12,7 +12,8 @@ import numpy as np
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.privacy.encoding.dense import DensePlan
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan, WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import OptionValue, Query
@@ -39,7 +40,7 @@ def keys(config: RunConfig) -> Findings:
 
 def promise(config: RunConfig) -> Findings:
     """The noise against the users who answer, and delta against 1 / users."""
-    noise, answers, summed = _noise(config)
+    noise, answers, summed = noise_of(config)
     for doubt in doubts(
         epsilon=config.epsilon,
         delta=config.delta,
@@ -51,7 +52,7 @@ def promise(config: RunConfig) -> Findings:
         yield Finding(doubt.text, doubt.hopeless)
 
 
-def _noise(config: RunConfig) -> tuple[float, float, str]:
+def noise_of(config: RunConfig) -> tuple[float, float, str]:
     """Standard deviation of the noise in bounds of one answer, answers in the sum, which sum."""
     users, rounds = config.data.users, config.rounds
     if not config.trains:
@@ -83,14 +84,22 @@ def integers(config: RunConfig) -> Findings:
     """
     if config.trusts_aggregator:
         return
-    length = recipe_of(config).length(config)
-    users = config.data.users
+    try:
+        encoding(config, recipe_of(config).length(config))
+    except WrapAround as error:
+        yield Finding(str(error))
+
+
+def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
+    """The integers of a round's answers of so many coordinates. Raises WrapAround when there are
+    none whose sum and noise are what the promise says."""
+    users, main = config.data.users, promised(config).main
     if config.cohort_nodes:
         users = max(1, users * config.cohort_nodes // config.nodes)
     plan = RoundPlan(
         run="",
         users=users,
-        noise_multiplier=promised(config).main.multiplier,
+        noise_multiplier=main.multiplier,
         min_surviving_weight=config.min_surviving_weight,
         nodes=config.cohort_nodes or config.nodes,
         distance=promised(config).distance,
@@ -98,10 +107,9 @@ def integers(config: RunConfig) -> Findings:
     options: dict[str, OptionValue] = {"encoding": "dense"} if config.trains else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
     query = Query("", rows, scales, length, 1.0, "", options)
-    try:
-        encoding_of(plan, query, plan.noise_multiplier)
-    except WrapAround as error:
-        yield Finding(str(error))
+    if config.trusts_aggregator:
+        return trusted_noise(main).encoding(plan, query)
+    return encoding_of(plan, query, plan.noise_multiplier)
 
 
 def candidates(config: RunConfig) -> Findings:

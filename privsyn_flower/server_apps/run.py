@@ -23,6 +23,7 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
+from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
@@ -46,8 +47,8 @@ class Run:
         self.config = config
         self.grid = grid
         self.folder = folder
-        self.clock = StageClock(folder)
         self.progress = ProgressLog(folder.path / PROGRESS)
+        self.clock = StageClock(folder, Foretold(config, folder, self.progress))
         self.ended_early = ""
         claim = baseline(config)
         self.asks = claim is None

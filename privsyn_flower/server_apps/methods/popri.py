@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,19 @@ from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
+from privsyn_flower.server_apps.methods.stages import (
+    embedding,
+    fine_tuning,
+    generation,
+    preferences,
+    private_texts,
+    public_pool,
+)
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
-from privsyn_flower.server_apps.selection import check_selection, select_round
+from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
@@ -75,6 +85,46 @@ class POPriRecipe(Synthesis[POPri]):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         if config.evaluation.rival:
             yield from PrETextRecipe.faults(config)
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """Each round's responses, their rows and training; the choices; the synthetic texts."""
+        own, rounds, shown = config.popri, config.rounds, _shown(config)
+        asked, tokens = cls.length(config), tokens_of(config.data.sample_words)
+        compared = own.select_samples * (own.epochs if own.checkpoint != "last" else 1)
+        compared *= own.checkpoint != "last" or own.select == "public"
+        chosen = min(CANDIDATES, rounds) * (own.select == "federated")
+        tasks = [
+            *public_pool(cls, config),
+            generation(config, "rounds", "responses", asked, shown, rounds),
+            embedding("rounds", "responses", asked, tokens, rounds),
+            private_texts(config),
+            preferences(config, own.prompts * own.epochs, shown, rounds),
+            generation(config, "rounds", "texts to choose an epoch by", compared, shown, rounds),
+            embedding("rounds", "texts to choose an epoch by", compared, tokens, rounds),
+            generation(config, "rounds", "texts to choose a round by",
+                       own.select_samples * chosen, shown),
+            fine_tuning(config, "rounds", "models to choose a round by", config.evaluation.steps,
+                        chosen),
+            generation(config, "expansion", "synthetic texts", config.expand.samples, shown),
+        ]  # fmt: skip
+        return [task for task in tasks if task.items * task.times]
+
+    @classmethod
+    def compared_work(cls, config: RunConfig) -> list[Task]:
+        own, options = cls.writing(config), config.evaluation
+        found = [
+            replace(task, stage="unaligned")
+            for task in own
+            if task.stage == "expansion" and options.compares(UNALIGNED)
+        ]
+        if options.rival:
+            found += [
+                replace(task, stage="rival")
+                for task in PrETextRecipe.writing(config)
+                if task.stage != "models" and not task.nodes
+            ]
+        return found
 
     def begin(self) -> POPri:
         with self.run.clock("models"):
@@ -182,6 +232,14 @@ class POPriRecipe(Synthesis[POPri]):
 
     def feedback(self, strategy: POPri, private: Private, held_out: F32) -> Feedback:
         return response_feedback(self.folder, private, held_out, self.config.popri.rejected_rank)
+
+
+def _shown(config: RunConfig) -> int:
+    """Tokens of a prompt: its examples, or the instruction."""
+    own = config.popri
+    if not own.examples:
+        return tokens_of(len(own.instruction.split()))
+    return own.examples * (tokens_of(config.data.sample_words) + HEADING_TOKENS)
 
 
 RECIPE = POPriRecipe

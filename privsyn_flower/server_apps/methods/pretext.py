@@ -18,7 +18,15 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.server_apps.methods.sft import tuned_adapter
+from privsyn_flower.server_apps.methods.stages import (
+    embedding,
+    generation,
+    private_texts,
+    public_pool,
+    variations,
+)
 from privsyn_flower.server_apps.methods.synthesis import Synthesis
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.synthesis.evolution import Evolution
@@ -71,6 +79,26 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
                 f"{config.data.public_pool}, from which {wanted} texts are drawn: lower the one "
                 "or raise the other"
             )
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """The pool for retrieval, candidates of every round, the users' texts, the expansion."""
+        own, options = config.evolution, config.expand
+        share = {"mixed": 1 - own.retrieval_share, "retrieval": 0.0}.get(own.variation, 1.0)
+        tokens = tokens_of(config.data.sample_words, own.max_tokens)
+        looked = round(share * own.candidates * own.lookahead) if own.lookahead > 1 else 0
+        varied = round(share * (own.candidates - own.population or own.population))
+        rounds = [
+            *variations(config, "lookahead", looked, config.rounds),
+            *variations(config, "survivors", varied, config.rounds - 1),
+            # What is retrieved is embedded already.
+            embedding("rounds", "candidates", looked or varied or own.population, tokens,
+                      config.rounds),
+            private_texts(config),
+        ]  # fmt: skip
+        shown = options.seeds_per_prompt * (tokens + HEADING_TOKENS)
+        text = [generation(config, "expansion", "synthetic texts", options.samples, shown)]
+        return [task for task in (*public_pool(cls, config), *rounds, *text) if task.items]
 
     def strategy(self, folder: RunFolder) -> Evolution[Any]:
         config = self.config

@@ -12,6 +12,7 @@ from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.work import Task
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.models import Models
@@ -88,6 +89,12 @@ class Recipe(ABC, Generic[S]):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         """What is wrong with keys that only fail together."""
         yield from ()
+
+    @classmethod
+    def work(cls, config: RunConfig) -> list[Task]:
+        """What the stages compute, at most, for estimates of time and memory; nothing that is not
+        known before."""
+        return []
 
     # Of a run, in their order ------------------------------------------------------------
 

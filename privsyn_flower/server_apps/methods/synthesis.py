@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -16,11 +16,14 @@ from privsyn_flower.benchmark.benchmark import METHODS, run_benchmark, steps_of
 from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
+from privsyn_flower.config import RunConfig
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
+from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.prompts import LabelledText, expand
 
@@ -44,6 +47,33 @@ class Writing(Recipe[T]):
     def seeds(self, strategy: T) -> dict[str, Sequence[str]]:
         """Seeds to measure as the texts are, by names in figures; none for most methods."""
         return {}
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """The stages between the data and the benchmark, in their order."""
+        return []
+
+    @classmethod
+    def work(cls, config: RunConfig) -> list[Task]:
+        """The method's own stages, its controls as often again, and the fine-tunings."""
+        own = cls.writing(config)
+        if not config.benchmark:
+            return [*tiny_models(config, cls.loads(config)), *own]
+        again = [task for task in own if task.stage != "models" and not task.nodes]
+        controls = [replace(task, stage="control") for task in again]
+        made = int(config.evaluation.compares(NOISE))
+        return [
+            *tiny_models(config, cls.loads(config) | {"downstream"}),
+            *own,
+            *(controls if made else []),
+            *cls.compared_work(config),
+            *fine_tunings(config, made + len({task.stage for task in cls.compared_work(config)})),
+        ]
+
+    @classmethod
+    def compared_work(cls, config: RunConfig) -> list[Task]:
+        """Of the benchmark's other texts, a stage for each."""
+        return []
 
     def begin(self) -> T:
         with self.run.clock("models"):

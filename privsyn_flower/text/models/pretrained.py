@@ -30,6 +30,13 @@ def local_folder(name: str | os.PathLike[str], key: str) -> Path | None:
     return None
 
 
+def hub_cache(name: str, kind: str = "models") -> Path:
+    """The folder of a model or data set in the cache of the hub, whether it is there or not."""
+    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
+    return cache / f"{kind}--{name.replace('/', '--')}"
+
+
 def know_model(source: str | os.PathLike[str]) -> None:
     """Make our own architecture known to the Auto classes where a folder is of it."""
     try:

@@ -1,0 +1,173 @@
+"""`privsyn plan`: what a run promises, exchanges, computes and needs, before it is begun."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.config import (
+    RunConfig,
+    absolute_paths,
+    cache_folder,
+    load_config,
+    parse_override,
+)
+from privsyn_flower.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
+from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
+from privsyn_flower.server_apps.estimates.stages import spoken
+from privsyn_flower.server_apps.estimates.timing import timed
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.text.embedders import ngram_dimension
+
+TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they need in three
+
+
+def plan_command(path: Path | None, settings: list[str]) -> Plan:
+    """The plan of a configuration on this machine. Raises ValueError for one that is wrong."""
+    loaded = load_config(path, dict(parse_override(text) for text in settings))
+    folder = Path(loaded.run_folder or Path("runs") / "plan").expanduser().absolute()
+    config = absolute_paths(loaded, folder)
+    with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
+        return plan_of(config, folder, machine_for(config))
+
+
+def machine_for(config: RunConfig) -> Machine:
+    """This machine, with the speeds of the configuration's small models: remembered, or timed."""
+    work = recipe_of(config).work(config)
+    needs_torch = any(
+        task.kind != "embedding" or ngram_dimension(config.models.embedder) is None for task in work
+    )
+    found = this_machine(cache_folder(config), config.models.device, needs_torch=needs_torch)
+    return timed(config, work, found, seconds=TIMING_SECONDS)
+
+
+def as_json(plan: Plan) -> str:
+    """One JSON object; JSON has no infinity."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(plan.as_dict()))
+
+
+def described(plan: Plan) -> str:
+    """The plan in words, one part after the other."""
+    return "\n".join(line for part in _parts(plan) for line in part)
+
+
+def _parts(plan: Plan) -> Iterator[list[str]]:
+    made, main = plan.promise, plan.promise.main
+    yield [
+        f"privacy: epsilon {made.epsilon:.4f} of {made.target:g} at delta {made.delta:g}, "
+        f"{releases(made)} releases, noise multiplier {main.multiplier:.4f}",
+        *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
+                    f"{p.source}" for p in made.phases]),
+        f"signal ({plan.signal.kind}): " + plan.signal.lines()[0],
+        *_indented(plan.signal.lines()[1:]),
+    ]  # fmt: skip
+    yield _device(plan)
+    yield [f"trust: {plan.trust}"]
+    yield [f"machine: {plan.machine.told()}"]
+    yield ["models:", *_indented([_model(model) for model in plan.models])]
+    yield ["stages, as estimates (at most what the keys allow):"]
+    for stage in plan.stages:
+        yield _indented(_stage(stage))
+    yield [_total(plan), _disk(plan)]
+    yield _findings(plan)
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _device(plan: Plan) -> list[str]:
+    found = plan.exchange
+    size = "unknown" if found.coordinates is None else f"{found.coordinates:,}"
+    bits = "" if found.bits is None else f" of {found.bits} bits"
+    secure = plan.config.aggregation == "secure"
+    beside = "; keys and shares of secure aggregation come on top" if secure else ""
+    lines = [
+        f"a device and round: down {_bytes(found.down)}, up {_bytes(found.up)} ({size} "
+        f"coordinates{bits}{beside})"
+    ]
+    if found.seconds is None or found.first_seconds is None:
+        return [*lines, "  its computing: unknown, the size of its model is not known here"]
+    speed = "as fast as this machine" if found.timed else "as fast as this machine at its best"
+    first = (
+        f"{spoken(found.first_seconds)} in the first round, {spoken(found.seconds)} in others"
+        if found.first_seconds != found.seconds
+        else spoken(found.seconds)
+    )
+    need = f", {_bytes(found.memory)} of memory" if found.memory else ""
+    lines.append(f"  its computing: {first}, for one user, {speed}{need}; Flower's own part apart")
+    return lines
+
+
+def _model(model: ModelPlan) -> str:
+    if model.parameters is None:
+        return f"{model.key} = {model.name!r}: {model.source}"
+    size = f"{model.parameters:,} parameters ({model.source})" if model.parameters else model.source
+    where = "here" if model.here else f"not here: about {_bytes(model.download)} to fetch"
+    return f"{model.key} = {model.name!r}: {size}; {where}"
+
+
+def _stage(stage: StagePlan) -> list[str]:
+    least = "" if stage.timed else "at least "
+    parts = []
+    if stage.seconds is None:
+        parts.append("time unknown")
+    elif stage.seconds or not stage.node_seconds:
+        parts.append(f"{least}{spoken(stage.seconds)}")
+    if stage.node_seconds:
+        parts.append(f"on simulated nodes {least}{spoken(stage.node_seconds)}")
+    if stage.first_round:
+        parts.append(f"all of the first round {spoken(stage.first_round)}")
+    if stage.memory:
+        parts.append(f"memory {_bytes(stage.memory)} here, {_bytes(stage.gpu_memory)} on a GPU")
+    parts.append(f"{stage.operations:.2g} operations")
+    lines = [f"{stage.stage}: {'; '.join(parts)}", *_indented(stage.tasks)]
+    return lines + _indented(stage.unknown)
+
+
+def _total(plan: Plan) -> str:
+    unknown = [stage.stage for stage in plan.stages if stage.seconds is None]
+    seconds = sum((stage.seconds or 0.0) + stage.node_seconds for stage in plan.stages)
+    least = "" if all(stage.timed for stage in plan.stages) and not unknown else "at least "
+    without = f", without {', '.join(unknown)}" if unknown else ""
+    why = (
+        "; work that was not timed here is counted at the machine's best" if least else
+        "; all by work that was timed here"
+    )  # fmt: skip
+    return f"together: {least}{spoken(seconds)} on this machine{without}{why}"
+
+
+def _disk(plan: Plan) -> str:
+    named = ", ".join(f"{name.replace('_', ' ')} {_bytes(n)}" for name, n in plan.disk.items())
+    return f"disk: {named}; {_bytes(plan.free)} are free"
+
+
+def _findings(plan: Plan) -> list[str]:
+    if not plan.findings:
+        return ["nothing speaks against it"]
+    return [
+        ("refused here: " if finding.fatal else "warning: ") + finding.text
+        for finding in plan.findings
+    ]
+
+
+def _bytes(size: float | None) -> str:
+    if size is None:
+        return "unknown"
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
+        if size >= 1000**power:
+            return f"{size / 1000**power:,.3g} {unit}" if size < 1e12 else f"{size / 1e9:,.0f} GB"
+    return f"{size:.0f} bytes"

@@ -1,0 +1,132 @@
+"""What one device exchanges in a round: bytes of the question and of the answer, and its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.preflight.numbers import encoding
+from privsyn_flower.privacy.encoding.dense import DensePlan
+from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.memory import memory
+from privsyn_flower.server_apps.estimates.shapes import Shape, model_files, shape_of
+from privsyn_flower.server_apps.estimates.timing import estimate
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
+from privsyn_flower.server_apps.methods import recipe_of
+
+SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A round of one user on a device of its own. None: not known here.
+
+    coordinates: of an answer. down, up: bytes of the question and of the masked answer; keys and
+    shares of secure aggregation come on top. first_seconds: of a round in which the user's texts
+    are embedded; seconds: of another; timed: by such work on this machine. memory: bytes.
+    """
+
+    coordinates: int | None
+    bits: int | None
+    down: int | None
+    up: int | None
+    first_seconds: float | None
+    seconds: float | None
+    timed: bool
+    memory: int | None
+
+
+def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
+    """Of a configuration; a device as fast as `machine`."""
+    if config.trains:
+        return _training(config, machine)
+    embedder, count = shape_of("embedder", config), recipe_of(config).length(config)
+    bits, up = _answer(config, count)
+    if embedder is None:
+        return Exchange(count, bits, None, up, None, None, False, None)
+    data = config.data
+    tokens = tokens_of(data.sample_words)
+    task = Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
+    embedding = estimate(task, embedder, machine)
+    products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations["4"]
+    need = memory(task, embedder, machine.device) + 4 * count * embedder.dimension
+    down = question_bytes(config, count, embedder.dimension)
+    return Exchange(
+        count, bits, down, up, embedding.seconds + products, products, embedding.timed, need
+    )
+
+
+def _answer(config: RunConfig, length: int | None) -> tuple[int | None, int | None]:
+    """Bits of a coordinate, bytes of an answer; None where there are no such integers."""
+    if length is None:
+        return None, None
+    try:
+        plan = encoding(config, length)
+    except WrapAround:
+        return None, None
+    sent = plan.padded_length if isinstance(plan, DensePlan) else plan.length
+    return plan.bits, sent * plan.bits // 8
+
+
+def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
+    """Bytes of a question of so many candidates, packed as it travels (`protocol.packing`).
+
+    Entries of made-up candidates are Gaussian, which is how a row's entries are spread; real ones
+    have columns that differ, and take a little less.
+    """
+    some = min(count, SAMPLE)
+    rows = np.random.default_rng(0).standard_normal((some, dimension)).astype(np.float32)
+    own, groups = config.popri, 0
+    if recipe_of(config).question(config)[0] == "votes":
+        query = Query.votes(rows, bound=1.0, model="")
+    else:
+        asked = own.dimension if own.dimension < dimension else 0
+        query = Query.scores(rows, bound=1.0, model="", groups=[some], dimension=asked)
+        groups = 4 * own.prompts
+    extra = sum(array.nbytes for name, array in query.extra.items() if name == "projection")
+    return round(query.packed[0].nbytes * count / some) + extra + groups
+
+
+def _training(config: RunConfig, machine: Machine) -> Exchange:
+    shape, training = shape_of("downstream", config), config.training
+    length, down = trained(config, shape)
+    bits, up = _answer(config, length)
+    if shape is None:
+        return Exchange(length, bits, down, up, None, None, False, None)
+    task = Task(
+        "rounds", "", "fine-tuning", "downstream", config.local_steps * training.batch_size,
+        config.evaluation.sequence_length, training.batch_size, nodes=True,
+    )  # fmt: skip
+    work = estimate(task, shape, machine)
+    need = memory(task, shape, machine.device) + 8 * (length or 0)
+    return Exchange(length, bits, down, up, work.seconds, work.seconds, work.timed, need)
+
+
+def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | None]:
+    """Coordinates of one user's update, and bytes of the parameters that travel to it.
+
+    Low-rank factors and single layers are counted in the model's own files; None without them.
+    """
+    training = config.training
+    more = int(training.adaptive_clipping)
+    if training.parameters == "full":
+        return (None, None) if shape is None else (shape.parameters + more, 4 * shape.parameters)
+    folder = model_files("downstream", config.models.downstream, config)
+    if folder is None:
+        return None, None
+    from privsyn_flower.training import Layout
+    from privsyn_flower.training.initial import initial_parameters, trained_patterns
+
+    arrays = initial_parameters(
+        folder, training.parameters, rank=training.lora_rank, factors=training.lora_factors,
+        patterns=training.layers,
+    )  # fmt: skip
+    patterns = trained_patterns(
+        folder, training.parameters, factors=training.lora_factors, patterns=training.layers
+    )
+    length = Layout.of(arrays, patterns).length
+    return length + more, sum(array.nbytes for array in arrays.values())

@@ -1,0 +1,57 @@
+"""The memory that a stage needs at most, by the sizes of its model and batches."""
+
+from __future__ import annotations
+
+from privsyn_flower.server_apps.estimates.shapes import Shape
+from privsyn_flower.server_apps.estimates.work import Task
+
+ADAM_ENTRIES = 4  # weights, gradients and AdamW's two moments
+# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1: activations of a layer that a backward
+# pass needs, in bytes for a token and entry of its row, and for an attention head and pair of
+# tokens, at two bytes an entry.
+LAYER_BYTES, PAIR_BYTES = 34, 5
+# The vocabulary's scores of a training step, shifted, their logarithms, and their gradient.
+LOGITS = 4
+
+
+def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
+    """Bytes of one batch with its model. device: where; workers: batches side by side on a CPU.
+
+    Weights have 4 bytes an entry, but for a causal model that writes or learns preferences on a
+    GPU: 2 (`text.models.pretrained`).
+    """
+    entry = entry_bytes(task, device)
+    weights = entry * shape.parameters
+    batches = workers if device == "cpu" else 1
+    batch = min(task.batch, task.items)
+    if task.kind == "fine-tuning":
+        whole = (ADAM_ENTRIES + (0 if task.nodes else 1)) * 4 * shape.parameters  # and the start
+        return whole + _backward(shape, task, batch, 4, shape.layers)
+    if task.kind == "preferences":
+        if device == "cpu":
+            return weights + _backward(shape, task, 2 * batch, entry, shape.layers)
+        # Checkpointed: rows between layers, and one layer's activations at a time.
+        kept = 2 * batch * task.tokens * shape.width * entry * shape.layers
+        return weights + kept + _backward(shape, task, 2 * batch, entry, 1)
+    if task.kind == "generation":
+        length = task.shown + task.tokens
+        cache = batch * length * 2 * shape.layers * shape.key_width * entry
+        return weights + batches * (cache + batch * shape.vocabulary * 4)
+    rows = 4 * batch * task.tokens
+    scores = rows * task.scored * shape.vocabulary if task.kind == "mask-filling" else 0.0
+    passed = rows * (shape.inner + 4 * shape.width)
+    return int(weights + batches * (passed + scores))
+
+
+def entry_bytes(task: Task, device: str) -> int:
+    """Bytes of one of the model's weights."""
+    halved = task.kind in ("generation", "preferences") and device.startswith("cuda")
+    return 2 if halved else 4
+
+
+def _backward(shape: Shape, task: Task, sequences: int, entry: int, layers: int) -> int:
+    """Bytes of activations and scores of one forward and backward pass."""
+    tokens = sequences * task.tokens
+    layer = LAYER_BYTES * shape.width + PAIR_BYTES * shape.heads * task.tokens
+    scores = LOGITS * 4 * tokens * task.scored * shape.vocabulary
+    return tokens * layer * layers * entry // 2 + int(scores)

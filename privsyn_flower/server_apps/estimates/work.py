@@ -1,0 +1,83 @@
+"""What a stage computes: texts and tokens through which model, and the arithmetic of that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from privsyn_flower.server_apps.estimates.shapes import Shape
+
+Kind = Literal["embedding", "mask-filling", "generation", "fine-tuning", "preferences"]
+
+TOKENS_PER_WORD = 4 / 3  # POPri, appendix F: 64 tokens are about 48 words
+HEADING_TOKENS = 8  # of a line between two texts of a prompt
+
+
+@dataclass(frozen=True)
+class Task:
+    """Equal pieces of work of one stage, at most: public numbers bound what nobody knows before.
+
+    stage: as in `stage_seconds`. what: in words. model: its key in `[models]`. items: texts,
+    completions or training sequences of one time; tokens: of each, written ones in a generation;
+    shown: tokens of a prompt; batch: items computed together. scored: share of the tokens for
+    which the vocabulary is scored. times: how often, most often once a round. nodes: done where
+    the users' text is. cap: seconds after which it is ended; 0: none. key: what to lower when
+    it does not fit.
+    """
+
+    stage: str
+    what: str
+    kind: Kind
+    model: str
+    items: int
+    tokens: int
+    batch: int
+    shown: int = 0
+    scored: float = 1.0
+    times: int = 1
+    nodes: bool = False
+    cap: float = 0.0
+    key: str = ""
+
+    @property
+    def total_tokens(self) -> float:
+        """Tokens of all times: read ones, or of a generation those that are written."""
+        return float(self.items) * self.tokens * self.times
+
+    def once(self) -> Task:
+        """One time of it."""
+        return replace(self, times=1)
+
+
+def tokens_of(words: int, most: int = 0) -> int:
+    """Tokens of a text of so many words, about; cut to `most` (0: uncut)."""
+    tokens = math.ceil(words * TOKENS_PER_WORD)
+    return min(tokens, most) if most else tokens
+
+
+def operations(task: Task, shape: Shape) -> float:
+    """Floating-point operations of all times, attention's products of tokens with tokens left out.
+
+    A pass over one token is two operations for each parameter in a product, and a training step
+    three such passes (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). Low-rank training skips
+    the products for the weights' own gradients, and its reference pass and recomputed layers cost
+    about as much: it is counted as three passes over both responses.
+    """
+    scored = 2.0 * shape.head * task.scored
+    if task.kind == "generation":
+        each = 2.0 * shape.body * (task.shown + task.tokens) + scored * task.tokens
+        return each * task.items * task.times
+    if task.kind == "embedding":
+        return 2.0 * shape.body * task.total_tokens
+    passes = {"mask-filling": 1, "fine-tuning": 3, "preferences": 6}[task.kind]
+    return passes * (2.0 * shape.body + scored) * task.total_tokens
+
+
+def weight_bytes_read(task: Task, shape: Shape, entry: int) -> float:
+    """Bytes of weights that come from memory: each step of a batch reads them all."""
+    batches = math.ceil(task.items / max(1, task.batch)) * task.times
+    weights = float(entry) * (shape.body + shape.head)
+    if task.kind == "generation":
+        return batches * (task.tokens + 1) * weights
+    return batches * weights * (1 if task.kind in ("embedding", "mask-filling") else 3)
