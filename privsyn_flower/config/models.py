@@ -10,15 +10,15 @@ from privsyn_flower.config.section import Section
 
 
 class ModelsConfig(Section):
-    """`[models]`: an embedded tiny model (tiny), a local folder, or a Hugging Face name."""
+    """`[models]`: an embedded model (tiny, small), a local folder, or a Hugging Face name."""
 
     kinds: ClassVar[tuple[str, ...]] = ("embedder", "infiller", "generator", "downstream")
 
     embedder: str = Field(
         "minilm", description="minilm, minilm-int8, ngram-DIM, a folder, or a hub name"
     )
-    infiller: str = Field("tiny", description="masked LM: tiny, a folder, or a hub name")
-    generator: str = Field("tiny", description="causal LM: tiny, a folder, or a hub name")
+    infiller: str = Field("tiny", description="masked LM: tiny, small, a folder, or a hub name")
+    generator: str = Field("tiny", description="causal LM: tiny, small, a folder, or a hub name")
     downstream: str = Field(
         "tiny",
         description="model that is fine-tuned or trained: tiny, "

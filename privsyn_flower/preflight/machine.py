@@ -28,6 +28,7 @@ from privsyn_flower.text.models.pretrained import (
     local_folder,
 )
 from privsyn_flower.text.serving.vllm_server import default_python
+from privsyn_flower.text.tiny.assets import embedded
 
 from .findings import Finding, Findings
 
@@ -105,7 +106,7 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
     key = f"models.{kind}"
     if kind == "embedder" and (name == MINILM_INT8 or ngram_dimension(name) is not None):
         return None
-    if kind != "embedder" and (name == "tiny" or (kind, name) == ("downstream", "lstm")):
+    if kind != "embedder" and (embedded(kind, name) or (kind, name) == ("downstream", "lstm")):
         if not is_deployment(config):
             return None  # shipped, or trained by the run
         return (

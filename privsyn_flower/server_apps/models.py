@@ -13,6 +13,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
 from privsyn_flower.text.embedders import KnownRows
+from privsyn_flower.text.tiny.assets import embedded
 
 
 class Models:
@@ -35,7 +36,7 @@ class Models:
     def folder(self, kind: str) -> str:
         """Name or folder of the infiller, generator or downstream model."""
         name: str = getattr(self.config.models, kind)
-        if name != "tiny" and (kind, name) != ("downstream", "lstm"):
+        if embedded(kind, name) is None and (kind, name) != ("downstream", "lstm"):
             return name
         from privsyn_flower.text.tiny.models import ensure_model
 

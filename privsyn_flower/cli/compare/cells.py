@@ -28,7 +28,7 @@ from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
 from privsyn_flower.runs import complete, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS
+from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 PLACES = ("run-folder", "cache", "assets")  # where things lie: no part of what is measured
 MODELS = ("embedder", "infiller", "generator", "downstream")
@@ -171,7 +171,7 @@ def settings(config: RunConfig) -> dict[str, Scalar]:
 
 
 def models_used(config: RunConfig) -> dict[str, str]:
-    """Key in `[models]` -> digest of the shipped tiny model or local folder that it names.
+    """Key in `[models]` -> digest of the shipped model or local folder that it names.
 
     Of those that a run may use; a model of the hub is known by its name alone.
     """
@@ -181,8 +181,8 @@ def models_used(config: RunConfig) -> dict[str, str]:
     found = {}
     for key in keys:
         name = str(getattr(config.models, key))
-        if name == "tiny" and key in shipped:
-            found[key] = _short(shipped[key]["sha256"])
+        if (place := embedded(key, name)) in shipped:
+            found[key] = _short(shipped[place]["sha256"])
         elif Path(name).expanduser().is_dir():
             found[key] = folder_fingerprint(Path(name).expanduser())[:16]
     return found

@@ -1,7 +1,8 @@
-"""Shipped tiny models: a folder per kind and a MANIFEST.json with the sha256 of every file.
+"""Shipped models: a folder for each and a MANIFEST.json with the sha256 of every file.
 
 A manifest also names the packages whose public text the models were trained on, so that a run can
-tell whether a model has read what is private in it.
+tell whether a model has read what is private in it. `tiny` models have a million parameters and
+lie in the folders of their kinds; `small` ones have seven million and read more packages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.files import file_digest
 
 MANIFEST = "MANIFEST.json"
+FURTHER = "further"
 PACKAGE_ASSETS = Path(__file__).parent.parent.parent / "assets"
+
+
+SMALL = ("generator", "infiller")  # kinds that there is a small model of
+
+
+def embedded(kind: str, name: str) -> str | None:
+    """The folder among the shipped models that `models.KIND = name` means; None for no such."""
+    if name == "small" and kind in SMALL:
+        return f"small-{kind}"
+    return kind if name == "tiny" else None
 
 
 class AssetError(RuntimeError):
@@ -27,7 +39,8 @@ class AssetError(RuntimeError):
 @dataclass(frozen=True)
 class Asset:
     """A shipped model whose files are those of the manifest. digest: sha256 over their digests.
-    packages: whose public text it was trained on, by side (general, minority)."""
+    packages: whose public text it was trained on, by side (general, minority), and what it read
+    beyond a run's own public text (further)."""
 
     folder: Path
     digest: str
@@ -41,11 +54,12 @@ class Asset:
     def is_of(self, packages: Mapping[str, Sequence[str]]) -> bool:
         """Whether it was trained on just these, in whatever version: the standard library's text
         changes with every patch release, and nobody should train again because of it."""
-        return self.packages == {side: frozenset(names) for side, names in packages.items()}
+        own = {side: names for side, names in self.packages.items() if side != FURTHER}
+        return own == {side: frozenset(names) for side, names in packages.items()}
 
 
 def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
-    """The shipped model of `kind`, checked; None when there is none.
+    """The shipped model in the folder `kind` (`embedded`), checked; None when there is none.
 
     folder: of the manifest, instead of the package's. Raises AssetError when a file is missing or
     its hash is another.
@@ -68,7 +82,8 @@ def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
                 "package, or run `make assets`"
             )
     digests = json.dumps(entry["sha256"], sort_keys=True)
-    packages = {side: frozenset(names) for side, names in manifest["packages"].items()}
+    sides = manifest["packages"] | entry.get("packages", {})
+    packages = {side: frozenset(names) for side, names in sides.items()}
     return Asset(root / kind, hashlib.sha256(digests.encode()).hexdigest(), packages)
 
 

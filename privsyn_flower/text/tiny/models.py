@@ -1,11 +1,12 @@
-"""Embedded tiny models: language models of a million parameters that need no model hub.
+"""Embedded models: language models of one or seven million parameters that need no model hub.
 
 Three kinds, as ordinary Hugging Face folders: `downstream`, a causal LM that has read the general
 public text; `generator`, the same model trained on over all public text in the format of the
 expand prompt; `infiller`, a masked LM over all public text. A model comes from the package's
 assets when they fit, else from the cache, else it is trained on the spot.
 
-They are small enough for two cores and good enough to show an effect. They write no good prose.
+They are small enough for two cores and good enough to show an effect. The tiny ones write no good
+prose; the small ones (generator and infiller) write sentences, and are never trained on the spot.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.tiny.assets import Asset, find_asset
+from privsyn_flower.text.tiny.assets import Asset, embedded, find_asset
 from privsyn_flower.text.tiny.recipes import Groups, content_key, recipe
 
 if TYPE_CHECKING:
@@ -32,22 +33,33 @@ _AFTER = {"downstream": None, "generator": "downstream", "infiller": "downstream
 def ensure_model(
     kind: str, federation: Federation, config: RunConfig, progress: Progress = silent
 ) -> Path:
-    """The folder of the tiny model `kind` for this run: shipped, cached, or made now.
+    """The folder of the embedded model `kind` for this run: shipped, cached, or made now.
 
     kind: downstream, generator or infiller. Raises ValueError for another kind or for too little
-    public text to train on, AssetError for a damaged asset.
+    public text to train on, AssetError for a damaged asset, ConfigError for a small model that has
+    read what is private in the run.
     """
     if kind == "downstream" and config.models.downstream == "lstm":
         from privsyn_flower.text.models.lstm import ensure_lstm
 
         return ensure_lstm(federation, config, progress)
+    from privsyn_flower.config import ConfigError
+
     root = Path(config.assets) if config.assets else None
     recipe(kind, config.models.train_steps)  # of a kind that there is
-    shipped = find_asset(kind, root)
+    name = str(getattr(config.models, kind))
+    place = embedded(kind, name) or kind
+    shipped = find_asset(place, root)
     if shipped is not None and not (known := shipped.knows(_private_packages(config))):
         if shipped.is_of(package_sides(config)):
             return shipped.folder
         return tune(shipped, kind, federation, config, progress)
+    if place != kind:
+        read = f"has read {', '.join(known)}, private in this run" if shipped else "is not there"
+        raise ConfigError(
+            f"models.{kind} = {name!r}: the shipped {place} {read}; use 'tiny', which is then "
+            "trained by the run, or name a folder"
+        )
     if shipped is not None:
         logger.info("the shipped %s has read %s, private in this run", kind, ", ".join(known))
     # Only docstrings know a minority; elsewhere the general text is all of it.

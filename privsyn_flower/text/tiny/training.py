@@ -97,22 +97,29 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def _tokenizer(texts: Sequence[str], recipe: Recipe, init: Path | None, seed: int) -> Any:
-    from tokenizers import Tokenizer, processors
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
     if init is not None:
         bpe = Tokenizer.from_file(str(init / "tokenizer.json"))
     else:
         order = seeded(seed, "tokenizer").permutation(len(texts))[:TOKENIZER_TEXTS]
         bpe = train_tokenizer([texts[i] for i in order], recipe.vocabulary)
-    frame = "<s> $A </s>" if recipe.kind == "infiller" else "<s> $A"
+    return fast_tokenizer(bpe, recipe.kind, recipe.context)
+
+
+def fast_tokenizer(bpe: Any, kind: str, context: int) -> Any:
+    """A Hugging Face tokenizer around `bpe`, with the special tokens of this kind of model."""
+    from tokenizers import processors
+    from transformers import PreTrainedTokenizerFast
+
+    frame = "<s> $A </s>" if kind == "infiller" else "<s> $A"
     bpe.post_processor = processors.TemplateProcessing(
         single=frame, special_tokens=[("<s>", BOS), ("</s>", EOS)]
     )
     names = dict(zip(("bos", "pad", "eos", "unk", "mask"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
-        model_max_length=recipe.context,
+        model_max_length=context,
         **{f"{name}_token": token for name, token in names.items()},
     )
 
