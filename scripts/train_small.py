@@ -188,9 +188,7 @@ def generator(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tu
     tokenizer = fast_tokenizer(bpe, "generator", CONTEXT)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            **_common(), intermediate_size=688, num_key_value_heads=HEADS
-        )  # fmt: skip
+        transformers.LlamaConfig(**_common(), intermediate_size=688, num_key_value_heads=HEADS)
     ).to(device)
     hooks = drop(model, DROPOUT)
     modules = tokenizer(["\n".join(texts) for texts in corpus.pieces])["input_ids"]
@@ -231,7 +229,7 @@ def infiller(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tup
             attention_dropout=0.05,
             mlp_dropout=0.05,
             embedding_dropout=0.025,
-        )  # fmt: skip
+        )
     ).to(device)
     texts = [text for some in (*corpus.pieces, *corpus.groups) for text in some]
     rows = [row[:200] for row in tokenizer(texts)["input_ids"]]
@@ -239,7 +237,9 @@ def infiller(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tup
     steps = train(model, losses, 10**6, seconds, 0.4)
     held = tokenizer(corpus.validation)["input_ids"]
     with torch.inference_mode():
-        masked = [float(loss) for loss, _ in zip(_masked(model, held, device), range(8))]
+        masked = [
+            float(loss) for loss, _ in zip(_masked(model, held, device), range(8), strict=False)
+        ]
     return model, tokenizer, {"steps": steps, "held_out_masked_nats": float(np.mean(masked))}
 
 
