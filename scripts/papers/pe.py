@@ -61,6 +61,7 @@ threshold-unit = "votes"
 variation = "mask-fill"
 mask-fraction = 0.3  # PrE-Text: MASK%
 mask-steps = 2  # PrE-Text: W_steps
+mask-passes = 0  # the code of PrE-Text: the masks of a step are filled one after another
 temperature = 1.0  # PrE-Text
 top-p = 1.0  # PrE-Text
 max-tokens = 64  # the code of PrE-Text

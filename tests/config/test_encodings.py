@@ -21,7 +21,8 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import integer_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-FILES = [*sorted(CONFIGS.glob("*.toml")), *sorted(CONFIGS.glob("papers/*.toml"))]
+GRIDS = set(CONFIGS.glob("compare-*.toml"))
+FILES = [*sorted({*CONFIGS.glob("*.toml")} - GRIDS), *sorted(CONFIGS.glob("papers/*.toml"))]
 SHIPPED = {path.stem: load_config(path) for path in FILES}
 OF_NODES = [
     name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import load_config
-from privsyn_flower.preflight.numbers import _noise
+from privsyn_flower.preflight.numbers import noise_of
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
 
@@ -48,5 +48,5 @@ def test_a_tiny_epsilon_for_few_users_is_hopeless() -> None:
 def test_shipped_configurations_are_far_from_both_limits(path: Path) -> None:
     config = load_config(path)
     assert config.delta * config.data.users < 0.5
-    noise, answers, _ = _noise(config)
+    noise, answers, _ = noise_of(config)
     assert 0 < noise < DOUBTFUL_SHARE / 10 * answers

@@ -76,6 +76,8 @@ def test_paper_configs_start(
             "models.infiller": str(masked_folder),
             "models.generator": str(causal_folder),
             "models.device": "cpu",
+            "generation.backend": "huggingface",
+            "benchmark": False,
             "rounds": 2,
             "nodes": 3,
             "pretext.population": 16,

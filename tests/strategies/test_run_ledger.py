@@ -341,7 +341,7 @@ def test_an_evaluation_is_not_released_again_from_a_copy_made_before_it(
 
     monkeypatch.setattr(AppEvaluations, "after", after)
     members = evaluated.nodes_of()
-    strategy = ftrl(mechanism="banded", min_separation=2)
+    strategy = ftrl(mechanism="banded", min_separation=1)
     settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
     evaluated.train(loopback(members), tmp_path, strategy, **settings)
     measured = [len(node.measured) for node in members.values()]
@@ -371,7 +371,7 @@ def test_an_evaluation_that_died_once_released_is_not_released_from_a_copy(
         bind(self, rnd)
 
     bind, members = AggregatorNoise.bind, evaluated.nodes_of()
-    strategy = ftrl(mechanism="banded", min_separation=2)
+    strategy = ftrl(mechanism="banded", min_separation=1)
     settings: dict[str, Any] = {"num_rounds": 1, "min_surviving_weight": 0.5}
     monkeypatch.setattr(AppEvaluations, "after", after)
     with monkeypatch.context() as patch:
