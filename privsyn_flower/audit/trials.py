@@ -145,8 +145,7 @@ def _canary(sent: list[Sent | None], scale: float) -> tuple[F64, I64, Bools, F64
 def _side_by_side(query: Query, trials: int) -> Query:
     """The question whose answer is the answers of all trials; whole blocks where it is rotated."""
     length = trials * encoded_length(query)
-    extra = {name: array for name, array in query.extra.items() if name != "groups"}  # of one
-    return replace(query, length=padded_length(length) if query.dense else length, extra=extra)
+    return replace(query, length=padded_length(length) if query.dense else length)
 
 
 def _released(

@@ -11,9 +11,12 @@ from privsyn_flower.config import load_config
 from privsyn_flower.preflight.numbers import noise_of
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
+from privsyn_flower.server_apps.promised import baseline
 
 FOLDER = Path(__file__).parents[2] / "configs"
-CONFIGS = [*sorted(FOLDER.glob("*.toml")), *sorted(FOLDER.glob("papers/*.toml"))]
+GRIDS = set(FOLDER.glob("compare-*.toml"))
+FILES = [*sorted({*FOLDER.glob("*.toml")} - GRIDS), *sorted(FOLDER.glob("papers/*.toml"))]
+CONFIGS = [path for path in FILES if baseline(load_config(path)) is None]
 
 
 def about(**changes: Any) -> list[tuple[bool, str]]:
