@@ -26,6 +26,7 @@ TOKENS = {
     "mask-filling": 43_000.0,
     "generation": 700.0,
     "fine-tuning": 2048.0,
+    "imitation": 2048.0,
     "preferences": 1024.0,
 }
 
