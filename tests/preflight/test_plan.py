@@ -133,7 +133,7 @@ def test_bytes_are_those_of_the_wire(tmp_path: Path) -> None:
     assert question_bytes(config, 384, 384) == pytest.approx(real, rel=0.01)
     # What a committed run of the demo's users sent; keys and shares come on top of it.
     run = json.loads(
-        (ROOT / "docs" / "results" / "dp-fedavg-eps7.58-seed0.json").read_text("utf-8")
+        (ROOT / "docs" / "results" / "dp-fedavg-epsilon7.58-seed0.json").read_text("utf-8")
     )
     plan = planned(load_config(ROOT / "configs" / "dp-fedavg-demo.toml"), tmp_path / "run")
     assert plan.exchange.up is not None and plan.exchange.down is not None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
 
 VLLM_BATCH = 256  # sequences that a vLLM server decodes together unless it is told otherwise
-LSTM_STEPS, LSTM_WORDS, LSTM_LONGEST = 2000, 2048, 64  # `text.models.lstm`, which imports torch
+LSTM_STEPS, LSTM_LONGEST = 2000, 64  # `text.models.lstm`, which imports torch
 FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.infillers`)
 
 
@@ -195,7 +195,7 @@ def _way(kind: str, config: RunConfig) -> str:
 def _made(config: RunConfig, way: str, kind: str) -> Task:
     models, length = config.models, LSTM_LONGEST
     if kind == "lstm":
-        steps, tokens = models.train_steps or LSTM_STEPS, LSTM_WORDS
+        steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words
     else:
         by = tuning_recipe if way == "tuning" else recipe
         steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
