@@ -4,9 +4,9 @@
 
 Docstrings and comments of the configuration's public packages and of every other distribution
 that is installed, or lies in FOLDER (`pip install --no-deps --target FOLDER -r
-scripts/corpus_packages.txt`), and is not private in it, cut into pieces of at most 96 words. A piece is left out
-when it shares 13 words in a row with any docstring of a private package, with the public
-validation text, or with a piece before it. Lines of the file: one for each group of the
+scripts/corpus_packages.txt`), and is not private in it, cut into pieces of at most 96 words. A
+piece is left out when it shares 13 words in a row with any docstring of a private package, with the
+public validation text, or with a piece before it. Lines of the file: one for each group of the
 federation's own public text (the samples that runs see), one for its public validation text, one
 for each module. `scripts/make_assets.py --corpus` trains on it, on a machine without the packages.
 """
@@ -64,8 +64,10 @@ def main() -> None:
     kept = set(keep_first([secret, validation, every])[2])
     rows: list[dict[str, Any]] = [{"validation": validation}]
     general = set(federation.public_general())
-    for group in federation.public_groups():
-        rows.append({"group": group, "minority": group[0] not in general})
+    rows += [
+        {"group": group, "minority": group[0] not in general}
+        for group in federation.public_groups()
+    ]
     place = words = 0
     for name, texts in modules:
         own = [text for i, text in enumerate(texts, start=place) if i in kept]

@@ -278,7 +278,7 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
         if baseline(config) is None:
             size = recipe_of(config).length(config)
             run += config.rounds * size * (embedder.dimension + 12)
-        run += config.expand.samples * data.sample_words * WORD_BYTES
+        run += recipe_of(config).texts(config) * data.sample_words * WORD_BYTES
         if not is_deployment(config):
             cache += 4 * embedder.dimension * data.users * data.samples_per_user
         if recipe_of(config).retrieves(config):
@@ -288,7 +288,7 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
         run += config.rounds * own.epochs * 4 * generator.lora(own.lora_rank)
         text = recipe_of(config).length(config) * data.sample_words * WORD_BYTES
         run += config.rounds * text
-    fetched = sum(model.download or 0 for model in models)
+    fetched = sum({model.name: model.download or 0 for model in models}.values())
     return {"models": fetched, "run_folder": run, "cache": cache}
 
 

@@ -103,7 +103,8 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         """The pool for retrieval, candidates of every round, the users' texts, the expansion."""
         own = config.evolution
         share = {"mixed": 1 - own.retrieval_share, "retrieval": 0.0}.get(own.variation, 1.0)
-        tokens = tokens_of(config.data.sample_words, own.max_tokens)
+        cut = 0 if own.written_by_generator else own.max_tokens
+        tokens = tokens_of(config.data.sample_words, cut)
         looked = round(share * own.candidates * own.lookahead) if own.lookahead > 1 else 0
         varied, times = cls.varied(config)
         varied = round(share * varied)

@@ -55,7 +55,6 @@ class Writing(Recipe[T]):
 
     @classmethod
     def texts(cls, config: RunConfig) -> int:
-        """Texts of the result, at most."""
         return config.expand.samples
 
     @classmethod
