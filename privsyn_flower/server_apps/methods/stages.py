@@ -199,9 +199,9 @@ def _made(config: RunConfig, way: str, kind: str) -> Task:
     else:
         by = tuning_recipe if way == "tuning" else recipe
         steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
-    name = "LSTM" if kind == "lstm" else f"tiny {kind}"
+    batch, name = max(1, tokens // length), "LSTM" if kind == "lstm" else f"tiny {kind}"
     return Task(
         "models", f"{way} the {name}, unless it is in the cache", "fine-tuning",
-        "downstream" if kind == "lstm" else kind, steps * (tokens // length), length,
-        tokens // length, cap=models.train_seconds, key="models.train-seconds",
+        "downstream" if kind == "lstm" else kind, steps * batch, length, batch,
+        cap=models.train_seconds, key="models.train-seconds",
     )  # fmt: skip
