@@ -65,15 +65,7 @@ def described(plan: Plan) -> str:
 
 
 def _parts(plan: Plan) -> Iterator[list[str]]:
-    made, main = plan.promise, plan.promise.main
-    yield [
-        f"privacy: epsilon {made.epsilon:.4f} of {made.target:g} at delta {made.delta:g}, "
-        f"{releases(made)} releases, noise multiplier {main.multiplier:.4f}",
-        *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
-                    f"{p.source}" for p in made.phases]),
-        f"signal ({plan.signal.kind}): " + plan.signal.lines()[0],
-        *_indented(plan.signal.lines()[1:]),
-    ]  # fmt: skip
+    yield _privacy(plan)
     yield _device(plan)
     yield [f"trust: {plan.trust}"]
     yield [f"machine: {plan.machine.told()}"]
@@ -85,12 +77,32 @@ def _parts(plan: Plan) -> Iterator[list[str]]:
     yield _findings(plan)
 
 
+def _privacy(plan: Plan) -> list[str]:
+    made, signal = plan.promise, plan.signal
+    if made is None or signal is None:
+        claim = plan.claim
+        return [
+            f"privacy: epsilon {claim.epsilon:g}, {claim.threat_model}",
+            "  no rounds: no noise, no signal, and no question to a device",
+        ]
+    return [
+        f"privacy: epsilon {made.epsilon:.4f} of {made.target:g} at delta {made.delta:g}, "
+        f"{releases(made.phases)} releases, noise multiplier {made.main.multiplier:.4f}",
+        *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
+                    f"{p.source}" for p in made.phases]),
+        f"signal ({signal.kind}): " + signal.lines()[0],
+        *_indented(signal.lines()[1:]),
+    ]  # fmt: skip
+
+
 def _indented(lines: list[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
 def _device(plan: Plan) -> list[str]:
     found = plan.exchange
+    if found is None:
+        return []
     size = "unknown" if found.coordinates is None else f"{found.coordinates:,}"
     bits = "" if found.bits is None else f" of {found.bits} bits"
     secure = plan.config.aggregation == "secure"

@@ -41,7 +41,7 @@ class Exchange:
 
 
 def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
-    """Of a configuration; a device as fast as `machine`."""
+    """Of a configuration with rounds; a device as fast as `machine`."""
     if config.trains:
         return _training(config, machine)
     embedder, count = shape_of("embedder", config), recipe_of(config).length(config)

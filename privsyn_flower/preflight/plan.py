@@ -19,7 +19,9 @@ from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
 from privsyn_flower.preflight.machine import in_hub_cache, used_models
 from privsyn_flower.preflight.signal import Signal, signal_of
-from privsyn_flower.privacy.promise import Promise
+from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.privacy.baseline import Baseline
+from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.server_apps.estimates.machine import Machine
 from privsyn_flower.server_apps.estimates.memory import memory
 from privsyn_flower.server_apps.estimates.shapes import model_files, shape_of
@@ -33,7 +35,7 @@ from privsyn_flower.server_apps.estimates.stages import (
 )
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.promised import promised, statement
+from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
@@ -73,13 +75,16 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about one configuration on one machine."""
+    """Everything about one configuration on one machine.
+
+    promise, signal, exchange: None for a method whose users answer nothing.
+    """
 
     config: RunConfig
-    promise: Promise
+    promise: Promise | None
     machine: Machine
-    signal: Signal
-    exchange: Exchange
+    signal: Signal | None
+    exchange: Exchange | None
     models: list[ModelPlan]
     stages: list[StagePlan]
     disk: dict[str, int]
@@ -94,7 +99,17 @@ class Plan:
     @property
     def trust(self) -> str:
         """Who is trusted, and what the figures of privacy are about."""
-        return statement(self.config).short()
+        return self.claim.short()
+
+    @property
+    def claim(self) -> PrivacyStatement | Baseline:
+        """What the run will say of privacy."""
+        return baseline(self.config) or statement(self.config)
+
+    @property
+    def phases(self) -> Sequence[Phase]:
+        """Of the promise; none without one."""
+        return self.promise.phases if self.promise else ()
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -108,21 +123,21 @@ class Plan:
                 "noise_of": phase.source,
                 "participations": phase.most,
             }
-            for phase in self.promise.phases
+            for phase in self.phases
         ]
         return {
             "method": self.config.method,
             "ready": self.ready,
             "privacy": {
-                "epsilon": self.promise.epsilon,
-                "epsilon_asked": self.promise.target,
-                "delta": self.promise.delta,
-                "releases": releases(self.promise),
+                "epsilon": self.promise.epsilon if self.promise else self.claim.epsilon,
+                "epsilon_asked": self.promise.target if self.promise else None,
+                "delta": self.claim.delta,
+                "releases": releases(self.phases),
                 "phases": phases,
                 "sentence": self.trust,
             },
-            "signal": {**asdict(self.signal), "ratio": self.signal.ratio},
-            "device": asdict(self.exchange),
+            "signal": self.signal and {**asdict(self.signal), "ratio": self.signal.ratio},
+            "device": self.exchange and asdict(self.exchange),
             "models": [asdict(model) for model in self.models],
             "stages": [asdict(stage) for stage in self.stages],
             "disk": {**self.disk, "free": self.free},
@@ -131,15 +146,15 @@ class Plan:
         }
 
 
-def releases(made: Promise) -> int:
+def releases(phases: Sequence[Phase]) -> int:
     """Sums that leave the users with noise, spare ones included."""
-    return sum(p.rounds + (p.spare if p.source == "nodes" else 0) for p in made.phases)
+    return sum(p.rounds + (p.spare if p.source == "nodes" else 0) for p in phases)
 
 
 def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     """The plan of a run in `folder`, with absolute paths; raises ConfigError and ValueError for
     numbers that make no promise."""
-    made = promised(config)
+    made = None if baseline(config) else promised(config)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
     shapes, tasks = shapes_of(config), done_here(config, recipe_of(config).work(config))
     names = dict.fromkeys(task.stage for task in tasks)
@@ -157,7 +172,8 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         *_too_large(config, tasks, shapes, machine),
         *_disk(sum(disk.values()), free),
     ]
-    signal, exchange = signal_of(config, length), exchange_of(config, machine)
+    signal = signal_of(config, length) if made else None
+    exchange = exchange_of(config, machine) if made else None
     return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found)
 
 
@@ -259,9 +275,10 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
     elif embedder is not None:
-        size = recipe_of(config).length(config)
-        run += config.rounds * size * (embedder.dimension + 12)
-        run += config.expand.samples * data.sample_words * WORD_BYTES
+        if baseline(config) is None:
+            size = recipe_of(config).length(config)
+            run += config.rounds * size * (embedder.dimension + 12)
+        run += recipe_of(config).texts(config) * data.sample_words * WORD_BYTES
         if not is_deployment(config):
             cache += 4 * embedder.dimension * data.users * data.samples_per_user
         if recipe_of(config).retrieves(config):
@@ -271,7 +288,7 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
         run += config.rounds * own.epochs * 4 * generator.lora(own.lora_rank)
         text = recipe_of(config).length(config) * data.sample_words * WORD_BYTES
         run += config.rounds * text
-    fetched = sum(model.download or 0 for model in models)
+    fetched = sum({model.name: model.download or 0 for model in models}.values())
     return {"models": fetched, "run_folder": run, "cache": cache}
 
 

@@ -44,7 +44,8 @@ class Signal:
 
 
 def signal_of(config: RunConfig, coordinates: int | None) -> Signal:
-    """The signal of a configuration. coordinates: of an update, where the model's size is known."""
+    """The signal of a configuration with rounds. coordinates: of an update, where the model's size
+    is known."""
     kind, asked = recipe_of(config).question(config)
     if kind == "update":
         return _update(config, coordinates)
@@ -92,9 +93,9 @@ def one_users_votes(clip: str, bound: float, votes: int) -> float:
 
 def _threshold(config: RunConfig, noise: float) -> str:
     """What the threshold is in both units."""
-    if not config.uses("pretext"):
+    if not (config.uses("pretext") or config.uses("pe")):
         return ""
-    own = config.pretext
+    own = config.evolution
     votes = own.threshold * (noise if own.threshold_unit == "noise-std" else 1.0)
     return f"threshold {votes:,.4g} votes, {votes / noise:.2f} standard deviations of the noise"
 

@@ -39,6 +39,7 @@ RESULTS = {  # a stage's file: once it is there, the stage has nothing to do
     "unaligned": "unaligned.jsonl",
     "rival": "rival.jsonl",
 }
+INITIAL = "initial.jsonl"  # of `methods.pe`
 KEPT = ("models", "public")  # stages whose results other runs may have left in the cache
 
 
@@ -89,6 +90,8 @@ class Foretold:
         if result and Path(self.folder.path / result).exists():
             return []
         tasks = [task for task in self.tasks if task.stage == stage]
+        if (self.folder.path / INITIAL).exists():  # a model's first candidates are written once
+            tasks = [task for task in tasks if (task.stage, task.kind) != ("models", "generation")]
         return remaining(tasks, self._done()) if stage == ROUNDS else tasks
 
     def _done(self) -> int:

@@ -26,6 +26,7 @@ TOKENS = {
     "mask-filling": 43_000.0,
     "generation": 700.0,
     "fine-tuning": 2048.0,
+    "imitation": 2048.0,
     "preferences": 1024.0,
 }
 
@@ -96,6 +97,26 @@ def test_a_resumed_run_is_told_what_is_left(folder: RunFolder, timed: list[float
     assert {task.times for task in announce._left("rounds")} == {1} and whole
     assert "first round" not in found["rounds"]
     assert set(found) == {"rounds", "unaligned"}, "the synthetic text is there"
+
+
+def test_rows_without_rounds_are_told(folder: RunFolder, timed: list[float]) -> None:
+    settings: dict[str, Any] = {"method": "dp-prompt", "benchmark": True, "data.users": 100}
+    announce = announcer(RunConfig.from_flat(settings), folder)
+    for stage in ("models", "rounds", "expansion", "benchmark"):
+        announce(stage)
+    found = told(folder)
+    # 100 users' 8 texts of 64 tokens at 700 tokens a second.
+    assert found["expansion"].startswith("about 73 s when")
+    assert set(found) == {"expansion", "benchmark"}
+
+
+def test_first_candidates_are_written_once(folder: RunFolder, timed: list[float]) -> None:
+    settings = {"method": "pe", "pe.initial": "model", "pe.prompt": "Write.", "pe.copies": 7}
+    config = RunConfig.from_flat(settings)
+    announcer(config, folder)("models")
+    assert "models" in told(folder)
+    write_jsonl(folder.path / "initial.jsonl", [])
+    assert not announcer(config, folder)._left("models")
 
 
 def test_real_nodes_work_is_not_this_machines(folder: RunFolder, timed: list[float]) -> None:

@@ -18,8 +18,8 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.text.tiny import models, tuning
 from privsyn_flower.text.tiny.assets import write_manifest
 from privsyn_flower.text.tiny.models import ensure_model, train
-from privsyn_flower.text.tiny.recipes import RECIPES
-from privsyn_flower.text.tiny.tuning import split_groups, tune_model, tuning_recipe
+from privsyn_flower.text.tiny.recipes import RECIPES, tuning_recipe
+from privsyn_flower.text.tiny.tuning import split_groups, tune_model
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
 STEPS = 12

@@ -17,8 +17,8 @@ LOGITS = 4
 def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
     """Bytes of one batch with its model. device: where; workers: batches side by side on a CPU.
 
-    Weights have 4 bytes an entry, but for a causal model that writes or learns preferences on a
-    GPU: 2 (`text.models.pretrained`).
+    Weights have 4 bytes an entry, but for a generator on a GPU, and in bfloat16 under adapters: 2
+    (`text.models.pretrained`).
     """
     entry = entry_bytes(task, device)
     weights = entry * shape.parameters
@@ -26,13 +26,18 @@ def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
     batch = min(task.batch, task.items)
     if task.kind == "fine-tuning":
         whole = (ADAM_ENTRIES + (0 if task.nodes else 1)) * 4 * shape.parameters  # and the start
-        return whole + _backward(shape, task, batch, 4, shape.layers)
-    if task.kind == "preferences":
+        if task.rank:
+            whole = weights + ADAM_ENTRIES * 4 * shape.lora(task.rank)
+        elif entry < 4:
+            whole += weights  # their copies for the products
+        return whole + _backward(shape, task, batch, entry, shape.layers)
+    if task.kind in ("imitation", "preferences"):
+        sequences = batch * (2 if task.kind == "preferences" else 1)
         if device == "cpu":
-            return weights + _backward(shape, task, 2 * batch, entry, shape.layers)
+            return weights + _backward(shape, task, sequences, entry, shape.layers)
         # Checkpointed: rows between layers, and one layer's activations at a time.
-        kept = 2 * batch * task.tokens * shape.width * entry * shape.layers
-        return weights + kept + _backward(shape, task, 2 * batch, entry, 1)
+        kept = sequences * task.tokens * shape.width * entry * shape.layers
+        return weights + kept + _backward(shape, task, sequences, entry, 1)
     if task.kind == "generation":
         length = task.shown + task.tokens
         cache = batch * length * 2 * shape.layers * shape.key_width * entry
@@ -44,9 +49,10 @@ def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
 
 
 def entry_bytes(task: Task, device: str) -> int:
-    """Bytes of one of the model's weights."""
-    halved = task.kind in ("generation", "preferences") and device.startswith("cuda")
-    return 2 if halved else 4
+    """Bytes of an entry in the model's products."""
+    generators = ("generation", "imitation", "preferences")
+    halved = task.kind in generators and device.startswith("cuda")
+    return 2 if halved else task.entry
 
 
 def _backward(shape: Shape, task: Task, sequences: int, entry: int, layers: int) -> int:

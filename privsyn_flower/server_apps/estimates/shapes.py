@@ -36,7 +36,7 @@ class Shape:
     matrix from a row to the vocabulary's scores, also where it is the embedding's. width: of a
     token's row between layers. inner: of the feed-forward layers. key_width: of keys, and of
     values. dimension: of an embedder's rows. source: where the numbers are from. here: the model is
-    on this machine, or made by the run.
+    on this machine, or made by the run. encoder: the part of body before a decoder; 0: no decoder.
     """
 
     name: str
@@ -52,6 +52,7 @@ class Shape:
     dimension: int
     source: str
     here: bool = False
+    encoder: int = 0
 
     def lora(self, rank: int) -> int:
         """Parameters of low-rank factors on all projections of all layers."""
@@ -101,6 +102,13 @@ NAMED = {
         _named("sentence-transformers/sentence-t5-xl", 1_241_696_256,
                (1024, 24, 32, 16384, 4096, 32128), 1, dimension=768,
                source="Raffel et al. 2020 (arXiv 1910.10683) for T5-3B"),
+        # Of T5-base; a layer from 768 to 768 follows.
+        _named("sentence-transformers/sentence-t5-base", 110_218_368,
+               (768, 12, 12, 3072, 768, 32128), 1,
+               source="Raffel et al. 2020 (arXiv 1910.10683) for T5-base"),
+        # T5 1.1 with 24 layers on either side; the library ties the head to the embedding.
+        _named("google/flan-t5-xl", 2_783_959_040, (2048, 24, 32, 5120, 2048, 32128), 1,
+               encoder=1_157_729_280, source="config.json of T5 1.1 XL"),
         _named(MINILM, 22_713_216, (384, 6, 12, 1536, 384, 30522), 1,
                source="its model card"),
     )
@@ -182,6 +190,18 @@ def read_shape(folder: Path, name: str) -> Shape | None:
         _rows(folder) or width,
         "its files",
         True,
+        _encoder(sizes),
+    )
+
+
+def _encoder(sizes: Mapping[str, tuple[int, ...]]) -> int:
+    """Entries of the layers before a decoder's; 0 where there is none."""
+    if not any(name.startswith("decoder.") for name in sizes):
+        return 0
+    return sum(
+        math.prod(shape)
+        for name, shape in sizes.items()
+        if name.startswith("encoder.") and "embed_tokens" not in name
     )
 
 

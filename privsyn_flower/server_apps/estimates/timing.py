@@ -51,7 +51,8 @@ def key(task: Task, shape: Shape) -> str:
     is not in it."""
     name = "" if "/" in shape.name else f"{shape.name} "
     sizes = f"{shape.width}x{shape.layers} of {shape.vocabulary}"
-    return f"{task.kind} {name}{shape.parameters} {sizes}"
+    way = f" rank {task.rank}, {task.entry} bytes" if task.rank or task.entry != 4 else ""
+    return f"{task.kind} {name}{shape.parameters} {sizes}{way}"
 
 
 def timed(config: RunConfig, tasks: Iterable[Task], machine: Machine, *, seconds: float) -> Machine:
@@ -154,14 +155,19 @@ def _generation(config: RunConfig, task: Task, folder: Path, machine: Machine) -
 
 
 def _fine_tuning(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
-    from privsyn_flower.evaluation.downstream import Downstream, Tuning
+    from privsyn_flower.evaluation.downstream import Adapter, Downstream
+    from privsyn_flower.evaluation.tuning import Precision, Tuning
 
     length, batch = min(task.tokens, 64), min(task.batch, 8)
-    model = Downstream(folder, length=length, device=machine.device)
+    precision: Precision = "float32" if task.entry == 4 else "bfloat16"
+    factors = Adapter(task.rank, config.evaluation.adapter_alpha) if task.rank else None
+    model = Downstream(
+        folder, length=length, device=machine.device, adapter=factors, base_dtype=precision
+    )
     rows = model.encode(made_up(64, 64))
 
     def steps(some: Sequence[str]) -> None:
-        model.fine_tune(rows, Tuning(len(some), batch, length, 1e-6))
+        model.fine_tune(rows, Tuning(len(some), batch, length, 1e-6, precision=precision))
 
     return _rate(steps, ["a step"] * STEPS, batch * length, machine.device, 1)
 
@@ -177,5 +183,6 @@ WORK: dict[str, Callable[[RunConfig, Task, Path, Machine], float]] = {
     "mask-filling": _mask_filling,
     "generation": _generation,
     "fine-tuning": _fine_tuning,
+    "imitation": _fine_tuning,
     "preferences": _preferences,
 }

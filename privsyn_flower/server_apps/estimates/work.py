@@ -8,7 +8,7 @@ from typing import Literal
 
 from privsyn_flower.server_apps.estimates.shapes import Shape
 
-Kind = Literal["embedding", "mask-filling", "generation", "fine-tuning", "preferences"]
+Kind = Literal["embedding", "mask-filling", "generation", "fine-tuning", "imitation", "preferences"]
 
 TOKENS_PER_WORD = 4 / 3  # POPri, appendix F: 64 tokens are about 48 words
 HEADING_TOKENS = 8  # of a line between two texts of a prompt
@@ -23,7 +23,10 @@ class Task:
     shown: tokens of a prompt; batch: items computed together. scored: share of the tokens for
     which the vocabulary is scored. times: how often, most often once a round. nodes: done where
     the users' text is. cap: seconds after which it is ended; 0: none. key: what to lower when
-    it does not fit.
+    it does not fit. rank: of the low-rank factors that a fine-tuning trains; 0: all weights. entry:
+    bytes of an entry of its matrix products.
+
+    An `imitation` is a generator's low-rank training on texts, as `preferences` is on pairs.
     """
 
     stage: str
@@ -39,6 +42,8 @@ class Task:
     nodes: bool = False
     cap: float = 0.0
     key: str = ""
+    rank: int = 0
+    entry: int = 4
 
     @property
     def total_tokens(self) -> float:
@@ -61,16 +66,21 @@ def operations(task: Task, shape: Shape) -> float:
 
     A pass over one token is two operations for each parameter in a product, and a training step
     three such passes (Kaplan et al. 2020, arXiv 2001.08361, section 2.1). Low-rank training skips
-    the products for the weights' own gradients, and its reference pass and recomputed layers cost
-    about as much: it is counted as three passes over both responses.
+    the products for the weights' own gradients: two passes. A generator's recomputes its layers,
+    which is a third, and for preferences there are two responses and passes of the reference.
+    In an encoder with a decoder, tokens of a prompt pass the one, and written ones the other.
     """
     scored = 2.0 * shape.head * task.scored
     if task.kind == "generation":
-        each = 2.0 * shape.body * (task.shown + task.tokens) + scored * task.tokens
+        shown = shape.encoder or shape.body
+        written = (2.0 * (shape.body - shape.encoder) + scored) * task.tokens
+        each = 2.0 * shown * task.shown + written
         return each * task.items * task.times
     if task.kind == "embedding":
         return 2.0 * shape.body * task.total_tokens
-    passes = {"mask-filling": 1, "fine-tuning": 3, "preferences": 6}[task.kind]
+    passes = {"mask-filling": 1, "fine-tuning": 3, "imitation": 3, "preferences": 6}[task.kind]
+    if task.rank:
+        passes = 2
     return passes * (2.0 * shape.body + scored) * task.total_tokens
 
 
@@ -79,5 +89,5 @@ def weight_bytes_read(task: Task, shape: Shape, entry: int) -> float:
     batches = math.ceil(task.items / max(1, task.batch)) * task.times
     weights = float(entry) * (shape.body + shape.head)
     if task.kind == "generation":
-        return batches * (task.tokens + 1) * weights
+        return batches * ((task.tokens + 1) * weights - task.tokens * float(entry) * shape.encoder)
     return batches * weights * (1 if task.kind in ("embedding", "mask-filling") else 3)

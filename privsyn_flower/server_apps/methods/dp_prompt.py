@@ -18,6 +18,8 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import LocalParaphrases
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
+from privsyn_flower.server_apps.methods.stages import generation
 from privsyn_flower.server_apps.methods.unasked import Unasked
 from privsyn_flower.text.prompts import LabelledText
 
@@ -46,6 +48,17 @@ class DPPromptRecipe(Unasked):
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
         return super().loads(config) | {"generator"}
+
+    @classmethod
+    def texts(cls, config: RunConfig) -> int:
+        return config.data.users * config.data.samples_per_user
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """One paraphrase of every text."""
+        shown, most = tokens_of(config.data.sample_words) + HEADING_TOKENS, config.dp_prompt
+        return [generation(config, "expansion", "paraphrases", cls.texts(config), shown,
+                           tokens=most.max_tokens)]  # fmt: skip
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:

@@ -7,6 +7,8 @@ from typing import Any
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
+from privsyn_flower.server_apps.methods.stages import expansion
 from privsyn_flower.server_apps.methods.unasked import Unasked
 from privsyn_flower.text.prompts import LabelledText
 
@@ -25,6 +27,16 @@ class ExpandOnlyRecipe(Unasked):
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
         return "expand.seeds-per-prompt", config.expand.seeds_per_prompt
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        return expansion(config, tokens_of(config.data.sample_words))
+
+    @classmethod
+    def texts(cls, config: RunConfig) -> int:
+        options = config.expand
+        pool = config.data.public_pool if options.include_seeds or not options.samples else 0
+        return options.samples + pool
 
     def strategy(self, folder: RunFolder) -> list[str]:
         return self.models.public.pool

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from privsyn_flower.config import RunConfig
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
+from privsyn_flower.server_apps.methods.stages import generation
 from privsyn_flower.strategies.private_evolution import PrivateEvolution
 from privsyn_flower.text.prompts import InstructionPrompts, generate
 
@@ -23,6 +25,30 @@ class PeRecipe(PrETextRecipe):
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
         return ("pe.prompt", 0) if config.pe.initial == "model" else super().first_texts(config)
+
+    @classmethod
+    def varied(cls, config: RunConfig) -> tuple[int, int]:
+        """PE: the survivors, after the last round, too. Aug-PE: L - 1 of each, but after the last
+        (`strategies.private_evolution`)."""
+        own = config.pe
+        if own.copies == 1:
+            return own.population, config.rounds
+        return own.candidates - own.population, config.rounds - 1
+
+    @classmethod
+    def found(cls, config: RunConfig) -> int:
+        """The last generation."""
+        return config.pe.population
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """And the first candidates, where the generator writes them."""
+        own = config.pe
+        if own.initial == "public":
+            return super().writing(config)
+        shown = tokens_of(len(own.prompt.split()))
+        first = generation(config, "models", "the first candidates", own.candidates, shown)
+        return [first, *super().writing(config)]
 
     def strategy(self, folder: RunFolder) -> PrivateEvolution:
         config = self.config

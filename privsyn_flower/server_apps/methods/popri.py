@@ -104,7 +104,7 @@ class POPriRecipe(Synthesis[POPri]):
             embedding("rounds", "texts to choose an epoch by", compared, tokens, rounds),
             generation(config, "rounds", "texts to choose a round by",
                        own.select_samples * chosen, shown),
-            fine_tuning(config, "rounds", "models to choose a round by", config.evaluation.steps,
+            fine_tuning(config, "rounds", "models to choose a round by", own.select_samples,
                         chosen),
             generation(config, "expansion", "synthetic texts", config.expand.samples, shown),
         ]  # fmt: skip

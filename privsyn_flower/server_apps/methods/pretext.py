@@ -18,11 +18,12 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
-from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.sft import tuned_adapter
 from privsyn_flower.server_apps.methods.stages import (
     embedding,
-    generation,
+    expansion,
+    imitation,
     private_texts,
     public_pool,
     variations,
@@ -81,24 +82,48 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
             )
 
     @classmethod
+    def varied(cls, config: RunConfig) -> tuple[int, int]:
+        """Texts that are varied after a round, and in how many rounds: every survivor once, but
+        after the last."""
+        return config.pretext.population, config.rounds - 1
+
+    @classmethod
+    def found(cls, config: RunConfig) -> int:
+        """Seeds at most: distinct survivors of all rounds."""
+        return config.rounds * config.pretext.population
+
+    @classmethod
+    def texts(cls, config: RunConfig) -> int:
+        options = config.expand
+        seeds = cls.found(config) if options.include_seeds or not options.samples else 0
+        return options.samples + seeds
+
+    @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """The pool for retrieval, candidates of every round, the users' texts, the expansion."""
-        own, options = config.evolution, config.expand
+        own = config.evolution
         share = {"mixed": 1 - own.retrieval_share, "retrieval": 0.0}.get(own.variation, 1.0)
-        tokens = tokens_of(config.data.sample_words, own.max_tokens)
+        cut = 0 if own.written_by_generator else own.max_tokens
+        tokens = tokens_of(config.data.sample_words, cut)
         looked = round(share * own.candidates * own.lookahead) if own.lookahead > 1 else 0
-        varied = round(share * (own.candidates - own.population or own.population))
-        rounds = [
+        varied, times = cls.varied(config)
+        varied = round(share * varied)
+        # Retrieved texts are embedded already, and so is whoever was a candidate before: without a
+        # lookahead a round has its variations to embed, and the first one all candidates.
+        rows = looked if own.lookahead > 1 else varied
+        known = cls.retrieves(config) and cls.first_texts(config)[1] > 0
+        first = 0 if own.lookahead > 1 or known else own.candidates - varied
+        tasks = [
+            *public_pool(cls, config),
             *variations(config, "lookahead", looked, config.rounds),
-            *variations(config, "survivors", varied, config.rounds - 1),
-            # What is retrieved is embedded already.
-            embedding("rounds", "candidates", looked or varied or own.population, tokens,
-                      config.rounds),
+            *variations(config, "survivors", varied, times),
+            embedding("rounds", "candidates", rows, tokens, config.rounds),
+            embedding("rounds", "other candidates of the first round", first, tokens),
             private_texts(config),
-        ]  # fmt: skip
-        shown = options.seeds_per_prompt * (tokens + HEADING_TOKENS)
-        text = [generation(config, "expansion", "synthetic texts", options.samples, shown)]
-        return [task for task in (*public_pool(cls, config), *rounds, *text) if task.items]
+            *imitation(config, cls.found(config), tokens),
+            *expansion(config, tokens),
+        ]
+        return [task for task in tasks if task.items * task.times]
 
     def strategy(self, folder: RunFolder) -> Evolution[Any]:
         config = self.config

@@ -27,6 +27,10 @@ class PublicOnlyRecipe(Unasked):
             return "", 0
         return "data.public-pool", config.data.public_pool
 
+    @classmethod
+    def texts(cls, config: RunConfig) -> int:
+        return config.data.public_pool
+
     def strategy(self, folder: RunFolder) -> list[str]:
         return self.models.public.pool
 

@@ -96,6 +96,11 @@ class Recipe(ABC, Generic[S]):
         known before."""
         return []
 
+    @classmethod
+    def texts(cls, config: RunConfig) -> int:
+        """Synthetic texts of the result, at most."""
+        return 0
+
     # Of a run, in their order ------------------------------------------------------------
 
     def __init__(self, run: Run, models: Models) -> None:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
+from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.text.tiny.assets import AssetError, find_asset
-from privsyn_flower.text.tiny.models import package_sides
-from privsyn_flower.text.tiny.recipes import RECIPES, recipe
+from privsyn_flower.text.tiny.models import package_sides, private_packages
+from privsyn_flower.text.tiny.recipes import RECIPES, recipe, tuning_recipe
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
 
 VLLM_BATCH = 256  # sequences that a vLLM server decodes together unless it is told otherwise
-LSTM_STEPS, LSTM_WORDS, LSTM_LONGEST = 2000, 2048, 64  # `text.models.lstm`, which imports torch
+LSTM_STEPS, LSTM_LONGEST = 2000, 64  # `text.models.lstm`, which imports torch
 FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.infillers`)
 
 
@@ -45,10 +46,12 @@ def private_texts(config: RunConfig) -> Task:
 
 def variations(config: RunConfig, what: str, texts: int, times: int) -> list[Task]:
     """So many texts varied: mask-filled in all steps, or written by the generator."""
-    own = config.evolution
-    tokens = tokens_of(config.data.sample_words, own.max_tokens)
-    if own.variation in ("rewrite", "continue"):
-        return [generation(config, "rounds", what, texts, tokens, times)]
+    own, words = config.evolution, config.data.sample_words
+    if own.written_by_generator:
+        rewrite = own.variation == "rewrite"
+        told = tokens_of(len(own.rewrite.split())) if rewrite else HEADING_TOKENS
+        return [generation(config, "rounds", what, texts, told + tokens_of(words), times)]
+    tokens = tokens_of(words, own.max_tokens)
     passes = own.mask_passes or round(own.mask_fraction * tokens)
     return [Task(
         "rounds", f"varying {what}", "mask-filling", "infiller", texts * own.mask_steps * passes,
@@ -57,15 +60,43 @@ def variations(config: RunConfig, what: str, texts: int, times: int) -> list[Tas
 
 
 def generation(
-    config: RunConfig, stage: str, what: str, items: int, shown: int, times: int = 1
+    config: RunConfig,
+    stage: str,
+    what: str,
+    items: int,
+    shown: int,
+    times: int = 1,
+    tokens: int = 0,
 ) -> Task:
-    """So many completions, each as long as it may be."""
+    """So many completions, each as long as it may be: of `tokens`, or expand.max-tokens."""
     served = config.generation.backend != "huggingface"
     batch = VLLM_BATCH if served else config.expand.batch_size
     return Task(
-        stage, f"writing {what}", "generation", "generator", items, config.expand.max_tokens,
-        batch, shown, times=times, key="expand.batch-size",
+        stage, f"writing {what}", "generation", "generator", items,
+        tokens or config.expand.max_tokens, batch, shown, times=times, key="expand.batch-size",
     )  # fmt: skip
+
+
+def expansion(config: RunConfig, tokens: int) -> list[Task]:
+    """The generator's texts, each after a prompt of seeds of so many tokens."""
+    options = config.expand
+    if not options.samples:
+        return []
+    shown = options.seeds_per_prompt * (tokens + HEADING_TOKENS)
+    return [generation(config, "expansion", "synthetic texts", options.samples, shown)]
+
+
+def imitation(config: RunConfig, seeds: int, tokens: int) -> list[Task]:
+    """What `[sft]` trains on so many seeds before the expansion, all passes over them counted."""
+    own = config.sft
+    if not own.epochs:
+        return []
+    length = config.expand.seeds_per_prompt * (tokens + HEADING_TOKENS) + tokens
+    return [Task(
+        "expansion", "fine-tuning the generator on the seeds", "imitation", "generator",
+        seeds * own.epochs, length, min(own.micro_batch_size, own.batch_size),
+        scored=tokens / length, key="sft.micro-batch-size",
+    )]  # fmt: skip
 
 
 def preferences(config: RunConfig, pairs: int, shown: int, times: int) -> Task:
@@ -79,57 +110,98 @@ def preferences(config: RunConfig, pairs: int, shown: int, times: int) -> Task:
     )  # fmt: skip
 
 
-def fine_tuning(config: RunConfig, stage: str, what: str, steps: int, times: int) -> Task:
-    """Of the downstream model on text: so many steps, so often."""
-    options = config.evaluation
+def fine_tuning(
+    config: RunConfig, stage: str, what: str, texts: int, times: int, *, public: bool = False
+) -> Task:
+    """Of the downstream model on a set of so many texts, so often.
+
+    public: the stage on public text before the others (`evaluation.public.tuning_of`).
+    """
+    options, training = config.evaluation, config.training
+    steps, epochs, batch = options.steps, options.epochs, options.batch_size
+    if public and config.trains:
+        steps, epochs = training.public_steps, 0
+    elif public:
+        steps, epochs = options.public_steps, options.public_epochs
+        batch = options.public_batch_size or batch
     scored = 1.0 if options.task == "next-token" else 0.0
     return Task(
-        stage, f"fine-tuning {what}", "fine-tuning", "downstream", steps * options.batch_size,
-        options.sequence_length, options.batch_size, scored=scored, times=times,
-        key="evaluation.batch-size",
+        stage, f"fine-tuning {what}", "fine-tuning", "downstream",
+        epochs * texts if epochs else steps * batch, options.sequence_length,
+        min(options.micro_batch_size or batch, batch), scored=scored, times=times,
+        key="evaluation.micro-batch-size", rank=options.adapter_rank,
+        entry=2 if options.precision == "bfloat16" else 4,
     )  # fmt: skip
 
 
-def fine_tunings(config: RunConfig, controls: int) -> list[Task]:
-    """The benchmark's: trials of rates, random public text, the result and its controls, and the
-    private text. A training's own model and its controls are measured as they are."""
-    options = config.evaluation
-    rates = len(split_list(options.learning_rates))
-    public = int(options.compares(RANDOM_PUBLIC))
-    started = config.trains and config.training.public_steps > 0
-    sets = (rates if rates > 1 else 0) + (public and not started) + controls + 1
-    times = sets + (0 if config.trains else 1)
-    return [fine_tuning(config, "benchmark", "the downstream model", options.steps, times)]
+def trials(config: RunConfig) -> int:
+    """Fine-tunings that choose a learning rate: none for a single one."""
+    rates = len(split_list(config.evaluation.learning_rates))
+    return rates if rates > 1 else 0
+
+
+def start_tuning(config: RunConfig, stage: str) -> list[Task]:
+    """The model tuned on the public pool, where the others begin, and the trials of its rate."""
+    what = "the start on public text, unless it is in the cache"
+    often = 1 + trials(config)
+    found = fine_tuning(config, stage, what, config.data.public_pool, often, public=True)
+    return [found] if found.items else []
+
+
+def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
+    """The benchmark's: trials of rates, random public text, the private text, and the result and
+    its controls, of so many texts each. What is measured as it is, is not tuned: a training's own
+    model and its controls, and with a public start the model of public text."""
+    options, data = config.evaluation, config.data
+    started = options.start == "public" or (config.trains and config.training.public_steps > 0)
+    public = trials(config) + int(options.compares(RANDOM_PUBLIC) and not started)
+    sizes = [data.public_pool] * public + [data.users * data.samples_per_user, *written]
+    # In steps all take the same, whatever their texts.
+    often = Counter(size if options.epochs else 0 for size in sizes)
+    start = [] if config.trains or options.start == "base" else start_tuning(config, "benchmark")
+    return start + [
+        task
+        for texts, times in often.items()
+        if (task := fine_tuning(config, "benchmark", "the downstream model", texts, times)).items
+    ]
 
 
 def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
-    """Tiny models that are not shipped for this run's text, and so trained by it."""
+    """Tiny models that are not shipped for this run's text: shipped ones are tuned on it, and
+    trained anew where they have read what is private in it (`text.tiny.models.ensure_model`)."""
     wanted = {kind for kind in kinds & set(RECIPES) if getattr(config.models, kind) == "tiny"}
-    missing = {kind for kind in wanted if not _shipped(kind, config)}
+    ways = {kind: way for kind in sorted(wanted) if (way := _way(kind, config))}
+    trained = {kind for kind, way in ways.items() if way == "training"}
+    tasks = [_made(config, "tuning", kind) for kind in ways if kind not in trained]
     # The others take its tokenizer or weights over.
-    missing |= {"downstream"} if missing else set()
-    models = config.models
-    words = Task(
-        "models", "training the LSTM, unless it is in the cache", "fine-tuning", "downstream",
-        (models.train_steps or LSTM_STEPS) * LSTM_WORDS // LSTM_LONGEST, LSTM_LONGEST,
-        LSTM_WORDS // LSTM_LONGEST, cap=models.train_seconds, key="models.train-seconds",
-    )  # fmt: skip
-    return [words] * ("downstream" in kinds and models.downstream == "lstm") + [
-        Task(
-            "models", f"training the tiny {kind} model, unless it is in the cache", "fine-tuning",
-            kind, (made := recipe(kind, models.train_steps)).steps * (made.batch_tokens // 64), 64,
-            made.batch_tokens // 64, cap=models.train_seconds, key="models.train-seconds",
-        )
-        for kind in sorted(missing)
-    ]  # fmt: skip
+    trained |= {"downstream"} if trained else set()
+    tasks += [_made(config, "training", kind) for kind in sorted(trained)]
+    if "downstream" in kinds and config.models.downstream == "lstm":
+        tasks.append(_made(config, "training", "lstm"))
+    return tasks
 
 
-def _shipped(kind: str, config: RunConfig) -> bool:
-    if config.models.train_steps:
-        return False
-    folder = Path(config.assets) if config.assets else None
+def _way(kind: str, config: RunConfig) -> str:
+    """What a run does to have a tiny model: training, tuning, or nothing where it is shipped."""
     try:
-        found = find_asset(kind, asdict(recipe(kind)), package_sides(config), folder)
+        found = find_asset(kind, Path(config.assets) if config.assets else None)
     except AssetError:  # the run says so
-        return True
-    return found is not None
+        return ""
+    if found is None or found.knows(private_packages(config)):
+        return "training"
+    return "" if found.is_of(package_sides(config)) else "tuning"
+
+
+def _made(config: RunConfig, way: str, kind: str) -> Task:
+    models, length = config.models, LSTM_LONGEST
+    if kind == "lstm":
+        steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words
+    else:
+        by = tuning_recipe if way == "tuning" else recipe
+        steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
+    batch, name = max(1, tokens // length), "LSTM" if kind == "lstm" else f"tiny {kind}"
+    return Task(
+        "models", f"{way} the {name}, unless it is in the cache", "fine-tuning",
+        "downstream" if kind == "lstm" else kind, steps * batch, length, batch,
+        cap=models.train_seconds, key="models.train-seconds",
+    )  # fmt: skip

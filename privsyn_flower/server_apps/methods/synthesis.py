@@ -54,6 +54,10 @@ class Writing(Recipe[T]):
         return []
 
     @classmethod
+    def texts(cls, config: RunConfig) -> int:
+        return config.expand.samples
+
+    @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
         """The method's own stages, its controls as often again, and the fine-tunings."""
         own = cls.writing(config)
@@ -61,13 +65,15 @@ class Writing(Recipe[T]):
             return [*tiny_models(config, cls.loads(config)), *own]
         again = [task for task in own if task.stage != "models" and not task.nodes]
         controls = [replace(task, stage="control") for task in again]
-        made = int(config.evaluation.compares(NOISE))
+        made = int(NOISE in cls.controls and config.evaluation.compares(NOISE))
+        compared = cls.compared_work(config)
+        texts = 1 + made + len({task.stage for task in compared})
         return [
             *tiny_models(config, cls.loads(config) | {"downstream"}),
             *own,
             *(controls if made else []),
-            *cls.compared_work(config),
-            *fine_tunings(config, made + len({task.stage for task in cls.compared_work(config)})),
+            *compared,
+            *fine_tunings(config, [cls.texts(config)] * texts),
         ]
 
     @classmethod

@@ -23,7 +23,7 @@ from privsyn_flower.benchmark.benchmark import (
     training_benchmark,
 )
 from privsyn_flower.benchmark.pictures import draw_benchmark
-from privsyn_flower.config import ConfigError, RunConfig, split_list
+from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.protocol.question import OptionValue
@@ -33,7 +33,7 @@ from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import fine_tuning, fine_tunings, tiny_models
+from privsyn_flower.server_apps.methods.stages import fine_tunings, start_tuning, tiny_models
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import NoRelease
@@ -104,8 +104,7 @@ class Training(Recipe[TrainingStrategy]):
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
         """The public start, the users' local steps, and the benchmark's fine-tunings."""
-        training, rates = config.training, len(split_list(config.evaluation.learning_rates))
-        tunings = 1 + (rates if rates > 1 else 0)
+        training = config.training
         users = cls.algorithm(config).expected_users(config.data.users, config.nodes)
         local = Task(
             "rounds", "local steps of all users on their nodes", "fine-tuning", "downstream",
@@ -113,10 +112,9 @@ class Training(Recipe[TrainingStrategy]):
             config.evaluation.sequence_length, training.batch_size, times=config.rounds,
             nodes=True, key="training.batch-size",
         )  # fmt: skip
-        start = fine_tuning(config, "public", "the start", training.public_steps, tunings)
-        compared = fine_tunings(config, 0) if config.benchmark else []
-        return [*tiny_models(config, {"downstream"}), *([start] if start.items else []), local,
-                *compared]  # fmt: skip
+        compared = fine_tunings(config, []) if config.benchmark else []
+        start = start_tuning(config, "public")
+        return [*tiny_models(config, {"downstream"}), *start, local, *compared]
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)

@@ -6,6 +6,7 @@ Their recipe's `strategy` is the list of texts that they begin with.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from privsyn_flower.arrays import F32
@@ -14,6 +15,8 @@ from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.server_apps.estimates.work import Task
+from privsyn_flower.server_apps.methods.stages import private_texts
 from privsyn_flower.server_apps.methods.synthesis import Writing
 
 
@@ -35,6 +38,15 @@ class Unasked(Writing[list[str]]):
     def loads(cls, config: RunConfig) -> set[str]:
         """The embedder measures distances for the benchmark."""
         return {"embedder"} if config.benchmark else set()
+
+    @classmethod
+    def work(cls, config: RunConfig) -> list[Task]:
+        """And the users' texts, which no round has embedded before the benchmark."""
+        own = super().work(config)
+        if config.benchmark:
+            what = "embedding the users' texts"
+            own.append(replace(private_texts(config), stage="benchmark", what=what, nodes=False))
+        return own
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:

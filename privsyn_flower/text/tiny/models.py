@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.tiny.assets import Asset, embedded, find_asset
-from privsyn_flower.text.tiny.recipes import Groups, content_key, recipe
+from privsyn_flower.text.tiny.recipes import Groups, content_key, recipe, tuning_recipe
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
@@ -50,7 +50,7 @@ def ensure_model(
     name = str(getattr(config.models, kind))
     place = embedded(kind, name) or kind
     shipped = find_asset(place, root)
-    if shipped is not None and not (known := shipped.knows(_private_packages(config))):
+    if shipped is not None and not (known := shipped.knows(private_packages(config))):
         if shipped.is_of(package_sides(config)):
             return shipped.folder
         return tune(shipped, kind, federation, config, progress)
@@ -92,7 +92,7 @@ def tune(
     text the shipped folder itself.
     """
     from privsyn_flower.files import build_folder
-    from privsyn_flower.text.tiny.tuning import tune_model, tuning_recipe
+    from privsyn_flower.text.tiny.tuning import tune_model
 
     groups = federation.public_groups()
     if kind == "downstream":  # a minority is for the benchmark to adapt to
@@ -129,7 +129,7 @@ def _cache(config: RunConfig) -> Path:
     return cache_folder(config) / "models"
 
 
-def _private_packages(config: RunConfig) -> list[str]:
+def private_packages(config: RunConfig) -> list[str]:
     """Whose text is private; none are known of other sources than docstrings."""
     from privsyn_flower.config import split_list
 

@@ -17,7 +17,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.tiny.muon import clip_gradients
-from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups
+from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups, TuningRecipe
 from privsyn_flower.text.tiny.training import expand_runs
 
 logger = logging.getLogger("privsyn_flower")
@@ -44,38 +44,6 @@ State = dict[str, torch.Tensor]
 AUTO_CLASS = {"infiller": "AutoModelForMaskedLM"}  # others are causal
 WARM_UP = 5  # steps
 FEWEST_TEXTS = 8  # with fewer there is nothing to hold out
-
-
-@dataclass(frozen=True, slots=True)
-class TuningRecipe:
-    """How a shipped model is tuned.
-
-    steps: at most, of `batch_tokens` padded tokens each. learning_rate: AdamW's. held_out: share
-    of the texts, of at most `most_held_out`, whole groups of them. checks: looks at the held-out
-    loss in one pass over the text, at most `between` steps apart. gain: by how many nats a look
-    must be better than the best before; one that is not halves the rate, and training goes on from
-    the best state. failures: such looks in a row that end it.
-    """
-
-    kind: str
-    steps: int = 240
-    batch_tokens: int = 2048
-    learning_rate: float = 2e-3
-    held_out: float = 0.1
-    most_held_out: int = 256
-    checks: int = 2
-    between: int = 30
-    gain: float = 0.01
-    failures: int = 2
-    mask_share: float = 0.25
-    version: int = 1  # raise it when the code below changes what comes out
-
-
-def tuning_recipe(kind: str, steps: int = 0) -> TuningRecipe:
-    """The recipe of `kind`, with at most `steps` steps when that is not 0."""
-    # Measured on 1,464 public texts: 3.14 nats held out after 100 steps, 3.20 at twice the rate.
-    recipe = TuningRecipe(kind, learning_rate=1e-3) if kind == "generator" else TuningRecipe(kind)
-    return replace(recipe, steps=steps) if steps else recipe
 
 
 def tune_model(

@@ -43,6 +43,18 @@ def bert(kind: type, shape: Shape, **more: object) -> object:
     )
 
 
+def t5(shape: Shape, **more: str) -> t.T5Config:
+    return t.T5Config(
+        vocab_size=shape.vocabulary,
+        d_model=shape.width,
+        d_ff=shape.inner,
+        num_layers=shape.layers,
+        num_heads=shape.heads,
+        d_kv=shape.key_width // shape.heads,
+        **more,
+    )
+
+
 def built(name: str, shape: Shape) -> int:
     """Parameters of the model as the code of this project would load it, without its weights."""
     roberta = {"max_position_embeddings": 514, "type_vocab_size": 1}
@@ -56,13 +68,13 @@ def built(name: str, shape: Shape) -> int:
             model = t.AutoModelForCausalLM.from_config(config)
         elif "bert-small" in name:
             model = t.AutoModelForCausalLM.from_config(bert(t.BertConfig, shape, is_decoder=True))
+        elif "flan" in name:
+            model = t.AutoModelForSeq2SeqLM.from_config(t5(shape, feed_forward_proj="gated-gelu"))
+            layers = model.encoder.named_parameters()
+            own = sum(value.numel() for name, value in layers if "embed_tokens" not in name)
+            assert shape.encoder == own
         elif "t5" in name:
-            encoder = t.T5EncoderModel(
-                t.T5Config(
-                    d_model=shape.width, d_ff=shape.inner, num_layers=shape.layers,
-                    num_heads=shape.heads, d_kv=shape.key_width // shape.heads,
-                )
-            )  # fmt: skip
+            encoder = t.T5EncoderModel(t5(shape))
             return encoder.num_parameters() + shape.width * shape.dimension
         else:
             model = t.BertModel(bert(t.BertConfig, shape))
@@ -117,5 +129,4 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
 
 
 def test_the_lstms_training_is_that_of_its_file() -> None:
-    told = (stages.LSTM_STEPS, stages.LSTM_WORDS, stages.LSTM_LONGEST)
-    assert told == (lstm.STEPS, lstm.BATCH_WORDS, lstm.LONGEST)
+    assert (stages.LSTM_STEPS, stages.LSTM_LONGEST) == (lstm.STEPS, lstm.LONGEST)

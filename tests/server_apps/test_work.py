@@ -1,0 +1,177 @@
+"""What recipes say of their work is what their algorithms and fine-tunings do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.arrays import F32
+from privsyn_flower.config import RunConfig
+from privsyn_flower.evaluation.public import tuning_of
+from privsyn_flower.server_apps.estimates.memory import entry_bytes, memory
+from privsyn_flower.server_apps.estimates.shapes import NAMED
+from privsyn_flower.server_apps.estimates.work import Task, operations
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
+from privsyn_flower.strategies.pretext import PrEText
+from privsyn_flower.strategies.private_evolution import PrivateEvolution
+from privsyn_flower.text.embedders import KnownRows
+from privsyn_flower.text.tiny.recipes import recipe, tuning_recipe
+
+
+class Counting:
+    """An embedder and an infiller that count texts; no two variations are equal."""
+
+    fingerprint, dimension = "counting", 8
+
+    def __init__(self) -> None:
+        self.embedded = self.varied = 0
+
+    def embed(self, texts: Sequence[str]) -> F32:
+        self.embedded += len(texts)
+        return np.eye(self.dimension, dtype=np.float32)[np.arange(len(texts)) % self.dimension]
+
+    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+        found = [f"variation {self.varied + i}" for i in range(len(texts))]
+        self.varied += len(texts)
+        return found
+
+
+def configured(**settings: Any) -> RunConfig:
+    given = {name.replace("__", "."): value for name, value in settings.items()}
+    return RunConfig.from_flat({key.replace("_", "-"): value for key, value in given.items()})
+
+
+def times(tasks: Sequence[Task], kind: str) -> int:
+    return sum(task.items * task.times for task in tasks if task.kind == kind)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("pretext", {"lookahead": 1}),
+        ("pretext", {"lookahead": 4}),
+        ("pe", {"lookahead": 1}),
+        ("pe", {"lookahead": 4}),
+        ("pe", {"lookahead": 1, "copies": 5, "selection": "rank"}),
+        ("pe", {"lookahead": 2, "copies": 3, "selection": "rank"}),
+    ],
+)
+def test_an_evolution_varies_and_embeds_as_much(
+    method: str, options: dict[str, Any], rounds: int
+) -> None:
+    options = {"population": 12, "mask-steps": 1, "mask-passes": 1, "threshold": 0.0, **options}
+    settings = {f"{method}.{key}": value for key, value in options.items()}
+    config = RunConfig.from_flat({"method": method, "rounds": rounds, **settings})
+    count, kind = Counting(), {"pretext": PrEText, "pe": PrivateEvolution}[method]
+    strategy: Any = kind(
+        [f"text {i}" for i in range(99)],
+        embedder=KnownRows(count, [], np.zeros((0, 8), np.float32)),
+        infiller=count,
+        rounds=rounds,
+        config=config.evolution,
+    )
+    for rnd in range(1, rounds + 1):
+        asked = strategy.ask(rnd).length
+        strategy.learn(rnd, np.arange(1.0, asked + 1), 1.0)
+    own = [task for task in recipe_of(config).work(config) if not task.nodes]
+    assert times(own, "mask-filling") == count.varied
+    assert times(own, "embedding") == count.embedded
+    assert recipe_of(config).length(config) == asked
+
+
+def test_what_a_generator_writes_for_private_evolution() -> None:
+    config = configured(
+        method="pe", pe__variation="rewrite", pe__initial="model", pe__prompt="Write a review.",
+        pe__copies=3, sft__epochs=2, sft__micro_batch_size=4,
+    )  # fmt: skip
+    tasks = {task.what: task for task in recipe_of(config).work(config)}
+    first = tasks["writing the first candidates"]
+    assert (first.stage, first.items) == ("models", 3 * config.pe.population)
+    survivors = tasks["writing survivors"]
+    assert (survivors.items, survivors.times) == (2 * config.pe.population, config.rounds - 1)
+    tuned = tasks["fine-tuning the generator on the seeds"]
+    assert (tuned.kind, tuned.items, tuned.batch) == ("imitation", 2 * config.pe.population, 4)
+    assert entry_bytes(tuned, "cuda") == 2 and entry_bytes(tuned, "cpu") == 4
+    assert not any(task.kind == "mask-filling" for task in tasks.values())
+
+
+def test_rows_without_rounds_have_work() -> None:
+    base = {"data__users": 50, "data__samples_per_user": 4, "benchmark": True}
+    expected = {"public-only": 0, "expand-only": 70, "expand-private": 70, "dp-prompt": 200}
+    for method, written in expected.items():
+        config = configured(method=method, expand__samples=70, **base)
+        tasks = recipe_of(config).work(config)
+        assert times([t for t in tasks if t.stage == "expansion"], "generation") == written
+        assert {task.stage for task in tasks} <= {"models", "expansion", "benchmark"}
+        assert times([t for t in tasks if t.stage == "benchmark"], "embedding") == 200
+        assert not any(task.nodes for task in tasks)
+
+
+def test_fine_tunings_take_the_steps_of_their_texts() -> None:
+    base: dict[str, Any] = {
+        "benchmark": True, "data__users": 50, "data__samples_per_user": 4,
+        "data__public_pool": 640, "evaluation__learning_rates": "1e-4",
+    }  # fmt: skip
+    by_steps = fine_tunings(configured(**base), [70, 70])
+    assert [(task.items, task.times) for task in by_steps] == [(200 * 32, 4)]
+    config = configured(**base, evaluation__epochs=3, evaluation__micro_batch_size=8)
+    by_epochs = fine_tunings(config, [70, 70])
+    assert [(task.items, task.times) for task in by_epochs] == [(1920, 1), (600, 1), (210, 2)]
+    assert {task.batch for task in by_epochs} == {8}
+    steps = tuning_of(config).steps_of(640)
+    assert steps == by_epochs[0].items // config.evaluation.batch_size
+    config = configured(
+        **base, evaluation__start="public", evaluation__public_epochs=2,
+        evaluation__public_batch_size=16,
+    )  # fmt: skip
+    start, others = fine_tunings(config, [70])
+    assert (start.items, start.batch) == (2 * 640, 16)
+    assert others.times == 2, "the model of public text is measured as it is"
+
+
+def test_adapters_and_bfloat16_take_less() -> None:
+    shape = NAMED["meta-llama/Llama-2-7b-hf"]
+    [whole, halved, factors] = [
+        fine_tunings(configured(benchmark=True, **more), [])[0]
+        for more in (
+            {},
+            {"evaluation__precision": "bfloat16"},
+            {"evaluation__precision": "bfloat16", "evaluation__adapter_rank": 8},
+        )
+    ]
+    assert memory(whole, shape, "cuda") > 20 * shape.parameters
+    assert memory(factors, shape, "cuda") < 4 * shape.parameters
+    assert memory(halved, shape, "cuda") < memory(whole, shape, "cuda") + 2 * shape.parameters
+    assert operations(factors, shape) == pytest.approx(operations(whole, shape) * 2 / 3)
+
+
+def test_an_encoder_reads_and_a_decoder_writes() -> None:
+    shape = NAMED["google/flan-t5-xl"]
+    task = Task("expansion", "writing", "generation", "generator", 1, 0, 1, shown=10)
+    assert operations(task, shape) == 2 * shape.encoder * 10
+    assert shape.encoder < shape.body / 2, "the decoder looks at the encoder, too"
+
+
+def test_tiny_models_are_shipped_tuned_or_trained() -> None:
+    kinds = {"generator", "infiller"}
+    assert tiny_models(RunConfig(), kinds) == []
+    files = {"data__source": "files", "data__path": "users.jsonl", "models__train_steps": 9}
+    tuned = tiny_models(configured(**files), kinds)
+    assert [task.what.split(",")[0] for task in tuned] == [
+        "tuning the tiny generator", "tuning the tiny infiller"
+    ]  # fmt: skip
+    steps = tuning_recipe("generator", 9)
+    assert steps.steps == 9 and tuned[0].items == 9 * (steps.batch_tokens // 64)
+    private = configured(data__private_packages="numpy", data__public_packages="stdlib",
+                         data__minority_packages="")  # fmt: skip
+    trained = tiny_models(private, {"generator"})
+    assert [task.model for task in trained] == ["downstream", "generator"]
+    assert all(task.what.startswith("training the tiny") for task in trained)
+    made = recipe("generator")
+    assert trained[1].items == made.steps * (made.batch_tokens // 64)
+    assert tiny_models(private, set()) == [], "what is not loaded is not made"
