@@ -53,6 +53,17 @@ def paraphraser(folder: Path) -> Paraphraser:
     return load_paraphraser(folder, **OPTIONS)
 
 
+def test_how_many_texts_are_long_is_told_nobody(
+    paraphraser: Paraphraser, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        drawn = paraphraser.paraphrase(
+            ["word " * 3000, "Tea."], low=-1.0, high=1.0, temperature=1.0,
+            rng=np.random.default_rng(0),
+        )  # fmt: skip
+    assert len(drawn) == 2 and not caplog.records
+
+
 def test_the_kind_of_model_is_its_own(causal_folder: Path, whole_folder: Path) -> None:
     assert isinstance(load_paraphraser(causal_folder, **OPTIONS), CausalParaphraser)
     assert isinstance(load_paraphraser(whole_folder, **OPTIONS), Seq2SeqParaphraser)
