@@ -153,9 +153,10 @@ class HuggingFaceGenerator:
         if not len(prompts):
             return []
         # In a chat the turn around a prompt has the special tokens.
-        encoded: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=not self.chat)[
-            "input_ids"
-        ]
+        # The library's own words name the length of one prompt, which may be PRIVATE.
+        encoded: list[list[int]] = self.tokenizer(
+            list(prompts), add_special_tokens=not self.chat, verbose=False
+        )["input_ids"]
         before, after = self._turn
         room = self._context - self.max_tokens - len(before) - len(after)
         self._tell_cut(encoded, room)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,11 @@ def paraphraser(folder: Path) -> Paraphraser:
 
 
 def test_how_many_texts_are_long_is_told_nobody(
-    paraphraser: Paraphraser, caplog: pytest.LogCaptureFixture
+    paraphraser: Paraphraser, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    if isinstance(paraphraser, CausalParaphraser):
+        monkeypatch.setattr(paraphraser.tokenizer, "model_max_length", 100)
     with caplog.at_level("INFO"):
         drawn = paraphraser.paraphrase(
             ["word " * 3000, "Tea."], low=-1.0, high=1.0, temperature=1.0,
