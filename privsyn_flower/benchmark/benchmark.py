@@ -300,7 +300,8 @@ def next_token(
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
     choice = _choice(config, federation, model)
     tested = rows_digest([row for own in held_out.values() for row in own])
-    about = [str(start or downstream), tested, vars(tuning), options.checkpoint]
+    chosen_by = None if choice is None else rows_digest(choice)
+    about = [model.said(), tested, vars(tuning), options.checkpoint, chosen_by]
     model.reset()  # the rehearsal left the weights of its last trial
     sums = {}
     for name, folder in measured.items():
@@ -423,7 +424,8 @@ def classification(
         own_text = federation.held_out("development").values()
         choice = encoded([text for own in own_text for text in own])
     tested = examples_digest([one for own in held_out.values() for one in own])
-    about = [str(downstream), tested, vars(tuning), options.checkpoint]
+    chosen_by = None if choice is None else examples_digest(choice)
+    about = [str(downstream), classes, tested, vars(tuning), options.checkpoint, chosen_by]
     sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
     if options.compares(RANDOM_PUBLIC):
         sets = {"random_public": public} | sets

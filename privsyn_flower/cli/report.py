@@ -93,7 +93,13 @@ def report(summaries: Sequence[Summary]) -> str:
 def _told(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     lines = verdict_lines(summary)
-    return [f"- {summary['method']}, epsilon {summary['epsilon']:.4g}: {line}" for line in lines]
+    return [f"- {summary['method']}, epsilon {_epsilon(summary)}: {line}" for line in lines]
+
+
+def _epsilon(summary: Summary) -> str:
+    """In words; JSON has no infinity, so null is that."""
+    value = summary["epsilon"]
+    return f"{math.inf if value is None else value:.4g}"
 
 
 def _signal(summary: Summary) -> str:
@@ -154,7 +160,7 @@ COLUMNS: dict[str, Any] = {
     "gained over public text": _gain,
     "loss": _loss,
     "signal / noise": _signal,
-    "epsilon": lambda s: f"{math.inf if s['epsilon'] is None else s['epsilon']:.4g}",
+    "epsilon": _epsilon,
     "delta": lambda s: f"{s['delta']:g}",
     "accountant": lambda s: str(s["accountant"]),
     "adjacency": lambda s: f"{s['unit']}, {s['adjacency']}",

@@ -38,7 +38,7 @@ from privsyn_flower.config.section import ConfigError, Scalar, Section, explain,
 
 Settings = dict[str, Scalar]
 Point = dict[str, str]  # axis -> the name of its value
-NAME = re.compile(r"[\w.+-]+")  # of methods and values: they are in the names of files
+NAME = re.compile(r"[\w.+-]+")  # of methods, axes and values: they are in the names of files
 OWN = ("seed", "run-folder")  # keys that the command sets itself
 
 
@@ -193,6 +193,8 @@ def _lists(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _axis(name: str, values: object) -> list[Any]:
     """One axis: tables with names, or plain values of the key that it is called by."""
+    if not NAME.fullmatch(name):
+        raise ValueError(f"axis {name!r}: a name has letters, digits, '.', '_', '+' and '-' only")
     if not isinstance(values, list) or not values:
         raise ValueError(f"{name} = {values!r} in a grid: expected a list of values")
     if all(isinstance(value, Mapping) for value in values):

@@ -259,7 +259,7 @@ def choose_learning_rate(
         model.fine_tune(train, trial, progress, stage, work=folder)
         return model.loss(validation)
 
-    about = [vars(tuning), rows_digest(train), rows_digest(validation)]
+    about = [model.said(), vars(tuning), rows_digest(train), rows_digest(validation)]
     losses: dict[float, float] = {
         rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
         for rate in rates

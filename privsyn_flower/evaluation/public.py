@@ -142,7 +142,8 @@ def rehearse_classes(
         model.fine_tune(public[::2], trial, progress, stage, work=folder)
         return float(macro_f1(model.user_sums({"public": public[1::2]}).sum(axis=0)))
 
-    about = [vars(tuning_of(config)), examples_digest(public)]
+    made_of = [config.models.downstream, list(model.labels)]
+    about = [*made_of, vars(tuning_of(config)), examples_digest(public)]
     found = {
         rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
         for rate in rates

@@ -153,20 +153,25 @@ class HuggingFaceGenerator:
         if not len(prompts):
             return []
         # In a chat the turn around a prompt has the special tokens.
-        encoded: list[list[int]] = self.tokenizer(list(prompts), add_special_tokens=not self.chat)[
-            "input_ids"
-        ]
+        # The library's own words name the length of one prompt, which may be PRIVATE.
+        encoded: list[list[int]] = self.tokenizer(
+            list(prompts), add_special_tokens=not self.chat, verbose=False
+        )["input_ids"]
         before, after = self._turn
         room = self._context - self.max_tokens - len(before) - len(after)
+        self._tell_cut(encoded, room)
+        # A model needs one token to continue from, also after an empty prompt.
+        start = [self.tokenizer.bos_token_id or int(self._ends[0] if self._ends.size else 0)]
+        return [[*before, *ids[-room:], *after] or start for ids in encoded]
+
+    def _tell_cut(self, encoded: Sequence[Sequence[int]], room: int) -> None:
+        """Log how many prompts have more than `room` tokens."""
         long = sum(len(ids) > room for ids in encoded)
         if long:
             logger.warning(
                 "%d of %d prompts exceed %d tokens (the model's %d less expand.max-tokens = %d) "
                 "and lose their beginning", long, len(encoded), room, self._context, self.max_tokens
             )  # fmt: skip
-        # A model needs one token to continue from, also after an empty prompt.
-        start = [self.tokenizer.bos_token_id or int(self._ends[0] if self._ends.size else 0)]
-        return [[*before, *ids[-room:], *after] or start for ids in encoded]
 
     def forward(
         self,

@@ -134,6 +134,9 @@ class CausalParaphraser(Paraphraser, HuggingFaceGenerator):
     def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         HuggingFaceGenerator.__init__(self, model, stop=(), **options)
 
+    def _tell_cut(self, encoded: Sequence[Sequence[int]], room: int) -> None:
+        """Nothing: how many texts are long is PRIVATE, and epsilon does not cover it."""
+
     complete = HuggingFaceGenerator.complete
     close = HuggingFaceGenerator.close
 

@@ -581,3 +581,7 @@ def test_a_killed_benchmark_does_not_tune_again_what_was_finished(setting, tmp_p
     found = next_token(*given, work=Work(tmp_path / "work"))
     assert begun == ["fine-tuning on private"] * 2
     assert found == expected
+    begun[:] = begun[-1:]
+    other = changed(setting.config, adapter_rank=2)  # another run in a folder of the same name
+    next_token(other, *given[1:], work=Work(tmp_path / "work"))
+    assert len(begun) == 6

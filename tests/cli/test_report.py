@@ -58,6 +58,12 @@ def test_each_kind_of_trust_has_a_table_of_its_own() -> None:
     ]  # fmt: skip
 
 
+def test_a_verdict_without_privacy_is_at_infinite_epsilon() -> None:
+    none = summary("expand-private", "none: epsilon is infinite", epsilon=None)
+    none["verdict"] = {"sentences": ["something was heard"]}
+    assert "- expand-private, epsilon inf: verdict: something was heard" in report([none])
+
+
 def test_runs_on_other_users_are_said_not_to_be_comparable() -> None:
     other = summary("dp-fedavg", SECURE, users=900)
     other["benchmark"]["held_out_tokens"] = 8999

@@ -76,6 +76,7 @@ METHOD = '[[methods]]\nname = "a"\nconfig = "a.toml"\n'
         ("seeds = [1, 1]\n" + METHOD, "seeds: 1 stands there twice"),
         ("[set]\nbenchmrk = true\n" + METHOD, "'benchmrk'; did you mean 'benchmark'"),
         ("[set]\nseed = 4\n" + METHOD, "seed = 4: leave it out"),
+        ('[axes]\n"x/y" = [{ name = "a", set = { rounds = 2 } }]\n' + METHOD, "axis 'x/y': a name"),
         ("[axes]\nrounds = 4\n" + METHOD, "rounds = 4 in a grid: expected a list of values"),
         ("[axes]\nrounds = []\n" + METHOD, r"rounds = \[\] in a grid"),
         ("[axes]\nepsilom = [4.0]\n" + METHOD, "'epsilom'; did you mean 'epsilon'"),

@@ -331,6 +331,16 @@ def test_private_seeds_never_become_the_result(
         run(config, tmp_path)
 
 
+def test_private_prompts_stay_on_this_machine(configured: Any, tmp_path: Path) -> None:
+    far = {"generation.backend": "openai", "generation.base-url": "https://models.example.org/v1"}
+    config = configured("expand-private", **far)
+    assert any("must not leave this machine" in finding.text for finding in keys(config))
+    with pytest.raises(ConfigError, match="must not leave this machine"):
+        run(config, tmp_path)
+    near = configured("expand-private", **{**far, "generation.base-url": "http://127.0.0.1:80/v1"})
+    assert not list(recipe_of(near).faults(near))
+
+
 @pytest.mark.parametrize("method", ROWS)
 def test_a_row_has_no_place_among_real_users_if_it_needs_their_text(
     configured: Any, method: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def folder(request: pytest.FixtureRequest, causal_folder: Path, whole_folder: Pa
 @pytest.fixture(scope="module")
 def paraphraser(folder: Path) -> Paraphraser:
     return load_paraphraser(folder, **OPTIONS)
+
+
+def test_how_many_texts_are_long_is_told_nobody(
+    paraphraser: Paraphraser, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    if isinstance(paraphraser, CausalParaphraser):
+        monkeypatch.setattr(paraphraser.tokenizer, "model_max_length", 100)
+    with caplog.at_level("INFO"):
+        drawn = paraphraser.paraphrase(
+            ["word " * 3000, "Tea."], low=-1.0, high=1.0, temperature=1.0,
+            rng=np.random.default_rng(0),
+        )  # fmt: skip
+    assert len(drawn) == 2 and not caplog.records
 
 
 def test_the_kind_of_model_is_its_own(causal_folder: Path, whole_folder: Path) -> None:

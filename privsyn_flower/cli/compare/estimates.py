@@ -181,7 +181,9 @@ def paired(line: Line, other: Line, measure: str) -> Estimate | None:
         (one, two)
         for one in line.runs
         for two in other.runs
-        if one.cell.seed == two.cell.seed and comparable(one, two)
+        if one.cell.seed == two.cell.seed
+        and comparable(one, two)
+        and not _strangers(line, one, other, two, measure)
     ]
     ones, twos = [one for one, _ in pairs], [two for _, two in pairs]
     here = Line(line.method, line.reference, line.point, ones).values(measure)
@@ -199,6 +201,12 @@ def paired(line: Line, other: Line, measure: str) -> Estimate | None:
 def comparable(one: Outcome, two: Outcome) -> bool:
     """Whether two runs were measured on the same held-out users, as far as the summaries say."""
     return all(one.benchmark.get(key) == two.benchmark.get(key) for key in ALIKE_BENCHMARK)
+
+
+def _strangers(line: Line, one: Outcome, other: Line, two: Outcome, measure: str) -> bool:
+    """Whether two runs are known to be of different held-out users, though of as many."""
+    mine, theirs = _sums(line, [one], measure), _sums(other, [two], measure)
+    return mine is not None and theirs is not None and mine[0] != theirs[0]
 
 
 def crossings(grid: GridConfig, found: Sequence[Difference]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -204,7 +205,12 @@ def _fine_tuning(lines: Sequence[Line]) -> str:
 
 def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     rows = [list(head), ["---", *["---:"] * (len(head) - 1)], *body]
-    return [f"| {' | '.join(row)} |" for row in rows]
+    return [f"| {' | '.join(map(_plain, row))} |" for row in rows]
+
+
+def _plain(cell: str) -> str:
+    """A table's cell on one line: names are whatever a grid file or a summary says."""
+    return " ".join(cell.split()).replace("|", "\\|")
 
 
 def table_csv(lines: Sequence[Line]) -> str:
@@ -247,6 +253,8 @@ def runs_csv(outcomes: Sequence[Outcome]) -> str:
             bounds = run.benchmark.get(f"{measure}_interval", {}).get(run.result, ("", ""))
             row[f"{measure}_low"], row[f"{measure}_high"] = bounds
         row |= {key: summary.get(key, "") for key in SAID}
+        if run.summary and row["epsilon"] is None:  # JSON has no infinity
+            row["epsilon"] = math.inf
         row |= {name: _at(summary, place) for name, place in COSTS.items()}
         rows.append(row)
     return _csv(rows)

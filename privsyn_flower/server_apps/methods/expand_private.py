@@ -15,6 +15,7 @@ from privsyn_flower.privacy.baseline import NoPrivacy
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods.expand_only import ExpandOnlyRecipe
 from privsyn_flower.server_apps.public_text import candidates
+from privsyn_flower.text.serving.http_client import is_loopback
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -45,6 +46,13 @@ class ExpandPrivateRecipe(ExpandOnlyRecipe):
                 f"expand.samples = {config.expand.samples}: with method = 'expand-private' the "
                 "seeds are the private texts, and the result must not be these: set them to false "
                 "and above 0"
+            )
+        where = config.generation
+        if where.backend != "huggingface" and where.base_url and not is_loopback(where.base_url):
+            yield (
+                f"generation.base-url = {where.base_url!r}: with method = 'expand-private' prompts "
+                "hold the users' own texts, which must not leave this machine: name a server on "
+                "it, as http://127.0.0.1:8000/v1, or set generation.backend = 'huggingface'"
             )
 
     def strategy(self, folder: RunFolder) -> list[str]:

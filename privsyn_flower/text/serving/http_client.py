@@ -1,6 +1,7 @@
 """JSON over HTTP to a model server: retries, waits, and errors that name the key to change.
 
-What travels is public (prompts of public or released text). API keys are sent and never shown.
+What travels is public (prompts of public or released text); prompts of private text, which
+`expand-private` makes, go to servers of this machine alone. API keys are sent and never shown.
 """
 
 from __future__ import annotations

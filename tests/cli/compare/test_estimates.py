@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -128,11 +130,27 @@ def test_pairs_have_the_same_seed_and_held_out_users(tmp_path: Path) -> None:
         outcome(train, point, 1, 0.2, benchmark={**twos[0].benchmark, "held_out_users": 5}),
     ]
     assert paired(Line(text, "", point, ones), Line(train, "", point, others), "accuracy") is None
-    # other users of the same number, as far as the summary says: no interval over users
+    # other users of the same number, as the kept sums say: no pair
     sums = np.stack([TOKENS * 0.2, TOKENS], axis=1)
     save_user_sums(tmp_path / "f1", ["a", "b", "c", "z"], {"accuracy": {"trained": sums}})
-    gained = paired(Line(text, "", point, ones[1:2]), Line(train, "", point, twos[:1]), "accuracy")
-    assert gained is not None and gained.users is None and gained.seeds is None
+    assert (
+        paired(Line(text, "", point, ones[1:2]), Line(train, "", point, twos[:1]), "accuracy")
+        is None
+    )
+    gained = paired(Line(text, "", point, ones), Line(train, "", point, twos), "accuracy")
+    assert gained is not None and gained.count == 1 and gained.users is not None
+
+
+def test_no_privacy_and_strange_names_in_tables() -> None:
+    given = grid_of(["250"])
+    text = given.methods[0].model_copy(update={"label": "a | b\n# c"})
+    grid = given.model_copy(update={"methods": [text]})
+    runs = [outcome(grid.methods[0], {"users": "250"}, 0, 0.2, epsilon=None, threat_model="none")]
+    lines = lines_of(grid, runs)
+    page = markdown(grid, lines, [], runs)
+    assert "| a \\| b # c |" in page and "\n# c" not in page
+    (row,) = csv.DictReader(io.StringIO(runs_csv(runs)))
+    assert row["epsilon"] == "inf"
 
 
 def test_where_curves_cross() -> None:
