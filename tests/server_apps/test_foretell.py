@@ -143,7 +143,7 @@ def test_a_run_of_little_work_times_nothing(
     assert told(folder) == {}
 
 
-@pytest.mark.parametrize("error", [OSError, RuntimeError, ValueError, ImportError])
+@pytest.mark.parametrize("error", [OSError, RuntimeError, KeyError, TypeError])
 def test_an_estimate_that_fails_ends_no_run(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:

@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from privsyn_flower.config import RunConfig, load_config, split_list
+from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
 from privsyn_flower.text.models.batches import encode, pad_rows, token_batches
-from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, AssetError, find_asset, write_manifest
+from privsyn_flower.text.tiny.assets import (
+    PACKAGE_ASSETS,
+    AssetError,
+    embedded,
+    find_asset,
+    write_manifest,
+)
 from privsyn_flower.text.tiny.models import ensure_model, package_sides, train
 from privsyn_flower.text.tiny.muon import linear_schedule, orthogonalise
 from privsyn_flower.text.tiny.recipes import RECIPES, content_key, recipe
@@ -248,3 +254,32 @@ def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
     private = {canonical(name) for name in split_list(demo.data.private_packages)}
     assert private and not private & {canonical(name) for name in versions}
     assert (folder / "model.safetensors").stat().st_size < 4e6
+
+
+@pytest.mark.parametrize("kind", ["generator", "infiller"])
+def test_the_small_models_serve_the_demo_and_know_no_private_package(kind):
+    demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
+    private = split_list(demo.data.private_packages)
+    assert getattr(demo.models, kind) == "small" and embedded(kind, "small") == f"small-{kind}"
+    asset = find_asset(f"small-{kind}")
+    assert asset.is_of(package_sides(demo)) and len(asset.packages["further"]) > 100
+    assert private and not asset.knows(private)
+    assert asset.knows(["Astropy"]) and not asset.is_of({"general": ["astropy"], "minority": []})
+    entry = json.loads((PACKAGE_ASSETS / "MANIFEST.json").read_text())["models"][f"small-{kind}"]
+    assert not {canonical(name) for name in private} & {canonical(n) for n in entry["versions"]}
+    assert entry["training"] == json.loads((asset.folder / "training.json").read_text())
+    assert (asset.folder / "model.safetensors").stat().st_size < 25e6
+
+
+def test_a_small_model_that_knows_what_is_private_is_refused():
+    demo = load_config(
+        Path(__file__).parents[2] / "configs" / "demo.toml",
+        {"data.private-packages": "sympy", "data.public-packages": "torch"},
+    )
+    with pytest.raises(ConfigError, match=r"models.generator = 'small'.*has read sympy, private"):
+        ensure_model("generator", None, demo)
+
+
+def test_there_is_no_small_downstream_model():
+    assert embedded("downstream", "small") is None and embedded("generator", "other") is None
+    assert embedded("downstream", "tiny") == "downstream"

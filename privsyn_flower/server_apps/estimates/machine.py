@@ -7,6 +7,7 @@ folder, by sizes of models, so that nothing of a run is in that file.
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import time
@@ -106,14 +107,25 @@ def _stored(cache: Path) -> dict[str, dict[str, Any]]:
         found = json.loads((cache / FILE).read_text("utf-8"))
         return {
             str(name): {
-                "operations": {str(k): float(v) for k, v in one["operations"].items()},
-                "bandwidth": float(one["bandwidth"]),
-                "speeds": {str(k): float(v) for k, v in one["speeds"].items()},
+                "operations": {
+                    "4": _rate(one["operations"]["4"]),
+                    **{str(k): _rate(v) for k, v in one["operations"].items()},
+                },
+                "bandwidth": _rate(one["bandwidth"]),
+                "speeds": {str(k): _rate(v) for k, v in one["speeds"].items()},
             }
             for name, one in found.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
+
+
+def _rate(value: Any) -> float:
+    """A stored figure that can be divided by. Raises ValueError, TypeError."""
+    rate = float(value)
+    if not 0 < rate < math.inf:
+        raise ValueError(f"a rate of {rate}")
+    return rate
 
 
 def main_memory() -> int:

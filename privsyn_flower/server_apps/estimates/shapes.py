@@ -21,7 +21,7 @@ from privsyn_flower.text.embedders import (
     shipped,
 )
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, hub_cache, local_folder
-from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
+from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, embedded
 from privsyn_flower.text.tiny.recipes import RECIPES, Recipe
 
 LSTM = "lstm"
@@ -136,8 +136,8 @@ def shape_of(kind: str, config: RunConfig) -> Shape | None:
 
 def model_files(kind: str, name: str, config: RunConfig) -> Path | None:
     """A model's folder on this machine: named, shipped, or in the hub's cache. Loads nothing."""
-    if name == "tiny":
-        folder = Path(config.assets or PACKAGE_ASSETS) / kind
+    if place := embedded(kind, name):
+        folder = Path(config.assets or PACKAGE_ASSETS) / place
         return folder if (folder / "config.json").is_file() else None
     if kind == "embedder" and name == MINILM_INT8:
         return shipped(name)

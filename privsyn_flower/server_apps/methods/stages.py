@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
-from privsyn_flower.text.tiny.assets import AssetError, find_asset
+from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
 from privsyn_flower.text.tiny.models import package_sides, private_packages
 from privsyn_flower.text.tiny.recipes import RECIPES, recipe, tuning_recipe
 
@@ -169,7 +169,7 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
 def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
     """Tiny models that are not shipped for this run's text: shipped ones are tuned on it, and
     trained anew where they have read what is private in it (`text.tiny.models.ensure_model`)."""
-    wanted = {kind for kind in kinds & set(RECIPES) if getattr(config.models, kind) == "tiny"}
+    wanted = {kind for kind in kinds & set(RECIPES) if embedded(kind, _name(kind, config))}
     ways = {kind: way for kind in sorted(wanted) if (way := _way(kind, config))}
     trained = {kind for kind, way in ways.items() if way == "training"}
     tasks = [_made(config, "tuning", kind) for kind in ways if kind not in trained]
@@ -184,12 +184,17 @@ def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
 def _way(kind: str, config: RunConfig) -> str:
     """What a run does to have a tiny model: training, tuning, or nothing where it is shipped."""
     try:
-        found = find_asset(kind, Path(config.assets) if config.assets else None)
+        place = embedded(kind, name := _name(kind, config)) or kind
+        found = find_asset(place, Path(config.assets) if config.assets else None)
     except AssetError:  # the run says so
         return ""
     if found is None or found.knows(private_packages(config)):
-        return "training"
+        return "training" if name == "tiny" else ""  # another is refused by the run
     return "" if found.is_of(package_sides(config)) else "tuning"
+
+
+def _name(kind: str, config: RunConfig) -> str:
+    return str(getattr(config.models, kind))
 
 
 def _made(config: RunConfig, way: str, kind: str) -> Task:

@@ -134,6 +134,16 @@ def test_small_models_are_timed_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     assert str(tmp_path) not in text
 
 
+@pytest.mark.parametrize("wrong", ['{"4": 0}', '{"4": NaN}', '{"4": "fast"}', "{}", "[]"])
+def test_figures_that_cannot_be_rates_are_measured_anew(tmp_path: Path, wrong: str) -> None:
+    (tmp_path / FILE).write_text(
+        f'{{"x": {{"operations": {wrong}, "bandwidth": 1, "speeds": {{}}}}}}'
+    )
+    assert machines._stored(tmp_path) == {}
+    (tmp_path / FILE).write_text('{"x": {"operations": {"4": 2}, "bandwidth": 1, "speeds": {}}}')
+    assert machines._stored(tmp_path)["x"]["operations"] == {"4": 2.0}
+
+
 def test_no_timing_begins_when_there_is_no_time(tmp_path: Path) -> None:
     config = RunConfig.from_flat({"cache": str(tmp_path)})
     assert timed(config, [TUNING], BOX, seconds=0.0).speeds == {}
