@@ -93,7 +93,10 @@ def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:
     assert listed == {path.parent.name for path in (ROOT / "privsyn_flower").glob("*/__init__.py")}
 
 
-def test_the_tables_of_results_are_those_of_the_summaries() -> None:
+def test_the_tables_of_results_are_those_of_the_summaries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(update_results, "RUNS", tmp_path)  # what is kept, whoever has runs besides
     grid, outcomes = update_results.measured()
     kept = [outcome for outcome in outcomes if outcome.folder is None]
     found = update_results.blocks(grid, kept)

@@ -77,7 +77,8 @@ def _ray_says(listener: Listener, token: str) -> set[str]:
     for question in RAY:
         with grpc.insecure_channel(f"{listener.reachable}:{listener.port}") as channel:
             try:
-                channel.unary_unary(question)(b"", timeout=10, metadata=header)
+                # A process of Ray's may listen before it answers: then the question waits.
+                channel.unary_unary(question)(b"", timeout=10, metadata=header, wait_for_ready=True)
                 found.add("OK")
             except grpc.RpcError as error:
                 code = error.code().name
