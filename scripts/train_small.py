@@ -80,7 +80,7 @@ def read(path: Path) -> Corpus:
         raise SystemExit(
             f"{path}: none of {len(groups)} groups of public text can be held out, which takes one "
             f"of 4 texts or more at place {first}, {first + every}, ...: raise data.public-pool "
-            "or lower data.samples-per-user, and make the corpus again"
+            "and make the corpus again"
         )
     kept_groups = [g for i, g in enumerate(groups) if i % every != first or len(g) < 4]
     modules = [row["texts"] for row in rows if "module" in row]

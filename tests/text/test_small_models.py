@@ -43,15 +43,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = folder / "corpus.jsonl.gz"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(make_corpus, "others", lambda known: iter(["filelock"]))
-        call(
-            patch,
-            make_corpus,
-            file,
-            "--config",
-            folder / "config.toml",
-            "--cache",
-            folder / "cache",
-        )
+        settings = ("--config", folder / "config.toml", "--cache", folder / "cache")
+        call(patch, make_corpus, file, *settings)
     return file
 
 
