@@ -280,6 +280,7 @@ def test_openreview_end_to_end(
             "expand.samples": 15,
             "expand.min-words": 1,
             "expand.max-tokens": 12,
+            "evaluation.controls": "all",
             "evaluation.steps": 3,
             "evaluation.batch-size": 4,
             "evaluation.sequence-length": 24,
