@@ -172,7 +172,7 @@ def test_dp_fedavg_from_data_to_figures(
 
     told = summary["verdict"]
     assert metrics["excess_degrees"] == up and told["signal"] != "drowned"
-    assert told["signal_to_noise"][0] == pytest.approx(metrics["signal_to_noise"], abs=1e-4)
+    assert told["signal_to_noise"][0] == pytest.approx(metrics["excess"] ** 0.5, abs=1e-4)
     assert told["evaluation"] in ("better", "worse", "unclear") and len(told["sentences"]) == 2
     assert any(line.startswith("against random public text: ") for line in found["verdict"])
 
