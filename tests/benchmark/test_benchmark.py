@@ -8,17 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from privsyn_flower.benchmark.benchmark import (
-    METHODS,
-    NOTE,
-    classification,
-    distances,
-    next_token,
-    note,
-    run_benchmark,
-    steps_of,
-    training_benchmark,
-)
+from privsyn_flower.benchmark.benchmark import run_benchmark, training_benchmark
 from privsyn_flower.benchmark.feedback import (
     medoid_distance,
     paired,
@@ -27,7 +17,10 @@ from privsyn_flower.benchmark.feedback import (
     vote_feedback,
     vote_shares,
 )
+from privsyn_flower.benchmark.fine_tunings import classification, next_token
+from privsyn_flower.benchmark.names import METHODS, NOTE, note, steps_of
 from privsyn_flower.benchmark.private import Private, distance_to_development
+from privsyn_flower.benchmark.texts import distances
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
 from privsyn_flower.data.federation import _write

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
+from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset

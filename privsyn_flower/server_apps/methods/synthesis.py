@@ -12,8 +12,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.benchmark import METHODS, run_benchmark, steps_of
+from privsyn_flower.benchmark.benchmark import run_benchmark
 from privsyn_flower.benchmark.feedback import Feedback
+from privsyn_flower.benchmark.names import METHODS, steps_of
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
