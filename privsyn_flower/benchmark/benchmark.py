@@ -46,6 +46,7 @@ def run_benchmark(
     steps: Steps | None = None,
     work: Work | None = None,
     keep: Path | None = None,
+    at_once: int = 1,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -55,7 +56,7 @@ def run_benchmark(
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
     methods without. steps: those begun already (`steps_of`). work: where finished fine-tunings
     are kept until all are (`Work`). keep: the run folder, where held-out users' sums stay
-    (`evaluation.user_sums`).
+    (`evaluation.user_sums`). at_once: fine-tunings (`evaluation.side_by_side`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation
@@ -65,24 +66,23 @@ def run_benchmark(
         "note": note(config),
         "held_out": config.evaluation.on,
     }
-    steps.begin("distances to held-out text")
-    found, candidates = feedback(held_out)
-    summary |= found
-    groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
-    summary["frechet"] = distances(groups, pool, private, held_out, config)
-    steps.begin("texts that repeat others")
+    with steps.task("distances to held-out text"):
+        found, candidates = feedback(held_out)
+        summary |= found
+        groups = {"seeds": seeds, "synthetic": synthetic} if seeds else {"synthetic": synthetic}
+        summary["frechet"] = distances(groups, pool, private, held_out, config)
     references = {
         "private": _all(federation.shard(0, 1)),
         "held_out": _all(federation.held_out(config.evaluation.on)),
         "public": federation.public_corpus(),
     }
-    summary["near_duplicates"] = repeated(synthetic["synthetic"], references)
+    with steps.task("texts that repeat others"):
+        summary["near_duplicates"] = repeated(synthetic["synthetic"], references)
     measure = classification if config.evaluation.task == "classification" else next_token
     summary |= {"task": config.evaluation.task}
     work = work or Work()
-    summary |= measure(
-        config, federation, downstream, synthetic, progress, steps, work=work, keep=keep
-    )
+    given = config, federation, downstream, synthetic, progress, steps
+    summary |= measure(*given, work=work, keep=keep, at_once=at_once)
     work.end()
     steps.end()
     return Benchmark(summary, held_out, candidates)
@@ -99,13 +99,14 @@ def training_benchmark(
     steps: Steps | None = None,
     work: Work | None = None,
     keep: Path | None = None,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
     models: folders by the names in METHODS, measured as they are. start: the model that the private
     training began with, from which others go with `evaluation.start = "public"`. There is no text
-    whose distances could be told. work, keep: as `run_benchmark`'s. Raises ConfigError unless
-    `benchmark` is true.
+    whose distances could be told. work, keep, at_once: as `run_benchmark`'s. Raises ConfigError
+    unless `benchmark` is true.
     """
     if not config.benchmark:
         raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
@@ -122,6 +123,7 @@ def training_benchmark(
         start=start,
         work=work,
         keep=keep,
+        at_once=at_once,
     )
     work.end()
     steps.end()

@@ -5,8 +5,8 @@ Opens private and held-out text (rule 4), as `benchmark.py` says.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from privsyn_flower.evaluation.classification import (
     Classifier,
     Examples,
     always,
-    examples_digest,
     right,
     scores,
 )
@@ -35,9 +34,9 @@ from privsyn_flower.evaluation.public import (
     tuning_of,
 )
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
 from privsyn_flower.evaluation.user_sums import save_user_sums
-from privsyn_flower.evaluation.work import Work, rows_digest
+from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, Steps, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.lm_metrics import base_folder
@@ -57,18 +56,16 @@ def next_token(
     start: Path | None = None,
     work: Work | None = None,
     keep: Path | None = None,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set alike -> accuracy and loss on held-out users.
 
     models: others to measure as they are; a name among them is not fine-tuned. start: of the
-    fine-tunings; None: `evaluation.start`. Returns accuracy, loss (nats) with intervals
-    [value, low, high], their paired differences, and the learning rate with how it was chosen.
+    fine-tunings; None: `evaluation.start`. at_once: fine-tunings (`evaluation.side_by_side`).
+    Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences, and
+    the learning rate with how it was chosen.
     """
-    options, steps, work = (
-        config.evaluation,
-        steps or steps_of(config, progress, []),
-        work or Work(),
-    )
+    options, steps = config.evaluation, steps or steps_of(config, progress, [])
     measured = {"pretrained": downstream, **(models or {})}
     public = federation.public() if options.compares(RANDOM_PUBLIC) else ()
     if options.start == "public":
@@ -78,14 +75,11 @@ def next_token(
     else:
         start = None
     model = downstream_of(config, start or downstream)
-    _choosing(config, steps)
-    rate, tried = rehearse(config, federation, model, progress, work=work)
+    with _choosing(config, steps):
+        rate, tried = rehearse(config, federation, model, progress, work=work, at_once=at_once)
     tuning = replace(tuning_of(config), learning_rate=rate)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
     choice = _choice(config, federation, model)
-    tested = rows_digest([row for own in held_out.values() for row in own])
-    chosen_by = None if choice is None else rows_digest(choice)
-    about = [model.said(), tested, vars(tuning), options.checkpoint, chosen_by]
     model.reset()  # the rehearsal left the weights of its last trial
     sums = {}
     for name, folder in measured.items():
@@ -93,28 +87,28 @@ def next_token(
         sums[name] = known.user_sums(held_out)
     counts, taken = {}, {}
 
-    def sets() -> Iterator[tuple[str, Rows]]:
+    def sets() -> Iterator[FineTuning]:
         for name, source in training_sets(federation, synthetic, public).items():
             if name not in measured:
-                steps.begin(METHODS[name])
                 rows = model.encode(source)
                 counts[name], taken[name] = len(source), tuning.steps_of(len(rows))
-                yield name, rows
+                yield FineTuning(name, rows, tuning, f"fine-tuning on {name}")
 
-    tune = functools.partial(_tuned, model, tuning, held_out, choice, progress)
-    for name, rows in sets():
-        made = work.once(name, [*about, rows_digest(rows)], functools.partial(tune, name, rows))
-        sums[name] = np.array(made)
+    sums |= sums_after(
+        model,
+        sets(),
+        held_out,
+        choice=choice,
+        at_once=at_once,
+        progress=progress,
+        work=work,
+        begun=lambda name: steps.task(METHODS[name]),
+    )
     result: dict[str, Any] = {
         "held_out_users": len(held_out),
         "held_out_tokens": int(sums["private"][:, 2].sum()),
         "methods": {name: METHODS[name] for name in METHODS if name in sums},
         "training_texts": counts,
-        **(
-            {}
-            if tuning.by_texts
-            else {"tokens_per_fine_tuning": tuning.steps * tuning.batch_tokens}
-        ),
         "steps_per_fine_tuning": taken,
         "learning_rate": rate,
         "learning_rate_trials": tried,
@@ -150,6 +144,7 @@ def classification(
     *,
     work: Work | None = None,
     keep: Path | None = None,
+    at_once: int = 1,
 ) -> dict[str, Any]:
     """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
 
@@ -165,32 +160,37 @@ def classification(
         return model.encode(texts, [label_of(text) for text in texts])
 
     public = model.encode(federation.public(), federation.public_labels())
-    steps, work = steps or steps_of(config, progress, []), work or Work()
-    _choosing(config, steps)
-    rate, tried = rehearse_classes(config, model, public, progress, work)
+    steps = steps or steps_of(config, progress, [])
+    with _choosing(config, steps):
+        rate, tried = rehearse_classes(config, model, public, progress, work, at_once)
     tuning = replace(tuning_of(config), learning_rate=rate, texts=True)
     held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
     choice: Examples | None = None
     if options.checkpoint == "development":
         own_text = federation.held_out("development").values()
         choice = encoded([text for own in own_text for text in own])
-    tested = examples_digest([one for own in held_out.values() for one in own])
-    chosen_by = None if choice is None else examples_digest(choice)
-    about = [str(downstream), classes, tested, vars(tuning), options.checkpoint, chosen_by]
     sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
     if options.compares(RANDOM_PUBLIC):
         sets = {"random_public": public} | sets
-    tune = functools.partial(_tuned, model, tuning, held_out, choice, progress)
     model.reset()
     sums = {"pretrained": model.user_sums(held_out)}
     commonest = np.bincount([example.label for example in sets["private"]]).argmax()
     sums["majority"] = always(sums["pretrained"], int(commonest))
-    for name, examples in sets.items():
-        # Without examples these two are an error, unless there is no text at all.
-        if examples or name == "private" or (name == "synthetic" and synthetic[name]):
-            steps.begin(METHODS[name])
-            key = [*about, examples_digest(examples)]
-            sums[name] = np.array(work.once(name, key, functools.partial(tune, name, examples)))
+    sums |= sums_after(
+        model,
+        [
+            FineTuning(name, examples, tuning, f"fine-tuning on {name}")
+            for name, examples in sets.items()
+            # Without examples these two are an error, unless there is no text at all.
+            if examples or name == "private" or (name == "synthetic" and synthetic[name])
+        ],
+        held_out,
+        choice=choice,
+        at_once=at_once,
+        progress=progress,
+        work=work,
+        begun=lambda name: steps.task(METHODS[name]),
+    )
     names = [name for name in METHODS if name in sums]
     pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
     if keep is not None:
@@ -217,9 +217,10 @@ def training_sets(federation: Federation, synthetic: Sets, public: Sequence[str]
     return {**({"random_public": public} if public else {}), **synthetic, "private": own}
 
 
-def _choosing(config: RunConfig, steps: Steps) -> None:
+def _choosing(config: RunConfig, steps: Steps) -> AbstractContextManager[None]:
     if len(split_list(config.evaluation.learning_rates)) > 1:
-        steps.begin("the learning rate, on public text")
+        return steps.task("the learning rate, on public text")
+    return nullcontext()
 
 
 def _choice(config: RunConfig, federation: Federation, model: Downstream) -> Rows | None:
@@ -237,22 +238,6 @@ def _choice(config: RunConfig, federation: Federation, model: Downstream) -> Row
             "'last'"
         )
     return rows
-
-
-def _tuned(
-    model: Any,
-    tuning: Tuning,
-    held_out: Mapping[str, Any],
-    choice: Any,
-    progress: Progress,
-    name: str,
-    source: Any,
-    folder: Path | None,
-) -> Any:
-    """Sums of held-out users after a fine-tuning on `source`, as JSON has them."""
-    stage = f"fine-tuning on {name}"
-    model.fine_tune(source, tuning, progress, stage, work=folder, choice=choice)
-    return model.user_sums(held_out).tolist()
 
 
 def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:

@@ -148,7 +148,8 @@ def test_whole_benchmark_finds_what_was_built_in(setting, tmp_path):
     texts, private, record = texts_of(setting), private_of(setting), Record(setting)
     events = []
     steps = steps_of(setting.config, lambda *event: events.append(event), ["noise_votes"])
-    steps.begin("text of the control")
+    with steps.task("text of the control"):
+        pass
     found = run_benchmark(
         setting.config,
         private,

@@ -26,6 +26,7 @@ from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
+from privsyn_flower.server_apps.estimates.beside import here_at_once
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
@@ -226,8 +227,7 @@ class Training(Recipe[TrainingStrategy]):
         made = ["noise_updates"] if compares(NOISE) else []
         steps = steps_of(self.config, self.run.progress, made, [*made, *models])
         for name in made:
-            steps.begin(f"model {METHODS[name]}")
-            with self.run.clock("control"):
+            with steps.task(f"model {METHODS[name]}"), self.run.clock("control"):
                 models[name] = self._control()
         with self.run.clock("benchmark"):
             found = training_benchmark(
@@ -240,6 +240,7 @@ class Training(Recipe[TrainingStrategy]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
+                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found
