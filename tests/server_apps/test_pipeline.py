@@ -24,6 +24,11 @@ from tests.strategies.test_rounds import Counting
 
 ROOT = Path(__file__).parent.parent.parent
 PAPER = sorted((ROOT / "configs" / "papers").glob("pretext-*.toml"))
+QUICK = {"pretext-jobs-eps7.58", "pretext-llama2-jobs-eps7.58"}  # one of each kind
+STARTED = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow])
+    for path in PAPER
+]
 
 
 def write_rows(path: Path, users: int, samples: int, seed: int) -> None:
@@ -53,7 +58,7 @@ def simulated(config: RunConfig) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", STARTED)
 def test_paper_configs_start(
     path: Path, tmp_path: Path, loopback: Any, masked_folder: Path, causal_folder: Path
 ) -> None:
