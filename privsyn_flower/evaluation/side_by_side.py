@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ from privsyn_flower.evaluation.several import Line, sums_by_another
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import Progress, silent
+
+WAKE = 1.0  # seconds; a signal that comes just before this thread sleeps is seen when it wakes
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,11 @@ def _each(at_once: int, jobs: Iterable[FineTuning], do: Callable[[FineTuning, Li
     with Line() as line, ThreadPoolExecutor(at_once) as pool, contextlib.ExitStack() as ending:
         ending.callback(line.cut)  # then the threads are waited for, which have its end
         running = [pool.submit(turns, line) for _ in range(at_once)]
-        over, _ = wait(running, return_when=FIRST_EXCEPTION)
-        failed = next((error for one in over if (error := one.exception())), None)
+        failed: BaseException | None = None
+        over = set[Future[None]]()
+        while len(over) < len(running) and failed is None:
+            over = wait(running, WAKE, FIRST_EXCEPTION).done
+            failed = next((error for one in over if (error := one.exception())), None)
     if failed:
         raise failed
 
