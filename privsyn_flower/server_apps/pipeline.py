@@ -21,8 +21,8 @@ from privsyn_flower.strategies.engine.rounds import Strategy
 
 
 class Pipeline(Run):
-    """The stages: data, models, public, rounds, evaluation, result, summary, benchmark. A method
-    that asks nobody has neither rounds nor evaluation."""
+    """The stages: data, models, public, what is asked before the rounds, rounds, evaluation, result,
+    summary, benchmark. A method that asks nobody has none of those that ask."""
 
     def run(self) -> None:
         """All stages; the summary marks the result as complete, and then the run."""
@@ -48,10 +48,14 @@ class Pipeline(Run):
         write_json(path, {**self.summary(done, samples), **figures})
 
     def _asked(self, method: Recipe[Any], strategy: Strategy) -> int:
-        """The rounds, and what is asked after them, on the ledger; how many were released."""
+        """The rounds, and what is asked before and after them, on the ledger; how many were
+        released."""
+        done = 0
         with self.charged():
-            with self.clock("rounds"):
-                done = self._rounds(strategy)
+            method.prepare(strategy)
+            if self.has_rounds:
+                with self.clock("rounds"):
+                    done = self._rounds(strategy)
             method.evaluate(strategy)
         return done
 

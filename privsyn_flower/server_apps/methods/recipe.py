@@ -71,6 +71,11 @@ class Recipe(ABC, Generic[S]):
         return 1
 
     @classmethod
+    def candidates(cls, config: RunConfig) -> int:
+        """Texts or topics of the largest question about them: their embeddings travel."""
+        return cls.length(config)
+
+    @classmethod
     @abstractmethod
     def loads(cls, config: RunConfig) -> set[str]:
         """The models that a run loads, by their keys in `[models]`; the benchmark's left out."""
@@ -117,6 +122,9 @@ class Recipe(ABC, Generic[S]):
 
         Raises ConfigError for what the rounds would only stumble over.
         """
+
+    def prepare(self, strategy: S) -> None:
+        """Before the first round: what is asked first, and paid for."""
 
     def evaluate(self, strategy: S) -> None:
         """After the last round: what is asked once more, and paid for."""

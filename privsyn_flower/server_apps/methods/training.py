@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -56,7 +56,16 @@ EARLIER = "the evaluation that was paid for is of an earlier model: the training
 NO_ROWS: npt.NDArray[Any] = np.zeros((0, 0))  # there is no text to draw
 
 
-class Training(Recipe[TrainingStrategy]):
+class Updating(ABC):
+    """A recipe whose rounds ask for changes of a model."""
+
+    @classmethod
+    @abstractmethod
+    def algorithm(cls, config: RunConfig) -> TrainingStrategy:
+        """The strategy of the rounds as the configuration has it; nothing is trained yet."""
+
+
+class Training(Updating, Recipe[TrainingStrategy]):
     """Both trainings: they differ in their noise, and in whose turn it is.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
@@ -67,11 +76,6 @@ class Training(Recipe[TrainingStrategy]):
     start: Path
     model: Path
     evaluation: dict[str, Any] | None = None
-
-    @classmethod
-    @abstractmethod
-    def algorithm(cls, config: RunConfig) -> TrainingStrategy:
-        """The strategy as the configuration has it; nothing is trained yet."""
 
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
@@ -98,45 +102,33 @@ class Training(Recipe[TrainingStrategy]):
         return "update", {}
 
     @classmethod
+    def candidates(cls, config: RunConfig) -> int:
+        return 0
+
+    @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
         return {"downstream"}
 
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
         """The public start, the users' local steps, and the benchmark's fine-tunings."""
-        training = config.training
-        users = cls.algorithm(config).expected_users(config.data.users, config.nodes)
-        local = Task(
-            "rounds", "local steps of all users on their nodes", "fine-tuning", "downstream",
-            round(users * config.local_steps * training.batch_size),
-            config.evaluation.sequence_length, training.batch_size, times=config.rounds,
-            nodes=True, key="training.batch-size",
-        )  # fmt: skip
         compared = fine_tunings(config, []) if config.benchmark else []
         start = start_tuning(config, "public")
-        return [*tiny_models(config, {"downstream"}), *start, local, *compared]
+        return [*tiny_models(config, {"downstream"}), *start, local_steps(config), *compared]
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)
-        self.options = _options(self.config)
+        local_training(self.config)  # what is wrong with it is said before anything is loaded
 
     # Before the rounds -------------------------------------------------------------------
 
     def begin(self) -> TrainingStrategy:
         with self.run.clock("models"):
             self.downstream = base_folder(self.models.folder("downstream"))
-            self._check_length()
+            check_length(self.config, self.downstream)
         with self.run.clock("public"):
             self.start = self._public_start()
             return self.strategy(self.folder)
-
-    def _check_length(self) -> None:
-        length, longest = self.config.evaluation.sequence_length, longest_sequence(self.downstream)
-        if length > longest:
-            raise ConfigError(
-                f"evaluation.sequence-length = {length}: models.downstream = {self.downstream} "
-                f"takes at most {longest} tokens"
-            )
 
     def _public_start(self) -> Path:
         """The base of the private training: nodes have it, and only what is trained travels."""
@@ -152,29 +144,14 @@ class Training(Recipe[TrainingStrategy]):
         return public_start(self.config, federation, self.downstream, self.run.progress)
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:
-        from privsyn_flower.training.initial import initial_parameters, trained_patterns
-
-        training = self.config.training
-        kind, factors = training.parameters, training.lora_factors
-        try:
-            parameters = initial_parameters(
-                self.start,
-                kind,
-                rank=training.lora_rank,
-                factors=factors,
-                patterns=training.layers,
-                seed=self.config.seed,
-            )
-            trained = trained_patterns(self.start, kind, factors=factors, patterns=training.layers)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
         strategy = self.algorithm(self.config)
+        parameters, options = first_question(self.config, self.start)
         strategy.begin(
             parameters,
             model=folder_fingerprint(self.start),
             rounds=self.config.rounds,
             users=self.config.data.users,
-            options={**self.options, "training.trained": trained},
+            options=options,
             noise_multiplier=self.run.session.promise.main.multiplier,
             nodes=self.config.nodes,
         )
@@ -260,7 +237,7 @@ class Training(Recipe[TrainingStrategy]):
 def training_strategy(config: RunConfig) -> TrainingStrategy:
     """The configured method's algorithm. Raises ConfigError for a method that trains nothing."""
     recipe = recipe_of(config)
-    if not issubclass(recipe, Training):
+    if not config.updates or not issubclass(recipe, Updating):
         raise ConfigError(f"method = {config.method!r} trains no model")
     return recipe.algorithm(config)
 
@@ -283,11 +260,45 @@ def _facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
     }
 
 
-def _options(config: RunConfig) -> dict[str, OptionValue]:
-    """What travels with a question about the local training, but for what is trained."""
+def check_length(config: RunConfig, base: Path) -> None:
+    """Raises ConfigError where the nodes' sequences are longer than the model takes."""
+    length, longest = config.evaluation.sequence_length, longest_sequence(base)
+    if length > longest:
+        raise ConfigError(
+            f"evaluation.sequence-length = {length}: models.{config.trained} = {base} takes at "
+            f"most {longest} tokens"
+        )
+
+
+def first_question(config: RunConfig, start: Path) -> tuple[Arrays, dict[str, OptionValue]]:
+    """What the rounds of a training begin with: the arrays that travel, and the options with them.
+
+    Raises ConfigError where `start` has nothing of the kind.
+    """
+    from privsyn_flower.training.initial import initial_parameters, trained_patterns
+
+    training = config.training
+    kind, factors, patterns = training.parameters, training.lora_factors, training.layers
+    try:
+        parameters = initial_parameters(
+            start,
+            kind,
+            rank=training.lora_rank,
+            factors=factors,
+            patterns=patterns,
+            seed=config.seed,
+        )
+        trained = trained_patterns(start, kind, factors=factors, patterns=patterns)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return parameters, {**local_training(config).to_options(), "training.trained": trained}
+
+
+def local_training(config: RunConfig) -> LocalTraining:
+    """The nodes' training, but for what is trained. Raises ConfigError."""
     training = config.training
     try:
-        local = LocalTraining(
+        return LocalTraining(
             optimizer=training.optimizer,
             learning_rate=training.learning_rate,
             momentum=training.momentum,
@@ -300,4 +311,15 @@ def _options(config: RunConfig) -> dict[str, OptionValue]:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return dict(local.to_options())
+
+
+def local_steps(config: RunConfig) -> Task:
+    """What the users' training on their nodes computes, in all rounds."""
+    training = config.training
+    users = training_strategy(config).expected_users(config.data.users, config.nodes)
+    return Task(
+        "rounds", "local steps of all users on their nodes", "fine-tuning", config.trained,
+        round(users * config.local_steps * training.batch_size),
+        config.evaluation.sequence_length, training.batch_size, times=config.rounds,
+        nodes=True, key="training.batch-size",
+    )  # fmt: skip
