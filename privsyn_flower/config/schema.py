@@ -197,9 +197,7 @@ class RunConfig(Section):
     @property
     def local_steps(self) -> int:
         """Most local steps of a user in a round: only public numbers bound a node's work."""
-        training = self.training
-        batches = -(-self.data.samples_per_user // training.batch_size)
-        return training.max_steps or batches * training.epochs
+        return self.training.steps(self.data.samples_per_user)
 
     def _check_sampler(self) -> None:
         """Each sampler has its own key, and the other one at its default."""

@@ -21,8 +21,8 @@ from privsyn_flower.strategies.engine.rounds import Strategy
 
 
 class Pipeline(Run):
-    """The stages: data, models, public, what is asked before the rounds, rounds, evaluation, result,
-    summary, benchmark. A method that asks nobody has none of those that ask."""
+    """The stages: data, models, public, what is asked before the rounds, rounds, evaluation,
+    result, summary, benchmark. A method that asks nobody has none of those that ask."""
 
     def run(self) -> None:
         """All stages; the summary marks the result as complete, and then the run."""
