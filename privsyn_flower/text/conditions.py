@@ -8,7 +8,7 @@ spans both and a text has the same tokens under every condition.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,27 +41,40 @@ def prompt(condition: str) -> str:
     return (condition or NEUTRAL) + SEPARATOR
 
 
-def encode_prompt(tokenizer: Any, prompt: str, most: int = MAX_SOURCE) -> list[int]:
-    """Ids of a prompt, with what the tokenizer puts before a text and without what comes after.
+def encode_prompts(
+    tokenizer: Any, prompts: Sequence[str], most: int = MAX_SOURCE
+) -> list[list[int]]:
+    """Ids of each prompt, with what the tokenizer puts before a text, without what comes after.
 
     Of more than `most` ids the last before the blank line are cut; the blank line stays.
     """
-    ids: list[int] = tokenizer(prompt, verbose=False)["input_ids"]
+    rows = _ids(tokenizer, prompts, special=True)
     ends = {tokenizer.eos_token_id, tokenizer.sep_token_id} - {None}
-    while len(ids) > 1 and ids[-1] in ends:
-        ids = ids[:-1]
-    if len(ids) > most:
-        blank = _bare(tokenizer, SEPARATOR)[-most:]
-        ids = ids[: most - len(blank)] + blank
-    return ids
+    blank = _ids(tokenizer, [SEPARATOR])[0][-most:]
+    for row in rows:
+        while len(row) > 1 and row[-1] in ends:
+            row.pop()
+        if len(row) > most:
+            row[:] = row[: most - len(blank)] + blank
+    return rows
 
 
-def encode_text(tokenizer: Any, text: str, most: int) -> list[int]:
-    """Ids of a text and its end, at most `most`: a text that is cut has no end.
+def encode_texts(tokenizer: Any, texts: Sequence[str], most: int) -> list[list[int]]:
+    """Ids of each text and its end, at most `most`: a text that is cut has no end.
 
     Raises ValueError for a tokenizer without a token for the end of a text.
     """
-    return [*_bare(tokenizer, text), end_of_text(tokenizer)][:most]
+    end = end_of_text(tokenizer)
+    return [[*row, end][:most] for row in _ids(tokenizer, texts)]
+
+
+def encode_pairs(
+    tokenizer: Any, pairs: Sequence[Pair], length: int, max_source: int = MAX_SOURCE
+) -> list[tuple[list[int], int]]:
+    """(ids, leading) of each pair for a causal model, as `encode_pair`, tokenised together."""
+    first = encode_prompts(tokenizer, [prompt(pair.condition) for pair in pairs], max_source)
+    second = encode_texts(tokenizer, [pair.text for pair in pairs], length)
+    return [(one + two, len(one)) for one, two in zip(first, second, strict=True)]
 
 
 def encode_pair(
@@ -72,8 +85,9 @@ def encode_pair(
     length: most tokens of the text with its end; max_source: of the prompt (CTCL's code: 512 and
     128), so a row has at most their sum. leading: of the first tokens, which carry no loss.
     """
-    first = encode_prompt(tokenizer, prompt, max_source)
-    return first + encode_text(tokenizer, text, length), len(first)
+    (first,) = encode_prompts(tokenizer, [prompt], max_source)
+    (second,) = encode_texts(tokenizer, [text], length)
+    return first + second, len(first)
 
 
 def end_of_text(tokenizer: Any) -> int:
@@ -87,11 +101,15 @@ def end_of_text(tokenizer: Any) -> int:
     return int(end)
 
 
-def _bare(tokenizer: Any, text: str) -> list[int]:
-    """Ids of a text without any special token."""
+def _ids(tokenizer: Any, texts: Sequence[str], special: bool = False) -> list[list[int]]:
+    """Ids of each text, with the tokenizer's special tokens around it or without any."""
+    if not texts:
+        return []
     # The library's own words name the length of one text, which may be PRIVATE.
-    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    return ids
+    rows: list[list[int]] = tokenizer(
+        list(texts), add_special_tokens=special, verbose=False
+    )["input_ids"]
+    return rows
 
 
 def _line(words: str) -> str:
