@@ -118,17 +118,25 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)
-        local_training(self.config)  # what is wrong with it is said before anything is loaded
+        self.options = _options(self.config)
 
     # Before the rounds -------------------------------------------------------------------
 
     def begin(self) -> TrainingStrategy:
         with self.run.clock("models"):
             self.downstream = base_folder(self.models.folder("downstream"))
-            check_length(self.config, self.downstream)
+            self._check_length()
         with self.run.clock("public"):
             self.start = self._public_start()
             return self.strategy(self.folder)
+
+    def _check_length(self) -> None:
+        length, longest = self.config.evaluation.sequence_length, longest_sequence(self.downstream)
+        if length > longest:
+            raise ConfigError(
+                f"evaluation.sequence-length = {length}: models.downstream = {self.downstream} "
+                f"takes at most {longest} tokens"
+            )
 
     def _public_start(self) -> Path:
         """The base of the private training: nodes have it, and only what is trained travels."""
@@ -144,14 +152,29 @@ class Training(Updating, Recipe[TrainingStrategy]):
         return public_start(self.config, federation, self.downstream, self.run.progress)
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:
+        from privsyn_flower.training.initial import initial_parameters, trained_patterns
+
+        training = self.config.training
+        kind, factors = training.parameters, training.lora_factors
+        try:
+            parameters = initial_parameters(
+                self.start,
+                kind,
+                rank=training.lora_rank,
+                factors=factors,
+                patterns=training.layers,
+                seed=self.config.seed,
+            )
+            trained = trained_patterns(self.start, kind, factors=factors, patterns=training.layers)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         strategy = self.algorithm(self.config)
-        parameters, options = first_question(self.config, self.start)
         strategy.begin(
             parameters,
             model=folder_fingerprint(self.start),
             rounds=self.config.rounds,
             users=self.config.data.users,
-            options=options,
+            options={**self.options, "training.trained": trained},
             noise_multiplier=self.run.session.promise.main.multiplier,
             nodes=self.config.nodes,
         )
@@ -242,6 +265,18 @@ def training_strategy(config: RunConfig) -> TrainingStrategy:
     return recipe.algorithm(config)
 
 
+def local_steps(config: RunConfig) -> Task:
+    """What the users' training on their nodes computes, in all rounds."""
+    training = config.training
+    users = training_strategy(config).expected_users(config.data.users, config.nodes)
+    return Task(
+        "rounds", "local steps of all users on their nodes", "fine-tuning", config.trained,
+        round(users * config.local_steps * training.batch_size),
+        config.evaluation.sequence_length, training.batch_size, times=config.rounds,
+        nodes=True, key="training.batch-size",
+    )  # fmt: skip
+
+
 def _facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
     """The figures of an evaluation, as the summary has them: [value, low, high] where intervals."""
     gained = better(found[FINAL], found[START])
@@ -260,45 +295,11 @@ def _facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
     }
 
 
-def check_length(config: RunConfig, base: Path) -> None:
-    """Raises ConfigError where the nodes' sequences are longer than the model takes."""
-    length, longest = config.evaluation.sequence_length, longest_sequence(base)
-    if length > longest:
-        raise ConfigError(
-            f"evaluation.sequence-length = {length}: models.{config.trained} = {base} takes at "
-            f"most {longest} tokens"
-        )
-
-
-def first_question(config: RunConfig, start: Path) -> tuple[Arrays, dict[str, OptionValue]]:
-    """What the rounds of a training begin with: the arrays that travel, and the options with them.
-
-    Raises ConfigError where `start` has nothing of the kind.
-    """
-    from privsyn_flower.training.initial import initial_parameters, trained_patterns
-
-    training = config.training
-    kind, factors, patterns = training.parameters, training.lora_factors, training.layers
-    try:
-        parameters = initial_parameters(
-            start,
-            kind,
-            rank=training.lora_rank,
-            factors=factors,
-            patterns=patterns,
-            seed=config.seed,
-        )
-        trained = trained_patterns(start, kind, factors=factors, patterns=patterns)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return parameters, {**local_training(config).to_options(), "training.trained": trained}
-
-
-def local_training(config: RunConfig) -> LocalTraining:
-    """The nodes' training, but for what is trained. Raises ConfigError."""
+def _options(config: RunConfig) -> dict[str, OptionValue]:
+    """What travels with a question about the local training, but for what is trained."""
     training = config.training
     try:
-        return LocalTraining(
+        local = LocalTraining(
             optimizer=training.optimizer,
             learning_rate=training.learning_rate,
             momentum=training.momentum,
@@ -311,15 +312,4 @@ def local_training(config: RunConfig) -> LocalTraining:
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
-
-
-def local_steps(config: RunConfig) -> Task:
-    """What the users' training on their nodes computes, in all rounds."""
-    training = config.training
-    users = training_strategy(config).expected_users(config.data.users, config.nodes)
-    return Task(
-        "rounds", "local steps of all users on their nodes", "fine-tuning", config.trained,
-        round(users * config.local_steps * training.batch_size),
-        config.evaluation.sequence_length, training.batch_size, times=config.rounds,
-        nodes=True, key="training.batch-size",
-    )  # fmt: skip
+    return dict(local.to_options())
