@@ -60,8 +60,9 @@ def private_folder(path: Path) -> Path:
 def write_atomic(path: Path, data: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
     """Write `data` to `path`: whole and on disk when this returns, or the old file is there.
 
-    data: all of it, or its parts one after another, which need not fit into memory together. mode: of the file, less the umask. When the disk refuses, nothing is left behind, and OSError
-    names `path`.
+    data: all of it, or its parts one after another, which need not fit into memory together. mode:
+    of the file, less the umask. When the disk refuses, nothing is left behind, and OSError names
+    `path`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privsyn_flower.runs import UNFINISHED, write_json
+from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.runs import UNFINISHED, RunFolder, write_json
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
@@ -64,7 +65,13 @@ class Pipeline(Run):
         correlation = self.session.promise.main.correlation
         independent = correlation is None or correlation.name == "independent"
         what, _ = method.question(self.config)
-        found = verdict(self.folder.metrics(), figures, what=what, independent=independent)
+        rows = self.folder.metrics() if self.has_rounds else []
+        found = verdict(rows, figures, what=what, independent=independent)
+        for phase in self.session.promise.phases:
+            if phase.name != ROUNDS and not phase.evaluates:
+                beside = RunFolder(self.folder.path / "evaluations" / phase.name).metrics()
+                told = verdict(beside, {}, what=phase.name, independent=True)
+                found["sentences"] += told["sentences"]
         return {**figures, "verdict": found}
 
     def _rounds(self, strategy: Strategy) -> int:

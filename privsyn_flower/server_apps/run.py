@@ -104,7 +104,7 @@ class Run:
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
-        config, metrics = self.config, self.folder.metrics()
+        config, metrics = self.config, self.folder.exchanges()
         data = config.data
         source = data.private_packages if data.source == "docstrings" else data.path
         down = max((row["bytes_down_per_node"] for row in metrics), default=0)
