@@ -9,11 +9,11 @@ from pathlib import Path
 from privsyn_flower.cli.display import Display
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.files import locked
+from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.topic_writing import kept_by, write
 from privsyn_flower.strategies.synthesis.topic_texts import Written
 
 STAGE = "generate"
-METHOD = "ctcl"  # whose runs keep a generator that needs nothing but its topics
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def _config(folder: Path) -> RunConfig:
     if not path.is_file():
         raise ConfigError(f"{folder} is no run folder: it has no config.toml")
     config = load_config(path)
-    if config.method != METHOD:
+    if not recipe_of(config).keeps_generator:
         raise ConfigError(
-            f"{folder} is a run of method = {config.method!r}, whose text was written once and "
-            f"for all: `privsyn generate` goes on with runs of {METHOD!r}"
+            f"{folder} is a run of method = {config.method!r}, which keeps no generator of text: "
+            "`privsyn generate` goes on with runs of method = 'ctcl'"
         )
     return config

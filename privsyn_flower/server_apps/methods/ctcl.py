@@ -67,6 +67,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     controls = (NOISE, *list(ROWS)[:3], "random-public")
     libraries = ("torch", "transformers")
     length_keys = "ctcl.topic-count"
+    keeps_generator = True
     start: Path
     topics: TopicModel | None
 

@@ -32,12 +32,14 @@ class Recipe(ABC, Generic[S]):
     """One method around its rounds: first what a configuration says, then the stages of a run.
 
     controls: names for `evaluation.controls`. libraries: modules that the method needs besides
-    those of its models. length_keys: the keys that `length` comes of.
+    those of its models. length_keys: the keys that `length` comes of. keeps_generator: a finished
+    run writes more text at any time (`topic_writing`).
     """
 
     controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     libraries: ClassVar[tuple[str, ...]] = ()
     length_keys: ClassVar[str] = ""
+    keeps_generator: ClassVar[bool] = False
 
     # Of a configuration, before anything is loaded ---------------------------------------
 
