@@ -40,7 +40,8 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
         "server_wall_seconds": round(outside + sum(seconds.get(s, 0.0) for s in SERVER_STAGES), 1),
         "bytes_up_per_user_round": max((r["bytes_up_per_node"] for r in metrics), default=0),
         "bytes_down_per_user_round": max((r["bytes_down_per_node"] for r in metrics), default=0),
-        "releases": len(folder.metrics()) + len(list(folder.path.glob("evaluations/*/releases/*.npz"))),
+        "releases": len(folder.metrics())
+        + len(list(folder.path.glob("evaluations/*/releases/*.npz"))),
     }
 
 
