@@ -137,15 +137,22 @@ def spherical_kmeans(
 def _first_centres(rows: F32, count: int, seed: int) -> F32:
     """k-means++ (Arthur and Vassilvitskii 2007) on a draw of the rows: (count, d).
 
-    Squared distances of unit rows are twice 1 - cosine.
+    Each further centre is a row drawn in proportion to 1 - its cosine to the nearest centre, half
+    the squared distance of unit rows. Rows equal to a centre come last.
     """
-    from sklearn.cluster import kmeans_plusplus
-
     rng = seeded(seed, "topics", "centres")
     size = min(len(rows), STARTING * count)
-    drawn = rows[np.sort(rng.choice(len(rows), size=size, replace=False))]
-    centres, _ = kmeans_plusplus(drawn, count, random_state=int(rng.integers(2**31)))
-    return np.asarray(centres, dtype=np.float32)
+    drawn = rows[np.sort(rng.choice(len(rows), size=size, replace=False))]  # (s, d)
+    places = [int(rng.integers(size))]
+    far = np.full(size, np.inf)  # (s,) of each row to the nearest centre
+    while len(places) < count:
+        # Not by BLAS, whose last bits depend on its threads.
+        likeness = np.einsum("ij,j->i", drawn, drawn[places[-1]])
+        far = np.minimum(far, np.maximum(1.0 - likeness.astype(np.float64), 1e-12))
+        far[places[-1]] = 0.0
+        total = np.cumsum(far)
+        places.append(int(np.searchsorted(total, rng.random() * total[-1], side="right")))
+    return drawn[places]
 
 
 def _nearest(rows: F32, centres: F32) -> Ints:
