@@ -115,9 +115,7 @@ def text_losses(
 
 
 @torch.inference_mode()
-def nats(
-    model: Any, tokenizer: Any, pairs: Sequence[Pair], length: int, device: str
-) -> float:
+def nats(model: Any, tokenizer: Any, pairs: Sequence[Pair], length: int, device: str) -> float:
     """Nats a character of the texts after their conditions."""
     rows = encode_pairs(tokenizer, pairs, length)
     total = 0.0
@@ -128,16 +126,16 @@ def nats(
     return total / sum(len(pair.text) for pair in pairs)
 
 
-def measure(
-    model: Any, tokenizer: Any, texts: Texts, length: int, device: str
-) -> dict[str, float]:
+def measure(model: Any, tokenizer: Any, texts: Texts, length: int, device: str) -> dict[str, float]:
     """Nats a character of held-out texts after each kind of condition."""
     some = [(group, text) for group in texts.held for text in texts.groups[group]]
     order = np.random.default_rng(0).permutation(len(some))[:CHECKED]
     chosen = [some[i] for i in order]
     # Only texts that are read whole, so that every condition is measured on the same characters.
-    sizes = [len(ids) - lead for ids, lead in encode_pairs(
-        tokenizer, [Pair("", text) for _, text in chosen], 1 << 20)]
+    sizes = [
+        len(ids) - lead
+        for ids, lead in encode_pairs(tokenizer, [Pair("", text) for _, text in chosen], 1 << 20)
+    ]
     chosen = [one for one, size in zip(chosen, sizes, strict=True) if size <= length]
     words = {
         whose: [condition(texts.source.keywords(group, text, whose)) for group, text in chosen]
@@ -147,9 +145,16 @@ def measure(
     words["wrong_area"] = words["area"][1:] + words["area"][:1]
     words["none"] = [""] * len(chosen)
     return {
-        whose: round(nats(model, tokenizer, [
-            Pair(said, text) for said, (_, text) in zip(all_said, chosen, strict=True)
-        ], length, device), 4)
+        whose: round(
+            nats(
+                model,
+                tokenizer,
+                [Pair(said, text) for said, (_, text) in zip(all_said, chosen, strict=True)],
+                length,
+                device,
+            ),
+            4,
+        )
         for whose, all_said in words.items()
     }
 
@@ -166,40 +171,46 @@ def fit(
     texts = texts_of(corpus, plan.whole)
     before = measure(model, tokenizer, texts, plan.length, device)
     draws = [
-        [row for row in encode_pairs(tokenizer, texts.source.draw(seed, texts.read), plan.length)]
+        encode_pairs(tokenizer, texts.source.draw(seed, texts.read), plan.length)
         for seed in range(DRAWS)
     ]
-    tokens = sum(len(ids) for ids, _ in draws[0])
-    print(f"{name}: {len(draws[0])} texts, {tokens} tokens a draw, prepared in "
-          f"{time.monotonic() - start:.0f} s; held out, before: {before}", flush=True)
+    print(
+        f"{name}: {len(draws[0])} texts, {sum(len(ids) for ids, _ in draws[0])} tokens a draw, "
+        f"prepared in {time.monotonic() - start:.0f} s; held out, before: {before}",
+        flush=True,
+    )
     torch.manual_seed(0)  # of the dropout
     hooks, seen = drop(model, plan.dropout), [0, 0]
-
-    def losses() -> Iterator[torch.Tensor]:
-        begun = time.monotonic()
-        for ids, mask, leading in batches(draws, BATCH_TOKENS, device):
-            loss = text_losses(model, ids, mask, leading, device).mean()
-            seen[0], seen[1] = seen[0] + 1, seen[1] + int(mask.sum())
-            if seen[0] % 100 == 1:
-                print(f"{name}: step {seen[0]}, {time.monotonic() - begun:.0f} s, "
-                      f"loss {float(loss):.3f}", flush=True)
-            yield loss
-
-    taken = train(model, losses(), steps, seconds, DECAY_FROM, SHARE)
+    taken = train(
+        model, losses(name, model, draws, device, seen), steps, seconds, DECAY_FROM, SHARE
+    )
     for hook in hooks:
         hook.remove()
     model = model.half().float()  # what is kept is what is measured
+    after = measure(model, tokenizer, texts, plan.length, device)
     report = {
         "init": plan.init,
         "steps": taken,
         "texts": len(draws[0]),
         "tokens": seen[1],
-        "held_out_nats_a_character": {
-            "before": before,
-            "after": measure(model, tokenizer, texts, plan.length, device),
-        },
+        "parameters": model.num_parameters(),
+        "held_out_nats_a_character": {"before": before, "after": after},
     }
     return model, tokenizer, report
+
+
+def losses(
+    name: str, model: Any, draws: Sequence[Rows], device: str, seen: list[int]
+) -> Iterator[torch.Tensor]:
+    """Mean losses of endless batches; counts steps and tokens in `seen`."""
+    begun = time.monotonic()
+    for ids, mask, leading in batches(draws, BATCH_TOKENS, device):
+        loss = text_losses(model, ids, mask, leading, device).mean()
+        seen[0], seen[1] = seen[0] + 1, seen[1] + int(mask.sum())
+        if seen[0] % 100 == 1:
+            spent = time.monotonic() - begun
+            print(f"{name}: step {seen[0]}, {spent:.0f} s, loss {loss.item():.3f}", flush=True)
+        yield loss
 
 
 def main() -> None:

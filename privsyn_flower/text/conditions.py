@@ -106,9 +106,9 @@ def _ids(tokenizer: Any, texts: Sequence[str], special: bool = False) -> list[li
     if not texts:
         return []
     # The library's own words name the length of one text, which may be PRIVATE.
-    rows: list[list[int]] = tokenizer(
-        list(texts), add_special_tokens=special, verbose=False
-    )["input_ids"]
+    rows: list[list[int]] = tokenizer(list(texts), add_special_tokens=special, verbose=False)[
+        "input_ids"
+    ]
     return rows
 
 
