@@ -171,46 +171,46 @@ def fit(
     texts = texts_of(corpus, plan.whole)
     before = measure(model, tokenizer, texts, plan.length, device)
     draws = [
-        [row for row in encode_pairs(tokenizer, texts.source.draw(seed, texts.read), plan.length)]
+        encode_pairs(tokenizer, texts.source.draw(seed, texts.read), plan.length)
         for seed in range(DRAWS)
     ]
-    tokens = sum(len(ids) for ids, _ in draws[0])
     print(
-        f"{name}: {len(draws[0])} texts, {tokens} tokens a draw, prepared in "
-        f"{time.monotonic() - start:.0f} s; held out, before: {before}",
+        f"{name}: {len(draws[0])} texts, {sum(len(ids) for ids, _ in draws[0])} tokens a draw, "
+        f"prepared in {time.monotonic() - start:.0f} s; held out, before: {before}",
         flush=True,
     )
     torch.manual_seed(0)  # of the dropout
     hooks, seen = drop(model, plan.dropout), [0, 0]
-
-    def losses() -> Iterator[torch.Tensor]:
-        begun = time.monotonic()
-        for ids, mask, leading in batches(draws, BATCH_TOKENS, device):
-            loss = text_losses(model, ids, mask, leading, device).mean()
-            seen[0], seen[1] = seen[0] + 1, seen[1] + int(mask.sum())
-            if seen[0] % 100 == 1:
-                print(
-                    f"{name}: step {seen[0]}, {time.monotonic() - begun:.0f} s, "
-                    f"loss {float(loss):.3f}",
-                    flush=True,
-                )
-            yield loss
-
-    taken = train(model, losses(), steps, seconds, DECAY_FROM, SHARE)
+    taken = train(
+        model, losses(name, model, draws, device, seen), steps, seconds, DECAY_FROM, SHARE
+    )
     for hook in hooks:
         hook.remove()
     model = model.half().float()  # what is kept is what is measured
+    after = measure(model, tokenizer, texts, plan.length, device)
     report = {
         "init": plan.init,
         "steps": taken,
         "texts": len(draws[0]),
         "tokens": seen[1],
-        "held_out_nats_a_character": {
-            "before": before,
-            "after": measure(model, tokenizer, texts, plan.length, device),
-        },
+        "parameters": model.num_parameters(),
+        "held_out_nats_a_character": {"before": before, "after": after},
     }
     return model, tokenizer, report
+
+
+def losses(
+    name: str, model: Any, draws: Sequence[Rows], device: str, seen: list[int]
+) -> Iterator[torch.Tensor]:
+    """Mean losses of endless batches; counts steps and tokens in `seen`."""
+    begun = time.monotonic()
+    for ids, mask, leading in batches(draws, BATCH_TOKENS, device):
+        loss = text_losses(model, ids, mask, leading, device).mean()
+        seen[0], seen[1] = seen[0] + 1, seen[1] + int(mask.sum())
+        if seen[0] % 100 == 1:
+            spent = time.monotonic() - begun
+            print(f"{name}: step {seen[0]}, {spent:.0f} s, loss {loss.item():.3f}", flush=True)
+        yield loss
 
 
 def main() -> None:

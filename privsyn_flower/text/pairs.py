@@ -7,7 +7,6 @@ those of the texts around it, as after the private fine-tuning the condition is 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -15,7 +14,7 @@ import numpy as np
 
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.conditions import Pair, condition
-from privsyn_flower.text.keywords import class_words, text_words, words_of
+from privsyn_flower.text.keywords import class_words, text_words, word_frequencies
 
 WORDS = (5, 10)  # fewest and most keywords of a condition
 UNTOLD = 0.1  # share of the pairs that say nothing of the text
@@ -45,7 +44,7 @@ class PairSource:
             raise ValueError(f"{len(names)} names for {len(groups)} groups")
         self._groups, self._words = groups, words
         self._names = names if names is not None else [""] * len(groups)
-        self._frequencies = Counter(word for g in groups for text in g for word in words_of(text))
+        self._frequencies = word_frequencies([text] for group in groups for text in group)
         areas = [
             [text for group in groups[first : first + AREA] for text in group]
             for first in range(0, len(groups), AREA)
