@@ -1,4 +1,4 @@
-"""Conditions of a question's local training: a text is learned as the answer to a prompt. PUBLIC.
+"""Conditions of a question's local training: what each text is learned from. PUBLIC.
 
 CTCL (Tan et al. 2025, arXiv 2503.12347, section 3.2) trains on pairs of a topic's keywords and a
 text. The question brings the topic model, quantised as the candidates of a vote are; the node
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F32, I8
 from privsyn_flower.protocol.question import OptionValue, int8_rows
-from privsyn_flower.text.conditions import condition, prompt
+from privsyn_flower.text.conditions import condition
 from privsyn_flower.text.topics import MOST_TOPICS, TopicModel
 
 ROWS, SCALES, WORDS = "topic-rows", "topic-scales", "topic-words"  # extra arrays of a question
@@ -36,7 +36,7 @@ _KEY = "condition"
 class Conditions:
     """What texts are conditioned on. Raises ValueError for a value out of bounds.
 
-    topics: None for no topic: every text then follows the same neutral words. document_type: a
+    topics: None for no topic: every text is then learned from the same words. document_type: a
     public line of every condition. label: whether a text's own label is a line. max_source: tokens
     of a condition, at most; the rest is cut.
     """
@@ -94,7 +94,7 @@ class Conditions:
         return cls(topics, asked.document_type, bool(asked.label), asked.max_source)
 
     def pairs(self, texts: Sequence[str], rows: F32) -> tuple[list[str], list[str]]:
-        """One user's texts and the prompt of each, PRIVATE; without those that have no topic.
+        """One user's texts and the condition of each, PRIVATE; without those that have no topic.
 
         rows: the texts' embeddings (n, d), PRIVATE, () rows where they could not be computed; not
         looked at without topics. A text whose row is not finite is left out.
@@ -108,8 +108,7 @@ class Conditions:
             texts = [texts[i] for i in kept]
             words = [self.topics.keywords[int(found[i])] for i in kept]
         lines = zip(words, self._labels(texts), strict=True)
-        prompts = [prompt(condition(own, self.document_type, label)) for own, label in lines]
-        return list(texts), prompts
+        return list(texts), [condition(own, self.document_type, label) for own, label in lines]
 
     def _labels(self, texts: Sequence[str]) -> list[str]:
         if not self.label:
