@@ -10,8 +10,8 @@ from privsyn_flower.cli.display import Display
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.files import locked
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.topic_writing import kept_by, write
 from privsyn_flower.strategies.synthesis.topic_texts import Written
+from privsyn_flower.strategies.synthesis.topic_writing import kept_by, write
 
 STAGE = "generate"
 
@@ -46,7 +46,9 @@ def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Ge
             display.show(event)
 
         written = write(
-            config,
+            config.ctcl,
+            config.expand,
+            config.models.device,
             kept,
             target,
             samples=samples,

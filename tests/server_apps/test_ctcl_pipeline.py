@@ -79,6 +79,7 @@ def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
             "epsilon": 500.0,
             "rounds": 2,
             "nodes": 3,
+            "aggregation": "plain",
             "cache": str(shared / "cache"),
             "data.source": "files",
             "data.path": str(shared / "private.jsonl"),
@@ -161,10 +162,10 @@ def asked(grid: Any) -> Counter[str]:
 def test_both_private_steps_and_the_text_of_their_shares(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
-    config = configured()
+    config = configured(aggregation="secure")
     summary, grid = run(config, loopback, tmp_path)
     sent = asked(grid)
-    assert (sent["query.votes"], sent["train"]) == (config.nodes, 2 * config.nodes)
+    assert sent["train"] == 2 * sent["query.votes"] > 0  # in all stages of the secure sum
 
     # One promise: the histogram's share and the rounds are charged, and nothing else.
     made = promised(config)
@@ -225,7 +226,9 @@ def test_a_run_that_was_killed_while_writing_asks_nobody_again(
     summary, grid = run(config, loopback, tmp_path)
     assert not asked(grid) and len(charges(tmp_path)) == 3 and complete(tmp_path)
     again, grid = run(config, loopback, tmp_path)
-    assert not asked(grid) and again == summary
+    assert not asked(grid) and {**again, "stage_seconds": {}, "wall_seconds": 0} == {
+        **summary, "stage_seconds": {}, "wall_seconds": 0,
+    }  # fmt: skip
 
 
 def test_a_histogram_is_asked_once_and_of_one_configuration(

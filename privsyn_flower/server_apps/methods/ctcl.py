@@ -28,7 +28,10 @@ from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
 from privsyn_flower.server_apps.methods.stages import private_texts, public_pool
 from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
-from privsyn_flower.server_apps.topic_writing import (
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
+from privsyn_flower.strategies.synthesis.topic_counts import proportions
+from privsyn_flower.strategies.synthesis.topic_writing import (
     MODEL,
     TOPICS,
     Kept,
@@ -36,9 +39,6 @@ from privsyn_flower.server_apps.topic_writing import (
     keep_topics,
     write,
 )
-from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
-from privsyn_flower.strategies.synthesis.topic_counts import proportions
 from privsyn_flower.text.models.lm_metrics import base_folder
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.prompts import LabelledText
@@ -247,12 +247,15 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         """NAME.jsonl with `expand.samples` texts, unless it is there; how many there are."""
         target, facts = self.folder.path / f"{name}.jsonl", f"written-{name}"
         if not target.exists():
+            config = self.config
             written = write(
-                self.config,
+                config.ctcl,
+                config.expand,
+                config.models.device,
                 kept,
                 target,
-                samples=self.config.expand.samples,
-                seed=self.config.seed,
+                samples=config.expand.samples,
+                seed=config.seed,
                 purpose="synthetic",  # the controls' too: they differ in what they are about
                 progress=self.run.progress,
                 stage="expansion" if name == "synthetic" else name,

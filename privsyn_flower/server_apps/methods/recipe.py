@@ -33,7 +33,7 @@ class Recipe(ABC, Generic[S]):
 
     controls: names for `evaluation.controls`. libraries: modules that the method needs besides
     those of its models. length_keys: the keys that `length` comes of. keeps_generator: a finished
-    run writes more text at any time (`topic_writing`).
+    run writes more text at any time (`strategies.synthesis.topic_writing`).
     """
 
     controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F64
-from privsyn_flower.config import ConfigError, CtclConfig, RunConfig
+from privsyn_flower.config import ConfigError, CtclConfig, ExpandConfig
 from privsyn_flower.files import build_folder
 from privsyn_flower.progress import Progress
 from privsyn_flower.randomness import seeded
@@ -75,7 +75,9 @@ def kept_by(run: Path, own: CtclConfig) -> Kept:
 
 
 def write(
-    config: RunConfig,
+    own: CtclConfig,
+    expand: ExpandConfig,
+    device: str,
     kept: Kept,
     target: Path,
     *,
@@ -85,8 +87,8 @@ def write(
     progress: Progress,
     stage: str = "expansion",
 ) -> Written:
-    """So many texts to `target`; goes on where it was killed (`write_texts`)."""
-    own, expand = config.ctcl, config.expand
+    """So many texts to `target`; goes on where it was killed (`write_texts`). device: of the
+    generator, as `models.device`."""
     counts = largest_remainder(kept.shares, samples)
     order = Order(
         mixed_order(counts, seeded(seed, purpose, "order")),
@@ -98,7 +100,7 @@ def write(
     )
     return write_texts(
         order,
-        lambda: opened(config, kept.model),
+        lambda: opened(own, expand, device, kept.model),
         target,
         kept=usable(expand.min_words, own.filter),
         progress=progress,
@@ -106,19 +108,18 @@ def write(
     )
 
 
-def opened(config: RunConfig, model: Path) -> Generator:
-    """The conditional generator in a folder, as the configuration samples from it."""
+def opened(own: CtclConfig, expand: ExpandConfig, device: str, model: Path) -> Generator:
+    """The conditional generator in a folder, as the tables say that it is sampled from."""
     from privsyn_flower.text.conditional import open_conditional
 
-    expand = config.expand
     return open_conditional(
         model,
         temperature=expand.temperature,
         top_p=expand.top_p,
-        repetition_penalty=config.ctcl.repetition_penalty,
+        repetition_penalty=own.repetition_penalty,
         max_tokens=expand.max_tokens,
         batch_size=expand.batch_size,
-        device=config.models.device,
+        device=device,
         progress=False,
     )
 
