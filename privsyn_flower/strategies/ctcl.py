@@ -67,23 +67,25 @@ def ctcl_phases(
     nodes: int = 0,
     noise_multiplier: float = 0.0,
 ) -> list[Phase]:
-    """The histogram, then the rounds, under one promise (brief: `privacy.promise`).
+    """The histogram, then the rounds, under one promise (`privacy.promise`).
 
     The histogram asks everybody, once, whoever the rounds draw: coins would blur what is asked a
     single time and bring it little. One failed attempt of it is paid for where the rounds have
-    spare ones. noise_multiplier: of the rounds; 0: the least that is left.
+    spare ones. Alone, without a multiplier of its own, it has the whole budget. noise_multiplier:
+    of the rounds; 0: the least that is left.
     """
     main = trainer.phase(rounds, spare_rounds, nodes=nodes).given(noise_multiplier)
     if not config.histogram:
         return [main]
+    both, given = config.generator_training, config.histogram_multiplier
     counted = Phase(
         TOPICS,
         spare=min(1, spare_rounds),
         source=main.source,
-        multiplier=config.histogram_multiplier,
-        share=0.0 if config.histogram_multiplier else config.histogram_share,
+        multiplier=given,
+        share=config.histogram_share if both and not given else 0.0,
     )
-    return [counted, main] if config.generator_training else [counted]
+    return [counted, main] if both else [counted]
 
 
 class CTCL(SynthesisStrategy):
@@ -91,7 +93,8 @@ class CTCL(SynthesisStrategy):
 
     Parameters
     ----------
-    topics : public; users must hold the embedder that it names.
+    topics : public; users must hold the embedder that it names. None: for a generator without
+        conditions (condition = "none").
     generator : folder of the conditional generator, which the nodes have too.
     rounds : T of the fine-tuning.
     config : histogram, topic_threshold, condition, ... (`[ctcl]`).
@@ -107,7 +110,7 @@ class CTCL(SynthesisStrategy):
 
     def __init__(
         self,
-        topics: TopicModel,
+        topics: TopicModel | None,
         generator: str | Path,
         *,
         rounds: int = 8,
@@ -120,6 +123,8 @@ class CTCL(SynthesisStrategy):
         seed: int = 0,
     ) -> None:
         self.config = CtclConfig() if config is None else checked(config)
+        if topics is None and self.config.condition == "topic":
+            raise ValueError("ctcl.condition = 'topic' needs topics: give a topic model, or 'none'")
         self.table = TrainingConfig() if training is None else checked(training)
         self.topics, self.generator, self.seed = topics, Path(generator), seed
         self.samples_per_user, self.sequence_length = samples_per_user, sequence_length
@@ -144,7 +149,13 @@ class CTCL(SynthesisStrategy):
 
     def question(self) -> Query:
         """Which topics a user's texts are of: votes of length 1 in all."""
-        return topic_question(self.topics, BOUND, samples_cap=self.samples_per_user)
+        return topic_question(self._model, BOUND, samples_cap=self.samples_per_user)
+
+    @property
+    def _model(self) -> TopicModel:
+        if self.topics is None:
+            raise ValueError("there are no topics to ask for (ctcl.condition = 'none')")
+        return self.topics
 
     def histogram(self, session: Session) -> None:
         """Fill in `counts`, from disk when they were released; inside `session.begun`.
@@ -156,7 +167,7 @@ class CTCL(SynthesisStrategy):
             return
         asked = self._asked()
         _check_same(session.folder, asked)
-        question = OneQuestion(self.question(), [f"topic {i}" for i in range(len(self.topics))])
+        question = OneQuestion(self.question(), [f"topic {i}" for i in range(len(self._model))])
         session.folder.save_value(ASKED, asked)
         session.ask(question, TOPICS)
         self.counts, self.noise_std = np.array(question.released), question.noise_std
@@ -164,17 +175,19 @@ class CTCL(SynthesisStrategy):
     def _asked(self) -> dict[str, Any]:
         """What a released histogram is about, by the keys that change it."""
         return {
-            "ctcl.topics": self.topics.fingerprint,
+            "ctcl.topics": self._model.fingerprint,
             "data.samples-per-user": self.samples_per_user,
         }
 
     def proportions(self) -> F64:
-        """Each topic's share (m,) of the texts to come; equal ones without a histogram.
+        """Each topic's share (m,) of the texts to come; equal ones without a histogram, and [1]
+        without topics.
 
         Raises NoTopicLeft, and RuntimeError before `histogram`.
         """
         if not self.config.histogram:
-            return np.full(len(self.topics), 1 / len(self.topics))
+            count = 1 if self.topics is None else len(self.topics)
+            return np.full(count, 1 / count)
         if self.counts is None:
             raise RuntimeError("the histogram of topics was not asked yet: call histogram(session)")
         return proportions(self.counts, self.noise_std, self.config.topic_threshold)
