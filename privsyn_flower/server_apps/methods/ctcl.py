@@ -139,7 +139,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """The topics, the users' texts by topic, their training, and the synthetic texts."""
-        tasks = public_pool(cls, config)
+        tasks = [replace(task, stage="public") for task in public_pool(cls, config)]
         if _has_topics(config):
             stage = "topics" if config.ctcl.histogram else "rounds"
             tasks.append(replace(private_texts(config), stage=stage))
