@@ -30,6 +30,7 @@ MOST_CHARACTERS = 200  # of a document type, a label or a fingerprint
 MOST_SOURCE = 1024  # tokens of a condition
 
 _KEY = "condition"
+_WORDS = ("embedder", "document_type")  # fields of `Asked` that may be ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Asked:
                     f"{_option(name)} = {value!r} must be a whole number from {low} to {most} "
                     f"(key ctcl.{'topics' if name == 'topics' else name.replace('_', '-')})"
                 )
-        for name in ("embedder", "document_type"):
+        for name in _WORDS:
             value = getattr(self, name)
             if not isinstance(value, str) or len(value) > MOST_CHARACTERS:
                 raise ValueError(
@@ -160,8 +161,10 @@ class Asked:
         return {ROWS, SCALES, WORDS} if self.topics else set()
 
     def to_options(self) -> dict[str, OptionValue]:
-        """The fields as a query's options."""
-        return {_option(field.name): getattr(self, field.name) for field in fields(self)}
+        """The fields as a query's options; words that are "" are left out, as Flower cannot count
+        the bytes of those."""
+        values = {_option(field.name): getattr(self, field.name) for field in fields(self)}
+        return {key: value for key, value in values.items() if value != ""}
 
     @classmethod
     def from_options(cls, options: Mapping[str, OptionValue]) -> Asked | None:
@@ -173,10 +176,11 @@ class Asked:
         given = {key: value for key, value in options.items() if key.startswith(f"{_KEY}.")}
         if not given:
             return None
-        odd = sorted(set(known) ^ set(given))
+        full = {_option(name): "" for name in _WORDS} | given
+        odd = sorted(set(known) ^ set(full))
         if odd:
             raise ValueError(f"options {odd} are missing or not known; known: {sorted(known)}")
-        return cls(**{known[key]: value for key, value in given.items()})  # type: ignore[arg-type]
+        return cls(**{known[key]: value for key, value in full.items()})  # type: ignore[arg-type]
 
 
 def _topics(asked: Asked, extra: Mapping[str, NDArray[Any]]) -> TopicModel:

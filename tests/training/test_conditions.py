@@ -47,6 +47,7 @@ def test_what_travels_says_the_same_on_the_other_side() -> None:
     assert Conditions.from_query({"clip-norm": 1.0}, {}) is None
     without = Conditions(None, max_source=5)
     assert Conditions.from_query(*sent(without)) == without and not without.to_arrays()
+    assert "" not in without.to_options().values()  # Flower cannot count the bytes of those
 
 
 def test_a_text_is_conditioned_on_the_topic_that_it_votes_for() -> None:
@@ -141,7 +142,7 @@ def test_numbers_out_of_bounds_are_refused(values: dict[str, Any]) -> None:
     changed = {f"condition.{key.replace('_', '-')}": value for key, value in values.items()}
     with pytest.raises(ValueError, match=r"condition|topics"):
         Conditions.from_query({**options, **changed}, arrays)
-    for key in changed:
+    for key in set(changed) - {"condition.embedder", "condition.document-type"}:
         missing = {name: value for name, value in options.items() if name != key}
         with pytest.raises(ValueError, match="missing"):
             Asked.from_options(missing)
