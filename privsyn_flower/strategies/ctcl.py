@@ -143,7 +143,7 @@ class CTCL(SynthesisStrategy):
         self.conditions = Conditions(
             topics if self.config.condition == "topic" else None,
             self.config.document_type,
-            self.config.label_in_condition,
+            self.config.classes,
             self.config.max_source,
         )
 
@@ -155,8 +155,10 @@ class CTCL(SynthesisStrategy):
     # Once: the histogram -----------------------------------------------------------------
 
     def question(self) -> Query:
-        """Which topics a user's texts are of: votes of length 1 in all."""
-        return topic_question(self._model, BOUND, samples_cap=self.samples_per_user)
+        """Which topics a user's texts are of, in each class if there are classes: votes of length 1
+        in all. Answer: (m,), or (classes m,), topic j of class c at place c m + j."""
+        asked = topic_question(self._model, BOUND, samples_cap=self.samples_per_user)
+        return asked.by_class(self.config.classes) if self.config.classes else asked
 
     @property
     def _model(self) -> TopicModel:
@@ -174,7 +176,9 @@ class CTCL(SynthesisStrategy):
             return
         asked = self._asked()
         _check_same(session.folder, asked)
-        question = OneQuestion(self.question(), [f"topic {i}" for i in range(len(self._model))])
+        labels = [f"{label}: " for label in self.config.classes] or [""]
+        names = [f"{label}topic {i}" for label in labels for i in range(len(self._model))]
+        question = OneQuestion(self.question(), names)
         session.folder.save_value(ASKED, asked)
         session.ask(question, TOPICS)
         self.counts, self.noise_std = np.array(question.released), question.noise_std
@@ -183,24 +187,26 @@ class CTCL(SynthesisStrategy):
         """What a released histogram is about, by the keys that change it."""
         return {
             "ctcl.topics": self._model.fingerprint,
+            "ctcl.labels": ", ".join(self.config.classes),
             "data.samples-per-user": self.samples_per_user,
         }
 
     def proportions(self) -> F64:
-        """Each topic's share (m,) of the texts to come; equal ones without a histogram, and [1]
-        without topics.
+        """Each topic's share (m,) of the texts to come, or (classes m,) of topics in classes; equal
+        ones without a histogram, and [1] without topics.
 
         Raises NoTopicLeft, and RuntimeError before `histogram`.
         """
         if not self.config.histogram:
             count = 1 if self.topics is None else len(self.topics)
+            count *= max(1, len(self.config.classes))
             return np.full(count, 1 / count)
         if self.counts is None:
             raise RuntimeError("the histogram of topics was not asked yet: call histogram(session)")
         return proportions(self.counts, self.noise_std, self.config.topic_threshold)
 
     def plan(self, samples: int) -> I64:
-        """How many of so many texts are of each topic, (m,): by largest remainder."""
+        """How many of so many texts each of the `proportions` makes: by largest remainder."""
         return largest_remainder(self.proportions(), samples)
 
     # The rounds: the training ------------------------------------------------------------

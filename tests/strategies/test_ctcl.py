@@ -254,6 +254,7 @@ def test_a_histogram_of_another_configuration_is_refused(
     for name, other in {
         r"ctcl\.topics = '\w+' was '\w+'": made(base, topics(3)),
         r"data\.samples-per-user = 2 was 3": made(base),
+        r"ctcl\.labels = 'a, b' was ''": made(base, labels="a, b"),
     }.items():
         if "samples" in name:
             other.samples_per_user = 2
@@ -312,6 +313,21 @@ def test_a_generator_without_conditions_needs_no_topics(base: Path) -> None:
     assert set(strategy.ask(1).extra) == {"parameters"}
     with pytest.raises(ValueError, match=r"ctcl\.condition = 'topic' needs topics"):
         CTCL(None, base)
+
+
+def test_with_classes_the_histogram_is_joint(base: Path) -> None:
+    """Topic j of class c at place c m + j, in the question, in the plan and for the nodes."""
+    strategy = made(base, labels="good, bad")
+    asked = strategy.question()
+    assert asked.length == 8 and len(asked.rows) == 4
+    assert json.loads(str(asked.options["labels"])) == ["good", "bad"]
+    strategy.counts, strategy.noise_std = np.array([9.0, 0, 0, 1, 0, 0, 0, 10]), 0.0
+    assert strategy.plan(20).tolist() == [9, 0, 0, 1, 0, 0, 0, 10]
+    strategy.begin(users=USERS)
+    assert json.loads(str(strategy.ask(1).options["condition.labels"])) == ["good", "bad"]
+    assert made(base, labels="good, bad", histogram=False).plan(8).tolist() == [1] * 8
+    with pytest.raises(ValueError, match="has a class twice"):
+        CtclConfig(labels="a, a")
 
 
 def test_the_topics_travel_as_the_histogram_has_them(base: Path) -> None:
