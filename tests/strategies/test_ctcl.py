@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from privsyn_flower.client_apps import main as client
-from privsyn_flower.config import CtclConfig, FtrlConfig, TrainingConfig
+from privsyn_flower.config import CtclConfig, ExpandConfig, FtrlConfig, TrainingConfig
 from privsyn_flower.privacy.accounting.composition import composed_epsilon, gaussian_mu
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
@@ -25,9 +27,10 @@ from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text import load_embedder
-from privsyn_flower.text.topics import TopicModel
+from privsyn_flower.text.topics import TopicModel, save_topics
 from privsyn_flower.training.conditions import ROWS
 from tests.conftest import node_context, sentences
+from tests.test_docs import blocks
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 EPSILON, DELTA, USERS = 60.0, 1e-5, 6
@@ -337,3 +340,76 @@ def test_the_topics_travel_as_the_histogram_has_them(base: Path) -> None:
     assert np.array_equal(asked.extra[ROWS], strategy.question().rows)
     assert asked.options["condition.embedder"] == strategy.question().model
     assert math.isclose(asked.bound, 0.5)
+
+
+# In any ServerApp --------------------------------------------------------------------------------
+
+
+def started(strategy: CTCL, grid: Any, folder: Path, **options: Any) -> Any:
+    return strategy.start(
+        grid,
+        **{
+            "folder": folder, "users": USERS, "nodes": 3, "epsilon": EPSILON, "delta": DELTA,
+            "spare_rounds": 0, "min_surviving_weight": 1.0, "aggregation": PlainSum(),
+            "samples": 12, "expand": ExpandConfig(max_tokens=16, min_words=1, batch_size=12),
+            "device": "cpu", **options,
+        },
+    )  # fmt: skip
+
+
+def test_start_counts_trains_and_writes(tmp_path: Path, loopback: Any, base: Path) -> None:
+    grid = nodes(tmp_path, loopback, base)
+    result = started(made(base, filter=False), grid, tmp_path / "run")
+    assert (result.rounds, result.ended_early) == (2, "")
+    assert result.spent == pytest.approx(EPSILON, rel=1e-3) and result.spent <= EPSILON
+    said = result.statement.sentence()
+    assert "over 1 of 'topics'" in said and "2 rounds" in said
+    rows = [json.loads(line) for line in (tmp_path / "run" / "synthetic.jsonl").open()]
+    assert [row["text"] for row in rows] == [one.text for one in result.texts]
+    assert 1 <= len(rows) <= 12 and {row["topic"] for row in rows} <= set(range(4))
+    before, after = (load_file(p / "model.safetensors") for p in (base, tmp_path / "run" / "model"))
+    assert any(not np.array_equal(before[name], after[name]) for name in before)
+    sent = len(grid.sent)
+    again = started(made(base, filter=False), grid, tmp_path / "run")
+    assert len(grid.sent) == sent and again.texts == result.texts and again.rounds == 2
+
+
+def test_start_refuses_what_it_cannot_do(tmp_path: Path, loopback: Any, base: Path) -> None:
+    grid = nodes(tmp_path, loopback, base)
+    with pytest.raises(ValueError, match=r"ctcl\.generator-training = false needs a whole run"):
+        started(made(base, generator_training=False), grid, tmp_path / "run")
+    assert grid.sent == []
+    started(made(base), grid, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"ctcl\.topics = '\w+' was '\w+'"):
+        started(made(base, topics(3)), grid, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"was begun with other values: epsilon = 3"):
+        started(made(base), grid, tmp_path / "run", epsilon=30.0)
+
+
+def test_the_server_app_of_the_page_runs(
+    tmp_path: Path, loopback: Any, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it stands there, but with three devices, a larger epsilon and a few short texts."""
+    code = next(code for name, code in blocks("python") if "import CTCL" in code)
+    assert len(code.splitlines()) <= 25
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(base, tmp_path / "generator")
+    save_topics(topics(), tmp_path / "topics")
+    for old, new in {
+        "users=1000, nodes=8, epsilon=4.0, delta=1e-6, samples=2000": "**TERMS",
+        "rounds=8": "rounds=2, sequence_length=12, config=CONFIG",
+    }.items():
+        assert old in code
+        code = code.replace(old, new)
+    page: dict[str, Any] = {
+        "CONFIG": CtclConfig(max_source=12, histogram_multiplier=0.0, filter=False),
+        "TERMS": {
+            "users": USERS, "nodes": 3, "epsilon": EPSILON, "delta": DELTA, "samples": 4,
+            "min_surviving_weight": 1.0, "aggregation": PlainSum(), "device": "cpu",
+            "expand": ExpandConfig(max_tokens=12, min_words=1),
+        },
+    }  # fmt: skip
+    exec(compile(code, "dropin.md", "exec"), page)
+    page["main"](nodes(tmp_path, loopback, base), node_context({}))
+    assert (tmp_path / "synthetic.txt").read_text("utf-8").strip()
+    assert (tmp_path / "ctcl-run" / "privacy.md").is_file()
