@@ -1,22 +1,29 @@
 """The answer to an update query: what training on each user's texts changes, clipped and summed.
 
 The question brings named parameters for a base model that the node has itself (see
-`text/models/parameters.py`), and the numbers of the local training. All of it is checked before a
-private text is opened. Users are trained one after another on one resident model, which starts
-from the round's parameters for each of them.
+`text/models/parameters.py`), the numbers of the local training and maybe conditions of the texts
+(see `training/conditions.py`). All of it is checked before a private text is opened. Users are
+trained one after another on one resident model, which starts from the round's parameters for each
+of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import F64, I64
+from privsyn_flower.arrays import F32, F64, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.client_apps.node.policy import check_model
+from privsyn_flower.client_apps.votes import user_rows
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import answer_hello, is_hello
 from privsyn_flower.protocol.question import Query
@@ -30,6 +37,7 @@ from privsyn_flower.text.models.parameters import (
     longest_sequence,
     unpack_parameters,
 )
+from privsyn_flower.training.conditions import Asked, Conditions
 from privsyn_flower.training.layout import trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
 from privsyn_flower.training.models import LocalModel, load_model
@@ -50,11 +58,30 @@ def check_update(query: Query, node: Node) -> None:
         if not query.dense or not query.rotation:
             raise ValueError(f"encoding = {query.options.get('encoding')!r} is not dense")
         options = LocalTraining.from_options(query.options)
+        asked = Asked.from_options(query.options)
     except ValueError as error:
         raise WireError(Refusal.MALFORMED, str(error)) from None
     folder = base_model(query, node)
     if query.rows.size or query.extra:  # else this is the head alone
         _shipped(query, folder, options)
+        _conditions(query)
+    if asked is not None and asked.topics:
+        if node.policy is not None:
+            check_model(node.policy, asked.embedder)
+        check_embedder(_about(query, asked.embedder), node)
+
+
+def _about(query: Query, embedder: str) -> Query:
+    """The question as one about texts' embeddings, for whoever looks at nothing else of it."""
+    return replace(query, model=embedder)
+
+
+def _conditions(query: Query) -> Conditions | None:
+    """What a question that passed `check_update` conditions texts on. Raises WireError."""
+    try:
+        return Conditions.from_query(query.options, query.extra)
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, f"the conditions: {error}") from None
 
 
 def clipping(query: Query) -> tuple[float, float]:
@@ -76,8 +103,12 @@ def clipping(query: Query) -> tuple[float, float]:
 
 def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
     """The question's parameters, which fit the base and the length of the answer."""
-    if query.rows.size or set(query.extra) != {"parameters"}:
-        raise WireError(Refusal.MALFORMED, "the question's arrays are not its parameters alone")
+    asked = Asked.from_options(query.options)
+    own, longest_source = (asked.arrays, asked.max_source) if asked else (set[str](), 0)
+    if query.rows.size or set(query.extra) != {"parameters", *own}:
+        raise WireError(
+            Refusal.MALFORMED, f"the question's arrays are not {sorted({'parameters', *own})} alone"
+        )
     try:
         shapes, linear = base_shapes(folder), linear_weights(folder)
         longest = longest_sequence(folder)
@@ -96,10 +127,12 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
             Refusal.MALFORMED,
             f"{layout.length} trained parameters with an answer of {query.length} coordinates",
         )
-    if options.sequence_length > longest:
+    if options.sequence_length + longest_source > longest:
+        with_source = f" with condition.max-source = {longest_source}" if asked else ""
         raise WireError(
             Refusal.MALFORMED,
-            f"training.sequence-length = {options.sequence_length} is above the base's {longest}",
+            f"training.sequence-length = {options.sequence_length}{with_source} is above the "
+            f"base's {longest}",
         )
     return parameters
 
@@ -116,13 +149,14 @@ def user_updates(
     options = LocalTraining.from_options(query.options)
     parameters = _shipped(query, folder, options)
     clip_norm, indicator = clipping(query)
+    conditions = _conditions(query)
     with load_model(folder, node.device).load(parameters, options.trained) as model:
         try:
-            model.rehearse(options)
+            model.rehearse(options, conditions.max_source if conditions else 0)
         except Exception as error:  # nobody's text was opened: the cause is the question's size
             raise WireError(Refusal.MEMORY, f"a step on made-up tokens failed: {error}") from error
         return shard_updates(
-            _deltas(query, users, taking, model, options, node),
+            _deltas(query, users, taking, model, options, node, conditions),
             counted=taking.counted[taking.asked],
             length=query.length,
             clip_norm=clip_norm,
@@ -138,24 +172,54 @@ def _deltas(
     model: LocalModel,
     options: LocalTraining,
     node: Node,
+    conditions: Conditions | None,
 ) -> Iterator[F64 | None]:
     """The delta (d,) of each user asked, PRIVATE, one after another; None where there is none.
 
     The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.
     """
-    for (user, texts), asked in zip(users.items(), taking.asked, strict=True):
+    everyone = _owned(query, users, node, conditions)
+    for user, own, asked in zip(users, everyone, taking.asked, strict=True):
         if not asked:
             continue
         delta = None
         with alone(node, "one user's training failed; that user counts nothing"):
             rng = seeded(options.seed, query.rotation.hex(), "order", user)
-            delta = model.train(texts, options, rng)
+            if conditions is None:
+                delta = model.train(own.texts, options, rng)
+            else:
+                told = conditions.pairs(own.texts, own.rows)
+                delta = model.train(told[0], options, rng, told[1], conditions.max_source)
         yield delta
 
 
+class _Own(NamedTuple):
+    """One user's texts, and their embeddings (n, d) where topics are asked for; PRIVATE."""
+
+    texts: Sequence[str]
+    rows: F32
+
+
+def _owned(
+    query: Query, users: UserTexts, node: Node, conditions: Conditions | None
+) -> Iterator[_Own]:
+    """Each user's own, from the cache of embeddings, which embeds one user at a time."""
+    if conditions is None or conditions.topics is None:
+        for texts in users.values():
+            yield _Own(texts, np.zeros((0, 0), dtype=np.float32))
+        return
+    rows, owner = user_rows(_about(query, conditions.topics.embedder), users, node)
+    ends = np.searchsorted(owner, np.arange(len(users)), side="right").tolist()
+    for first, last, texts in zip([0, *ends[:-1]], ends, users.values(), strict=True):
+        yield _Own(texts, rows[first:last])
+
+
 def update_tokens(query: Query) -> int:
-    """Most tokens of one user, over all steps of the local training."""
-    return LocalTraining.from_options(query.options).most_tokens
+    """Most tokens of one user, over all steps of the local training, conditions included."""
+    options = LocalTraining.from_options(query.options)
+    asked = Asked.from_options(query.options)
+    source = asked.max_source if asked else 0
+    return options.max_steps * options.batch_size * (options.sequence_length + source)
 
 
 UPDATE = Kind(check_update, user_updates, update_tokens)

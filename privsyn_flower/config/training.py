@@ -1,4 +1,4 @@
-"""`[training]` and `[ftrl]`: the keys of DP-FedAvg and DP-FTRL."""
+"""`[training]` and `[ftrl]`: the keys of DP-FedAvg and DP-FTRL, which CTCL's rounds are, too."""
 
 from __future__ import annotations
 
@@ -110,9 +110,13 @@ class LocalConfig(Section):
             )
         return self
 
+    def steps(self, samples: int) -> int:
+        """Most local steps of a user with so many texts in a round: a public number."""
+        return self.max_steps or -(-samples // self.batch_size) * self.epochs
+
 
 class TrainingConfig(AveragingConfig, LocalConfig):
-    """`[training]`: DP-FedAvg and DP-FTRL, training of `models.downstream` on the nodes."""
+    """`[training]`: training on the nodes, of `models.downstream`, or of CTCL's generator."""
 
     public_steps: int = Field(
         0, ge=0, description="fine-tuning on public text before round 1; 0: none"

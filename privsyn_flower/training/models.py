@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F64, Ints
 from privsyn_flower.randomness import seeded
+from privsyn_flower.text.conditions import Pair, encode_pairs
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.devices import one_worker
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, NDArray[Any]]
-Rows = Sequence[Sequence[int]]
+Rows = Sequence[tuple[Sequence[int], int]]  # ids, and how many of the first carry no loss
 
 MOST_TOKENS = 1 << 24  # of one user; beyond it texts are left out
 TOKEN_CHARACTERS = 64  # of a text's tokens on average; what is beyond them is not looked at
@@ -46,12 +47,18 @@ class LocalModel(Protocol):
         """Which coordinates of a delta belong to which array."""
 
     def train(
-        self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
+        self,
+        texts: Sequence[str],
+        options: LocalTraining,
+        rng: np.random.Generator,
+        conditions: Sequence[str] | None = None,
+        max_source: int = 0,
     ) -> F64 | None:
         """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
 
-        It depends on these texts, the parameters, the options and rng alone: every call starts
-        from the round's parameters.
+        conditions: what each text is learned from, of at most max_source tokens; only the text's
+        own tokens have a loss. None: texts by themselves. It depends on these arguments and the
+        parameters alone: every call starts from the round's parameters.
         """
 
 
@@ -129,7 +136,12 @@ class LoadedLM:
         self._rehearsed = rehearsed
 
     def train(
-        self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
+        self,
+        texts: Sequence[str],
+        options: LocalTraining,
+        rng: np.random.Generator,
+        conditions: Sequence[str] | None = None,
+        max_source: int = 0,
     ) -> F64 | None:
         """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens.
 
@@ -137,24 +149,42 @@ class LoadedLM:
         steps take, the beginning of each.
         """
         length, most = options.sequence_length, options.max_steps * options.batch_size
+        chosen: Sequence[int] = range(len(texts))
         if len(texts) > most:
-            texts = [texts[i] for i in rng.choice(len(texts), size=most, replace=False)]
-        texts = [text[: length * TOKEN_CHARACTERS] for text in texts]
-        rows = self._scorer.encode(texts, max_tokens=MOST_TOKENS, length=length)
+            chosen = rng.choice(len(texts), size=most, replace=False).tolist()
+        read = [texts[i][: length * TOKEN_CHARACTERS] for i in chosen]
+        if conditions is None:
+            plain = self._scorer.encode(read, max_tokens=MOST_TOKENS, length=length)
+            rows: Rows = [(row, 1) for row in plain]
+        else:
+            told = [conditions[i][: max_source * TOKEN_CHARACTERS] for i in chosen]
+            rows = self._pairs(told, read, length, max_source)
         return self._fit(rows, options, rng) if rows else None
 
-    def rehearse(self, options: LocalTraining) -> None:
+    def _pairs(
+        self, conditions: Sequence[str], texts: Sequence[str], length: int, max_source: int
+    ) -> Rows:
+        """Rows of one user's pairs; a text without tokens has none."""
+        pairs = [Pair(*own) for own in zip(conditions, texts, strict=True)]
+        pairs = pairs[: MOST_TOKENS // (length + max_source)]
+        encoded = encode_pairs(self._scorer.tokenizer, pairs, length, max_source)
+        rows = [(ids, leading) for ids, leading in encoded if len(ids) > leading + 1]  # and its end
+        for ids, _ in rows:
+            self._scorer.check(ids)
+        return rows
+
+    def rehearse(self, options: LocalTraining, max_source: int = 0) -> None:
         """One step on the largest batch, of made-up tokens; raises what that raises.
 
         So that a question which needs too much memory fails for every text, or for none. What
         went well once in this process is not tried again.
         """
-        width = options.sequence_length
+        width = max_source + options.sequence_length
         count = min(options.batch_size, _together(width))
         size = (count, width, options.optimizer, options.momentum > 0, self.layout.digest())
         if size not in self._rehearsed:
             once = replace(options, epochs=1, max_steps=1)
-            self._fit([[0] * width] * count, once, seeded(0, "rehearsal"))
+            self._fit([([0] * width, 1)] * count, once, seeded(0, "rehearsal"))
             self._rehearsed.add(size)
 
     def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> F64:
@@ -174,15 +204,17 @@ class LoadedLM:
 
     def _backward(self, rows: Rows) -> None:
         """Gradient of the mean loss over a batch's predicted tokens, in parts that fit."""
-        together = _together(max(len(row) for row in rows))
-        tokens = sum(len(row) - 1 for row in rows)
+        together = _together(max(len(row) for row, _ in rows))
+        tokens = _predicted(rows)
         for first in range(0, len(rows), together):
             part = rows[first : first + together]
-            ids, mask = pad_rows(part, 0)  # padding comes after all that is looked at
+            # Padding comes after all that is looked at.
+            ids, mask = pad_rows([row for row, _ in part], 0)
             ids, mask = ids.to(self._scorer.device), mask.to(self._scorer.device)
-            loss = causal_loss(self._scorer.model, ids, mask)
+            leading = [before for _, before in part]
+            loss = causal_loss(self._scorer.model, ids, mask, leading)
             if len(part) < len(rows):
-                loss = loss * (sum(len(row) - 1 for row in part) / tokens)
+                loss = loss * (_predicted(part) / tokens)
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _delta(self) -> F64:
@@ -222,6 +254,11 @@ def load_model(folder: Path, device: str) -> CausalLM:
 @functools.lru_cache(maxsize=1)
 def _load(folder: Path, _fingerprint: str, device: str) -> CausalLM:
     return CausalLM(load_scorer(folder, device))
+
+
+def _predicted(rows: Rows) -> int:
+    """Tokens of these rows that have a loss."""
+    return sum(len(row) - leading for row, leading in rows)
 
 
 def _together(width: int) -> int:

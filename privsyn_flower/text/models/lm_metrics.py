@@ -79,17 +79,23 @@ class Scorer:
         A text is tokenised once and cut to `length` tokens; a row of n has n - 1 to predict.
         """
         rows: list[list[int]] = []
-        left, known = max_tokens, self.model.get_input_embeddings().num_embeddings
+        left = max_tokens
         for text in texts:
             if left == 0:
                 break
             (row,) = encode(self.tokenizer, [text], min(length, left + 1))
-            if max(row, default=0) >= known:  # on CUDA it would break the model for everybody
-                raise ValueError(f"token {max(row)} is beyond the model's {known} embeddings")
+            self.check(row)
             if len(row) > 1:
                 rows.append(row)
                 left -= len(row) - 1
         return rows
+
+    def check(self, row: Sequence[int]) -> None:
+        """Raises ValueError for a token beyond the embeddings: on CUDA it would break the model for
+        everybody."""
+        known = self.model.get_input_embeddings().num_embeddings
+        if max(row, default=0) >= known:
+            raise ValueError(f"token {max(row)} is beyond the model's {known} embeddings")
 
     def rehearse(self, length: int) -> None:
         """Score a full batch of sequences of `length` made-up tokens; raises what that raises.
