@@ -242,6 +242,35 @@ def audit(
 
 
 @app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run of method = 'ctcl'.")],
+    samples: Annotated[int, typer.Option(min=1, help="Texts to write.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File of JSON lines; RUN/generated-SEED-SAMPLES.jsonl.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other text with another one.")] = 0,
+) -> None:
+    """More synthetic text of a finished run: no private data, no federation, no privacy spent.
+
+    Called again after it was stopped, it goes on. The last line on stdout is the file.
+    """
+    from privsyn_flower.cli.generate import generate_command
+    from privsyn_flower.runs import failure
+
+    try:
+        found = generate_command(run, samples, out, seed)
+    except (ValueError, RuntimeError) as error:
+        raise fail(str(error), 1) from None
+    except OSError as error:
+        raise fail(failure(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the same command goes on where it was", 130) from None
+    if found.written.dropped:
+        typer.secho(f"{found.written.dropped} texts were degenerate and are left out", err=True)
+    print(found.path)
+
+
+@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or their summary.json.")],
 ) -> None:

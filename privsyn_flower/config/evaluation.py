@@ -69,7 +69,8 @@ class EvaluationConfig(Section):
     )
     controls: str = Field(
         "all", description="what the result is compared with: all, or a list of noise, "
-        "unaligned (popri) and random-public; empty: nothing"
+        "unaligned (popri), no-private-step, histogram-only, training-only (ctcl) and "
+        "random-public; empty: nothing"
     )  # fmt: skip
 
     @property

@@ -42,7 +42,7 @@ class Exchange:
 
 def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
     """Of a configuration with rounds; a device as fast as `machine`."""
-    if config.trains:
+    if config.updates:
         return _training(config, machine)
     embedder, count = shape_of("embedder", config), recipe_of(config).length(config)
     bits, up = _answer(config, count)
@@ -92,13 +92,13 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
 
 
 def _training(config: RunConfig, machine: Machine) -> Exchange:
-    shape, training = shape_of("downstream", config), config.training
+    shape, training = shape_of(config.trained, config), config.training
     length, down = trained(config, shape)
     bits, up = _answer(config, length)
     if shape is None:
         return Exchange(length, bits, down, up, None, None, False, None)
     task = Task(
-        "rounds", "", "fine-tuning", "downstream", config.local_steps * training.batch_size,
+        "rounds", "", "fine-tuning", config.trained, config.local_steps * training.batch_size,
         config.evaluation.sequence_length, training.batch_size, nodes=True,
     )  # fmt: skip
     work = estimate(task, shape, machine)
@@ -115,7 +115,7 @@ def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | N
     more = int(training.adaptive_clipping)
     if training.parameters == "full":
         return (None, None) if shape is None else (shape.parameters + more, 4 * shape.parameters)
-    folder = model_files("downstream", config.models.downstream, config)
+    folder = model_files(config.trained, getattr(config.models, config.trained), config)
     if folder is None:
         return None, None
     from privsyn_flower.training import Layout
