@@ -10,10 +10,10 @@ of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from flwr.app import Context, Message
@@ -40,8 +40,10 @@ from privsyn_flower.text.models.parameters import (
 from privsyn_flower.training.conditions import Asked, Conditions
 from privsyn_flower.training.layout import trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
-from privsyn_flower.training.models import LocalModel, load_model
+from privsyn_flower.training.models import LoadedLM, load_model
 from privsyn_flower.training.options import LocalTraining
+
+T = TypeVar("T")
 
 
 def update(message: Message, context: Context) -> Message:
@@ -169,12 +171,32 @@ def _deltas(
     query: Query,
     users: UserTexts,
     taking: Taking,
-    model: LocalModel,
+    model: LoadedLM,
     options: LocalTraining,
     node: Node,
     conditions: Conditions | None,
 ) -> Iterator[F64 | None]:
     """The delta (d,) of each user asked, PRIVATE, one after another; None where there is none.
+
+    Where the local training is one plain SGD step, several users' are computed at once.
+    """
+    asking = (query, users, taking, options, node, conditions)
+    group = model.group(options, conditions.max_source if conditions else 0)
+    if group is None:
+        return _each(model.train, *asking)
+    return group.deltas(_each(model.rows, *asking))
+
+
+def _each(
+    work: Callable[..., T | None],
+    query: Query,
+    users: UserTexts,
+    taking: Taking,
+    options: LocalTraining,
+    node: Node,
+    conditions: Conditions | None,
+) -> Iterator[T | None]:
+    """What `work` makes of each asked user's texts, PRIVATE; None where that fails.
 
     The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.
     """
@@ -182,15 +204,15 @@ def _deltas(
     for user, own, asked in zip(users, everyone, taking.asked, strict=True):
         if not asked:
             continue
-        delta = None
+        made = None
         with alone(node, "one user's training failed; that user counts nothing"):
             rng = seeded(options.seed, query.rotation.hex(), "order", user)
             if conditions is None:
-                delta = model.train(own.texts, options, rng)
+                made = work(own.texts, options, rng)
             else:
                 told = conditions.pairs(own.texts, own.rows)
-                delta = model.train(told[0], options, rng, told[1], conditions.max_source)
-        yield delta
+                made = work(told[0], options, rng, told[1], conditions.max_source)
+        yield made
 
 
 class _Own(NamedTuple):

@@ -78,21 +78,24 @@ def added(
 ) -> Iterator[None]:
     """Inside, the layers of these weights add inputs times the product of their factors.
 
-    pairs: weight's name -> up (rows, k), down (k, columns). Raises ValueError for a weight that
-    is no linear layer's.
+    pairs: weight's name -> up (rows, k), down (k, columns), looked up anew in every pass. Raises
+    ValueError for a weight that is no linear layer's.
     """
     with contextlib.ExitStack() as hooks:
-        for name, (up, down) in pairs.items():
+        for name in pairs:
             module = model.get_submodule(name.removesuffix(WEIGHT))
             transposed = _transposed(module) if name.endswith(WEIGHT) else None
             if transposed is None:
                 raise ValueError(f"{name} is no weight of a linear layer: it takes no factors")
-            hooks.callback(module.register_forward_hook(_adds(up, down, transposed)).remove)
+            hooks.callback(module.register_forward_hook(_adds(pairs, name, transposed)).remove)
         yield
 
 
-def _adds(up: torch.Tensor, down: torch.Tensor, transposed: bool) -> Any:
+def _adds(
+    pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], name: str, transposed: bool
+) -> Any:
     def hook(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        up, down = pairs[name]
         first, second = (up, down) if transposed else (down.T, up.T)
         return output + (inputs[0] @ first) @ second
 

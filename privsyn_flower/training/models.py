@@ -12,7 +12,7 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,38 +28,21 @@ from privsyn_flower.text.models.parameters import DOWN, UP
 from privsyn_flower.training.layout import Layout
 from privsyn_flower.training.low_rank import added
 from privsyn_flower.training.options import LocalTraining
+from privsyn_flower.training.per_example import (
+    GroupGradients,
+    Pairs,
+    Rows,
+    one_plain_step,
+    users_together,
+)
 
 if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, NDArray[Any]]
-Rows = Sequence[tuple[Sequence[int], int]]  # ids, and how many of the first carry no loss
 
 MOST_TOKENS = 1 << 24  # of one user; beyond it texts are left out
 TOKEN_CHARACTERS = 64  # of a text's tokens on average; what is beyond them is not looked at
-
-
-class LocalModel(Protocol):
-    """What a node needs of a model: the round's parameters are in it, a user's delta comes out."""
-
-    @property
-    def layout(self) -> Layout:
-        """Which coordinates of a delta belong to which array."""
-
-    def train(
-        self,
-        texts: Sequence[str],
-        options: LocalTraining,
-        rng: np.random.Generator,
-        conditions: Sequence[str] | None = None,
-        max_source: int = 0,
-    ) -> F64 | None:
-        """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
-
-        conditions: what each text is learned from, of at most max_source tokens; only the text's
-        own tokens have a loss. None: texts by themselves. It depends on these arguments and the
-        parameters alone: every call starts from the round's parameters.
-        """
 
 
 class CausalLM:
@@ -100,6 +83,7 @@ class CausalLM:
                     layout,
                     [leaves[name] for name in layout.names],
                     [tensors[name] for name in layout.names],
+                    pairs,
                     self._rehearsed,
                 )
             finally:
@@ -118,9 +102,10 @@ class CausalLM:
 
 
 class LoadedLM:
-    """A causal LM at the round's parameters; a `LocalModel`. Made by `CausalLM.load`.
+    """A causal LM at the round's parameters. Made by `CausalLM.load`.
 
-    leaves: the tensors that are trained, in the layout's order; start: their values before.
+    leaves: the tensors that are trained, in the layout's order; start: their values before. pairs:
+    the low-rank factors by the name of their weight.
     """
 
     def __init__(
@@ -129,10 +114,11 @@ class LoadedLM:
         layout: Layout,
         leaves: list[torch.Tensor],
         start: list[torch.Tensor],
+        pairs: Pairs,
         rehearsed: set[tuple[Any, ...]],
     ) -> None:
         self.layout = layout
-        self._scorer, self._leaves, self._start = scorer, leaves, start
+        self._scorer, self._leaves, self._start, self._pairs = scorer, leaves, start, pairs
         self._rehearsed = rehearsed
 
     def train(
@@ -143,7 +129,24 @@ class LoadedLM:
         conditions: Sequence[str] | None = None,
         max_source: int = 0,
     ) -> F64 | None:
-        """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens.
+        """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
+
+        conditions: what each text is learned from, of at most max_source tokens; only the text's
+        own tokens have a loss. None: texts by themselves. It depends on these arguments and the
+        parameters alone: every call starts from the round's parameters.
+        """
+        rows = self.rows(texts, options, rng, conditions, max_source)
+        return self._fit(rows, options, rng) if rows else None
+
+    def rows(
+        self,
+        texts: Sequence[str],
+        options: LocalTraining,
+        rng: np.random.Generator,
+        conditions: Sequence[str] | None = None,
+        max_source: int = 0,
+    ) -> Rows:
+        """What `train` learns from: a text is tokenised once and cut to options.sequence_length.
 
         What is read of a user's texts is bounded by the options: at random as many texts as the
         steps take, the beginning of each.
@@ -155,13 +158,27 @@ class LoadedLM:
         read = [texts[i][: length * TOKEN_CHARACTERS] for i in chosen]
         if conditions is None:
             plain = self._scorer.encode(read, max_tokens=MOST_TOKENS, length=length)
-            rows: Rows = [(row, 1) for row in plain]
-        else:
-            told = [conditions[i][: max_source * TOKEN_CHARACTERS] for i in chosen]
-            rows = self._pairs(told, read, length, max_source)
-        return self._fit(rows, options, rng) if rows else None
+            return [(row, 1) for row in plain]
+        told = [conditions[i][: max_source * TOKEN_CHARACTERS] for i in chosen]
+        return self._paired(told, read, length, max_source)
 
-    def _pairs(
+    def group(self, options: LocalTraining, max_source: int = 0) -> GroupGradients | None:
+        """What turns many users' `rows` into their deltas at once; None: they are trained alone."""
+        width, device = max_source + options.sequence_length, self._scorer.device
+        users = users_together(options, width, self.layout.length, device)
+        if users < 2:
+            return None
+        self._reset()
+        return GroupGradients(
+            self._scorer.model,
+            self.layout,
+            self._leaves,
+            self._pairs,
+            rate=options.learning_rate,
+            shape=(users, options.batch_size, width),
+        )
+
+    def _paired(
         self, conditions: Sequence[str], texts: Sequence[str], length: int, max_source: int
     ) -> Rows:
         """Rows of one user's pairs; a text without tokens has none."""
@@ -180,27 +197,49 @@ class LoadedLM:
         went well once in this process is not tried again.
         """
         width = max_source + options.sequence_length
-        count = min(options.batch_size, _together(width))
-        size = (count, width, options.optimizer, options.momentum > 0, self.layout.digest())
-        if size not in self._rehearsed:
+        size = (width, replace(options, seed=0), self.layout.digest())
+        if size in self._rehearsed:
+            return
+        group = self.group(options, max_source)
+        if group is not None:
+            group.rehearse()
+        else:
+            count = min(options.batch_size, _together(width))
             once = replace(options, epochs=1, max_steps=1)
             self._fit([([0] * width, 1)] * count, once, seeded(0, "rehearsal"))
-            self._rehearsed.add(size)
+        self._rehearsed.add(size)
 
     def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> F64:
         """Local SGD or AdamW from the round's parameters (McMahan et al. 2018, UserUpdate)."""
         import torch
 
-        with torch.no_grad():
-            for leaf, start in zip(self._leaves, self._start, strict=True):
-                leaf.copy_(start)
+        self._reset()
         optimizer = _optimizer(self._leaves, options)
         with one_worker(), torch.enable_grad():
             for batch in batches(len(rows), options, rng):
                 optimizer.zero_grad()
                 self._backward([rows[i] for i in batch])
+                if one_plain_step(options):  # without the rounding of parameters plus a change
+                    return self._flat(-options.learning_rate)
                 optimizer.step()
         return self._delta()
+
+    def _reset(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for leaf, start in zip(self._leaves, self._start, strict=True):
+                leaf.copy_(start)
+
+    def _flat(self, factor: float) -> F64:
+        """factor times the gradient (d,); zeros for what the loss does not depend on."""
+        gradients = {
+            name: np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.cpu().numpy()
+            for name, leaf in zip(self.layout.names, self._leaves, strict=True)
+        }
+        flat = self.layout.flatten(gradients)
+        flat *= factor
+        return flat
 
     def _backward(self, rows: Rows) -> None:
         """Gradient of the mean loss over a batch's predicted tokens, in parts that fit."""
