@@ -101,7 +101,7 @@ def test_a_condition_has_no_loss(causal_folder: Path, tokenizer: Any) -> None:
     assert causal_labels(changed, mask, leading).equal(labels)
     # The gradient of a condition's own logits is 0: nothing teaches the model to write it.
     model = transformers.AutoModelForCausalLM.from_pretrained(causal_folder, dtype=torch.float32)
-    kept: list[torch.Tensor] = []
+    kept: list[Any] = []
     hook = model.lm_head.register_forward_hook(lambda _m, _i, logits: kept.append(logits))
     with torch.enable_grad():
         model.requires_grad_(True)
