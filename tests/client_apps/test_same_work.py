@@ -111,7 +111,7 @@ def test_a_failed_coin_costs_the_node_the_same_work(
 
 def test_a_central_node_works_for_those_who_count(
     tmp_path: Path,
-    causal_folder: Path,
+    causal_folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its server is in the same house: the sum is the same, and the others' work is saved."""
