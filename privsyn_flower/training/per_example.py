@@ -148,9 +148,13 @@ class GroupGradients:
         return (losses * weights.flatten()).sum()
 
     def _delta(self, gradients: Tensors, at: int) -> F64:
-        parts = {name: value[at].cpu().numpy() for name, value in gradients.items()}
-        delta = self._layout.flatten(parts)  # (d,)
-        delta *= -self._rate
+        delta = np.empty(self._layout.length)
+        first = 0
+        for name in self._layout.names:  # one pass over memory: a delta is as long as the model
+            part = gradients[name][at].reshape(-1).cpu().numpy()
+            last = first + len(part)
+            np.multiply(part, -self._rate, out=delta[first:last], dtype=np.float64)
+            first = last
         return delta
 
 

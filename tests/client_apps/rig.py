@@ -34,7 +34,7 @@ from tests.client_apps import (
 )
 from tests.conftest import node_context, sentences
 
-KINDS = ["votes", "scores", "evaluation", "update", "drop-in", "drop-in evaluation"]
+KINDS = ["votes", "scores", "evaluation", "update", "plain step", "drop-in", "drop-in evaluation"]
 FINE = 2.0**26  # of an encoding: noise of 1e-6 of it is still many integers
 NAMES = [f"u{number}" for number in range(6)]
 USERS: dict[str, Sequence[str]] = {name: sentences(3, n) for n, name in enumerate(NAMES)}
@@ -82,6 +82,9 @@ def asked(kind: str, folder: Path, base: Path) -> Asked:
         return Asked(test_evaluation.question(base), _handler(EVALUATION, folder, base))
     if kind == "update":
         return Asked(test_updates.question(base), _handler(UPDATE, folder, base))
+    if kind == "plain step":  # several users at once
+        options = replace(test_updates.OPTIONS, max_steps=1)
+        return Asked(test_updates.question(base, options=options), _handler(UPDATE, folder, base))
     if kind == "drop-in":
         return Asked(test_dropin.question(), _train)
     return Asked(test_dropin_evaluation.evaluation(), _evaluate)

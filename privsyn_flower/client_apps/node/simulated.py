@@ -39,6 +39,11 @@ class Shard:
         return shard_sizes(self.config.data.users, self.partitions)[self.partition]
 
     @property
+    def central(self) -> bool:
+        """Whether it has everybody's text, and the server is trusted with its vector."""
+        return self.partitions == 1 and self.config.aggregation == "plain"
+
+    @property
     def cache(self) -> Path:
         """The node's own folder."""
         return cache_folder(self.config) / "nodes" / f"{self.partition}-of-{self.partitions}"

@@ -258,7 +258,9 @@ def _rounded(scaled: NDArray[np.floating[Any]]) -> I64:
     rounded = np.empty(len(scaled), dtype=np.int64)
     for start in range(0, len(scaled), _CHUNK):
         part = scaled[start : start + _CHUNK]
-        np.floor(part + _uniform(len(part)), out=rounded[start : start + _CHUNK], casting="unsafe")
+        moved = _uniform(len(part))
+        moved += part
+        rounded[start : start + _CHUNK] = np.floor(moved, out=moved)
     return rounded
 
 
@@ -271,5 +273,6 @@ def _uniform(size: int) -> F32:
 
     cipher = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None)
     words = np.frombuffer(cipher.encryptor().update(bytes(4 * size)), dtype="<u4")
-    coins: F32 = (words * 2.0**-32).astype(np.float32)
+    coins: F32 = words.astype(np.float32)
+    coins *= np.float32(2.0**-32)  # exact, as every power of two
     return coins
