@@ -16,7 +16,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, Ints
+from privsyn_flower.arrays import F32, F64, Ints
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.queries.nearest import nearest_candidates, prepare
 from privsyn_flower.randomness import seeded
@@ -31,7 +31,8 @@ TEXTS_PER_TOPIC = 256  # drawn for each topic; centres hardly move with more
 HDBSCAN_TEXTS = 20_000  # drawn for HDBSCAN, whose time grows with the square
 CLUSTER_SIZE = 10  # texts of HDBSCAN's smallest cluster, as in BERTopic
 RERANKED = 3  # candidates for each keyword that is kept, when embeddings rank them
-STARTING = 16  # rows for each centre that k-means++ chooses from
+STARTING = 8  # rows for each centre that k-means++ chooses from; BLOCK rows at least
+TRIALS = 4  # rows that it compares for each
 ROUNDS = 50  # of k-means, at most
 SETTLED = 1e-3  # share of texts that still move when it may end
 BLOCK = 4096  # rows at once
@@ -137,23 +138,36 @@ def spherical_kmeans(
 def _first_centres(rows: F32, count: int, seed: int) -> F32:
     """k-means++ (Arthur and Vassilvitskii 2007) on a draw of the rows: (count, d).
 
-    Each further centre is a row drawn in proportion to 1 - its cosine to the nearest centre, half
-    the squared distance of unit rows. Rows equal to a centre come last.
+    Each further centre is the best of TRIALS rows drawn in proportion to 1 - their cosine to the
+    nearest centre, half the squared distance of unit rows: the one that leaves the least in all.
     """
     rng = seeded(seed, "topics", "centres")
-    size = min(len(rows), STARTING * count)
+    size = min(len(rows), max(STARTING * count, BLOCK))
     drawn = rows[np.sort(rng.choice(len(rows), size=size, replace=False))]  # (s, d)
     places = [int(rng.integers(size))]
-    far = np.full(size, np.inf)  # (s,) of each row to the nearest centre
+    far = _distances(drawn, places[0])  # (s,) of each row to the nearest centre
     while len(places) < count:
-        # Not by BLAS, whose last bits depend on its threads.
-        likeness = np.einsum("ij,j->i", drawn, drawn[places[-1]])
-        far = np.minimum(far, np.maximum(1.0 - likeness.astype(np.float64), 1e-12))
-        far[places[-1]] = 0.0
         total = np.cumsum(far)
-        place = int(np.searchsorted(total, rng.random() * total[-1], side="right"))
-        places.append(min(place, size - 1))  # of a product that was rounded up
+        tried = np.searchsorted(total, rng.random(TRIALS) * total[-1], side="right")
+        # The last row stands for a product that was rounded up to the whole.
+        left = {
+            int(place): np.minimum(far, _distances(drawn, place))
+            for place in np.minimum(tried, size - 1)
+        }
+        places.append(min(left, key=lambda place: float(left[place].sum())))
+        far = left[places[-1]]
     return drawn[places]
+
+
+def _distances(rows: F32, place: int) -> F64:
+    """1 - the cosine of each unit row to the one at `place`, (n,); 0 at `place` itself.
+
+    Not by BLAS, whose last bits depend on its threads. What rounds to 0 or less is tiny instead,
+    so that draws are in proportion to something when all rows are centres or equal to one.
+    """
+    far: F64 = np.maximum(1.0 - np.einsum("ij,j->i", rows, rows[place]).astype(np.float64), 1e-12)
+    far[place] = 0.0
+    return far
 
 
 def _nearest(rows: F32, centres: F32) -> Ints:

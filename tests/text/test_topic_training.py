@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from privsyn_flower.arrays import F32
 from privsyn_flower.text import topic_training
 from privsyn_flower.text.embedders import load_embedder
+from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.topic_training import (
     draw,
     make_topics,
@@ -112,6 +113,19 @@ def test_every_row_has_its_nearest_centre_and_every_centre_a_row(
     sums = np.stack([rows[labels == i].sum(axis=0, dtype=np.float64) for i in range(count)])
     norms = np.linalg.norm(sums, axis=1, keepdims=True)
     np.testing.assert_allclose(sums / norms, centres, atol=1e-5)
+
+
+def test_centres_are_as_good_as_those_of_euclidean_k_means() -> None:
+    cluster = pytest.importorskip("sklearn.cluster")
+    rng = np.random.default_rng(4)
+    rows = unit(rng.normal(size=(12, 20))[rng.integers(12, size=800)] + rng.normal(size=(800, 20)))
+    found = [spherical_kmeans(rows, 12, seed)[1] for seed in range(4)]
+    other = unit(cluster.KMeans(12, n_init=4, random_state=0).fit(rows).cluster_centers_)
+    ours, theirs = (
+        max(float((rows @ centres.T).max(axis=1).mean()) for centres in several)
+        for several in (found, [other])
+    )
+    assert ours == pytest.approx(theirs, rel=0.01)
 
 
 def test_an_empty_centre_takes_the_row_that_is_worst_off() -> None:
