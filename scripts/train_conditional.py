@@ -8,13 +8,14 @@ generator, on the whole file. Both learn to write a text after its condition: it
 those of the texts around it, its package, or nothing (text/pairs.py); the loss is the text's.
 OUT/NAME is an ordinary Hugging Face folder; its training.json says how many nats a character of
 held-out text costs after its own keywords, after those of its group and of the groups around it,
-after another text's, and after none. `make assets` takes it up.
+after another text's, and after none. Both at once on one H100 took four minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ import torch
 import transformers
 from train_small import BATCH_TOKENS, DROPOUT, Corpus, drop, read, train
 
+from privsyn_flower.files import file_digest
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.conditions import Pair, condition, encode_pairs
 from privsyn_flower.text.models.batches import IGNORED, causal_labels, pad_rows, token_batches
@@ -161,8 +163,8 @@ def measure(model: Any, tokenizer: Any, texts: Texts, length: int, device: str) 
 
 def fit(
     name: str, corpus: Corpus, steps: int, seconds: float, device: str
-) -> tuple[Any, Any, dict[str, Any]]:
-    """(model, tokenizer, report) of one kind."""
+) -> tuple[Any, dict[str, Any]]:
+    """(model, report) of one kind."""
     plan, start = PLANS[name], time.monotonic()
     folder = PACKAGE_ASSETS / plan.init
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
@@ -196,7 +198,7 @@ def fit(
         "parameters": model.num_parameters(),
         "held_out_nats_a_character": {"before": before, "after": after},
     }
-    return model, tokenizer, report
+    return model, report
 
 
 def losses(
@@ -224,12 +226,18 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     corpus = read(options.corpus)
     for name in [options.only] if options.only else PLANS:
-        model, tokenizer, report = fit(name, corpus, options.steps, options.seconds, device)
+        model, report = fit(name, corpus, options.steps, options.seconds, device)
         folder = options.out / name
         folder.mkdir(parents=True, exist_ok=True)
         model.half().save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        about = {"device": device, "seconds": options.seconds, **report}
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(PACKAGE_ASSETS / PLANS[name].init / file, folder / file)
+        about = {
+            "device": torch.cuda.get_device_name() if device == "cuda" else device,
+            "seconds": options.seconds,
+            "corpus_sha256": file_digest(options.corpus),
+            **report,
+        }
         (folder / "training.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
         print(name, json.dumps(report), flush=True)
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from privsyn_flower.arrays import F32
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.conditions import (
     MAX_SOURCE,
     Pair,
-    encode_pairs,
     encode_prompts,
     encode_texts,
     end_of_text,
     prompt,
 )
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.batches import IGNORED, causal_labels, encode, pad_rows
+from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows
 from privsyn_flower.text.models.decoding import Seq2SeqBatch
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.pretrained import model_config
@@ -39,6 +36,7 @@ logger = logging.getLogger("privsyn_flower")
 KEY = "models.conditional"
 MAX_TARGET = 512  # tokens of a text with its end (Tan et al. 2025, appendix A)
 BATCH_TOKENS = 4096  # padded tokens whose loss is computed at once
+Row = tuple[list[int], list[int]]  # ids of a condition, and of its text with the end
 
 
 class ConditionalLM(HuggingFaceGenerator):
@@ -87,23 +85,39 @@ class ConditionalLM(HuggingFaceGenerator):
 
         length: tokens of a text, with its end, that are looked at. Conditions carry no loss.
         """
+        import torch
+
         if not pairs:
             raise ValueError("loss: at least one pair is needed")
         self._wake()
-        total = sum(sum(losses) for losses in self._losses(pairs, length))
+        total = 0.0
+        for batch in _of_like_length(self.taught(pairs, length)):
+            inputs = {name: part.to(self.device) for name, part in self.collate(batch).items()}
+            labels = inputs.pop("labels")
+            with one_worker(), torch.inference_mode():
+                logits = self.model(**inputs, use_cache=False).logits
+                total += sum(mean_losses(*self._aligned(logits, labels)))
         return total / len(pairs)
 
-    def _losses(self, pairs: Sequence[Pair], length: int) -> Iterator[list[float]]:
-        """Mean losses of the texts of batch after batch, in some order."""
-        import torch
+    def taught(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> list[Row]:
+        """What the model learns from: ids of each condition, and of its text with the end."""
+        sources = self._encode([pair.condition for pair in pairs])
+        targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], length)
+        return list(zip(sources, targets, strict=True))
 
-        rows = encode_pairs(self.tokenizer, pairs, length, self.max_source)
-        for batch in _of_like_length(rows, [len(ids) for ids, _ in rows]):
-            ids, mask = (part.to(self.device) for part in pad_rows([ids for ids, _ in batch], 0))
-            labels = causal_labels(ids, mask, [leading for _, leading in batch])
-            with one_worker(), torch.inference_mode():
-                logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-                yield mean_losses(logits, labels)
+    def collate(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
+        """The model's inputs for some rows; labels (n, l) are IGNORED but at the texts' tokens."""
+        ids, mask = pad_rows([source + target for source, target in rows], 0)
+        labels = ids.masked_fill(mask == 0, IGNORED)
+        for row, (source, _) in zip(labels, rows, strict=True):
+            row[: len(source)] = IGNORED
+        return {"input_ids": ids, "attention_mask": mask, "labels": labels}
+
+    def _aligned(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits, and the labels that they are about: a causal model's are of the next token."""
+        return logits[:, :-1], labels[:, 1:]
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         most = min(self.max_source, self._context - self.max_tokens)
@@ -128,25 +142,22 @@ class Seq2SeqLM(ConditionalLM):
                 return int(token)
         raise ValueError(f"{KEY} = {os.fspath(self._name)!r} names no decoder_start_token_id")
 
-    def _losses(self, pairs: Sequence[Pair], length: int) -> Iterator[list[float]]:
+    def collate(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """As for a causal model: the decoder is taught the text's tokens and its end."""
-        import torch
+        ids, mask = pad_rows([source for source, _ in rows], 0)
+        labels, there = pad_rows([target for _, target in rows], 0)
+        read, _ = pad_rows([[self.first, *target[:-1]] for _, target in rows], 0)
+        return {
+            "input_ids": ids,
+            "attention_mask": mask,
+            "decoder_input_ids": read,
+            "labels": labels.masked_fill(there == 0, IGNORED),
+        }
 
-        sources = self._encode([pair.condition for pair in pairs])
-        targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], length)
-        rows = list(zip(sources, targets, strict=True))
-        for batch in _of_like_length(rows, [len(one) + len(two) for one, two in rows]):
-            ids, mask = (part.to(self.device) for part in pad_rows([s for s, _ in batch], 0))
-            wanted, there = (part.to(self.device) for part in pad_rows([t for _, t in batch], 0))
-            read, _ = pad_rows([[self.first, *target[:-1]] for _, target in batch], 0)
-            with one_worker(), torch.inference_mode():
-                logits = self.model(
-                    input_ids=ids,
-                    attention_mask=mask,
-                    decoder_input_ids=read.to(self.device),
-                    use_cache=False,
-                ).logits
-                yield mean_losses(logits, wanted.masked_fill(there == 0, IGNORED))
+    def _aligned(
+        self, logits: torch.Tensor, labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return logits, labels
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """The encoder has room of its own, and reads the tokenizer's special tokens."""
@@ -168,6 +179,7 @@ def open_conditional(
     max_source: int = MAX_SOURCE,
     batch_size: int = 64,
     device: str = "auto",
+    dtype: str = "auto",
     progress: bool | Progress = True,
 ) -> ConditionalLM:
     """The generator in a folder, or of a hub name: causal or encoder-decoder, by its config.
@@ -185,6 +197,7 @@ def open_conditional(
         max_source=max_source,
         batch_size=batch_size,
         device=device,
+        dtype=dtype,
         progress=progress,
     )
 
@@ -204,13 +217,13 @@ def mean_losses(logits: torch.Tensor, labels: torch.Tensor) -> list[float]:
     return found
 
 
-def _of_like_length(rows: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
+def _of_like_length(rows: Sequence[Row]) -> Iterator[list[Row]]:
     """Batches of at most BATCH_TOKENS padded tokens; a longer row alone."""
-    batch: list[Any] = []
-    for i in np.argsort(lengths, kind="stable").tolist():
-        if batch and lengths[i] * (len(batch) + 1) > BATCH_TOKENS:
+    batch: list[Row] = []
+    for row in sorted(rows, key=lambda row: sum(map(len, row))):
+        if batch and sum(map(len, row)) * (len(batch) + 1) > BATCH_TOKENS:
             yield batch
             batch = []
-        batch.append(rows[i])
+        batch.append(row)
     if batch:
         yield batch

@@ -183,3 +183,51 @@ def test_no_conditions_have_no_texts(generator: ConditionalLM) -> None:
 def test_a_missing_model_names_the_key(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"models\.conditional"):
         open_conditional(tmp_path / "nowhere")
+
+
+def test_a_training_on_public_pairs_teaches_the_condition(
+    generator: ConditionalLM, tmp_path: Path
+) -> None:
+    """The condition says which of two texts it is; a stopped training goes on and ends the same."""
+    from privsyn_flower.text import pair_training
+    from privsyn_flower.text.pair_training import PairTraining, train_on_pairs
+
+    said = {"fox": "quick brown fox river", "mean": "array axis mean values"}
+    pairs = [Pair(condition([word]), text) for word, text in said.items()] * 12
+    how = PairTraining(epochs=6, batch_size=4, together=2, learning_rate=1e-2, held_out=0.2)
+    state = torch.get_rng_state()
+    about = train_on_pairs(
+        generator._name, pairs, tmp_path / "whole", how, device="cpu", progress=False
+    )
+    assert torch.get_rng_state().equal(state)
+    assert about["steps"] == 30 and about["held_out"]["pairs"] == 5
+    assert about["held_out"]["loss_after"] < about["held_out"]["loss_before"] - 1
+    made = open_conditional(tmp_path / "whole", max_tokens=8, device="cpu", progress=False)
+    right = [Pair(condition([word]), text) for word, text in said.items()]
+    wrong = [Pair(one.condition, other.text) for one, other in zip(right, right[::-1], strict=True)]
+    assert made.loss(right) < made.loss(wrong) - 0.02
+
+    class Killed(RuntimeError):
+        pass
+
+    counts: list[float] = []
+
+    def progress(stage: str, done: float, total: float, note: str = "") -> None:
+        counts.append(done)
+        if done >= 9 and len(counts) < 12:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_training, "SAVE_SECONDS", 0.0)
+        with pytest.raises(Killed):
+            train_on_pairs(
+                generator._name, pairs, tmp_path / "again", how, device="cpu", progress=progress
+            )
+        assert not (tmp_path / "again").exists()
+        again = train_on_pairs(
+            generator._name, pairs, tmp_path / "again", how, device="cpu", progress=False
+        )
+    assert again["steps"] == 30
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again")]
+    assert weights[0] == weights[1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "whole"]
