@@ -26,6 +26,7 @@ from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from tests.client_apps import (
     test_answers,
+    test_conditional_updates,
     test_dropin,
     test_dropin_evaluation,
     test_evaluation,
@@ -34,7 +35,7 @@ from tests.client_apps import (
 )
 from tests.conftest import node_context, sentences
 
-KINDS = ["votes", "scores", "evaluation", "update", "drop-in", "drop-in evaluation"]
+KINDS = ["votes", "scores", "evaluation", "update", "pairs", "drop-in", "drop-in evaluation"]
 FINE = 2.0**26  # of an encoding: noise of 1e-6 of it is still many integers
 NAMES = [f"u{number}" for number in range(6)]
 USERS: dict[str, Sequence[str]] = {name: sentences(3, n) for n, name in enumerate(NAMES)}
@@ -82,6 +83,8 @@ def asked(kind: str, folder: Path, base: Path) -> Asked:
         return Asked(test_evaluation.question(base), _handler(EVALUATION, folder, base))
     if kind == "update":
         return Asked(test_updates.question(base), _handler(UPDATE, folder, base))
+    if kind == "pairs":
+        return Asked(test_conditional_updates.about(base), _handler(UPDATE, folder, base))
     if kind == "drop-in":
         return Asked(test_dropin.question(), _train)
     return Asked(test_dropin_evaluation.evaluation(), _evaluate)
