@@ -26,7 +26,6 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Ticket
-from privsyn_flower.text import digests
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
 from tests.client_apps.test_answers import question
 from tests.conftest import node_context
@@ -43,8 +42,6 @@ Calls = Counter[tuple[Any, ...]]  # safetensors shuffles its arrays, so the orde
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    # Models of this test are a moment old: their digests are to be remembered all the same.
-    monkeypatch.setattr(digests, "RESTED", -1)
 
 
 @pytest.fixture(autouse=True, scope="module")
