@@ -26,6 +26,7 @@ from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from tests.client_apps import (
     test_answers,
+    test_conditional_updates,
     test_dropin,
     test_dropin_evaluation,
     test_evaluation,
@@ -39,6 +40,8 @@ FINE = 2.0**26  # of an encoding: noise of 1e-6 of it is still many integers
 NAMES = [f"u{number}" for number in range(6)]
 USERS: dict[str, Sequence[str]] = {name: sentences(3, n) for n, name in enumerate(NAMES)}
 Users = Mapping[str, Sequence[str]]
+
+KINDS.insert(4, "pairs")  # updates on texts with their topics' keywords
 
 
 @dataclass
@@ -74,6 +77,8 @@ class Asked:
 
 def asked(kind: str, folder: Path, base: Path) -> Asked:
     """base: of the language model that evaluations and updates are about."""
+    if kind == "pairs":
+        return Asked(test_conditional_updates.about(base), _handler(UPDATE, folder, base))
     if kind == "votes":
         return Asked(test_answers.question(), _handler(VOTES, folder))
     if kind == "scores":
