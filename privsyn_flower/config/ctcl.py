@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
+from privsyn_flower.config.section import Section, split_list
 
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
@@ -51,9 +51,10 @@ class CtclConfig(Section):
     document_type: str = Field(
         "", max_length=200, description="public line of every condition, as in 'medical abstract'"
     )
-    label_in_condition: bool = Field(
-        False, description="a text's label is a line of its condition (data.label-column)"
-    )
+    labels: str = Field(
+        "", description="public class list: a text's class is a line of its condition, and the "
+        "histogram counts classes and topics together; empty: no classes"
+    )  # fmt: skip
     max_source: int = Field(128, ge=1, le=1024, description="tokens of a condition, at most")
     repetition_penalty: float = Field(1.5, ge=1, description="of tokens that a text has already")
     filter: bool = Field(True, description="drop degenerate texts of the generator")
@@ -67,6 +68,8 @@ class CtclConfig(Section):
             )
         if not self.topics.strip():
             raise ValueError("ctcl.topics = '' must be 'train', or the folder of a topic model")
+        if len(set(self.classes)) < len(self.classes):
+            raise ValueError(f"ctcl.labels = {self.labels!r} has a class twice: name each once")
         if self.condition == "none":
             self._check_without_condition()
         return self
@@ -79,18 +82,23 @@ class CtclConfig(Section):
                 "conditions cannot be asked for a topic, so the histogram would be paid for in "
                 "vain; set histogram = false, or condition = 'topic'"
             )
-        if self.document_type or self.label_in_condition:
+        if self.document_type or self.labels:
             raise ValueError(
-                f"ctcl.document-type = {self.document_type!r}, ctcl.label-in-condition = "
-                f"{str(self.label_in_condition).lower()}: they are lines of a condition, and "
-                "ctcl.condition = 'none'; set condition = 'topic', or leave them out"
+                f"ctcl.document-type = {self.document_type!r}, ctcl.labels = {self.labels!r}: they "
+                "are lines of a condition, and ctcl.condition = 'none'; set condition = 'topic', "
+                "or leave them out"
             )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The public class list; empty without classes."""
+        return tuple(split_list(self.labels))
 
     def check(self, config: RunConfig) -> None:
         """What CTCL needs of the other tables."""
-        if self.label_in_condition and not config.data.label_column:
+        if self.labels and not config.data.label_column:
             raise ValueError(
-                "ctcl.label-in-condition = true needs data.label-column, where labels stand"
+                f"ctcl.labels = {self.labels!r} needs data.label-column, where classes stand"
             )
         if config.generation.backend != "huggingface" or config.generation.chat:
             raise ValueError(

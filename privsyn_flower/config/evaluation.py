@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from privsyn_flower.config.section import Section, split_list
+from privsyn_flower.config.section import Section
 
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
@@ -100,16 +100,17 @@ class EvaluationConfig(Section):
                 "beside 'pe': set it to '', and run the other method by itself"
             )
         if self.task == "classification":
-            if not config.uses("popri") or not config.popri.labels:
+            key, classes = "ctcl" if config.uses("ctcl") else "popri", config.classes
+            if not (config.uses("popri") or config.uses("ctcl")) or not classes:
                 raise ValueError(
                     f"evaluation.task = 'classification' with method = {config.method!r} and "
-                    f"popri.labels = {config.popri.labels!r}: it needs method = 'popri' or "
+                    f"{key}.labels = {', '.join(classes)!r}: it needs method = 'popri', 'ctcl' or "
                     "'public-only' and labels, so that synthetic text has classes"
                 )
-            if len(split_list(config.popri.labels)) < 2:
+            if len(classes) < 2:
                 raise ValueError(
-                    f"evaluation.task = 'classification' with popri.labels = "
-                    f"{config.popri.labels!r}: at least 2 classes are needed"
+                    f"evaluation.task = 'classification' with {key}.labels = "
+                    f"{', '.join(classes)!r}: at least 2 classes are needed"
                 )
             if self.rival == "pretext":
                 raise ValueError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -24,7 +24,14 @@ from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsC
 from privsyn_flower.config.pe import PeConfig, SftConfig
 from privsyn_flower.config.popri import PopriConfig
 from privsyn_flower.config.pretext import PreTextConfig
-from privsyn_flower.config.section import ConfigError, Scalar, Section, explain, flatten
+from privsyn_flower.config.section import (
+    ConfigError,
+    Scalar,
+    Section,
+    explain,
+    flatten,
+    split_list,
+)
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
@@ -188,6 +195,11 @@ class RunConfig(Section):
     def trained(self) -> str:
         """The key in `[models]` of what is trained on the nodes."""
         return "conditional" if self.uses("ctcl") else "downstream"
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The public class list of the method's texts; empty without classes."""
+        return self.ctcl.classes if self.uses("ctcl") else split_list(self.popri.labels)
 
     @property
     def trusts_aggregator(self) -> bool:

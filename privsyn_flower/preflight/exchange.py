@@ -19,6 +19,7 @@ from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods import recipe_of
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
+TOPIC_BYTES = 4 + 10 * 12  # of a topic beside its row: the row's scale, and ten keywords in JSON
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,7 @@ def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
     bits, up = _answer(config, count)
     if embedder is None:
         return Exchange(count, bits, None, up, None, None, False, None)
-    data = config.data
-    tokens = tokens_of(data.sample_words)
-    task = Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
+    data, task = config.data, _embedding(config)
     embedding = estimate(task, embedder, machine)
     products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations["4"]
     need = memory(task, embedder, machine.device) + 4 * count * embedder.dimension
@@ -103,7 +102,19 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
     )  # fmt: skip
     work = estimate(task, shape, machine)
     need = memory(task, shape, machine.device) + 8 * (length or 0)
-    return Exchange(length, bits, down, up, work.seconds, work.seconds, work.timed, need)
+    first, topics, embedder = 0.0, recipe_of(config).candidates(config), shape_of("embedder", config)
+    if topics and embedder is not None:  # they travel with the parameters, for texts that have rows
+        down = None if down is None else down + topics * (embedder.dimension + TOPIC_BYTES)
+        first = estimate(_embedding(config), embedder, machine).seconds
+    seconds = work.seconds
+    return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need)
+
+
+def _embedding(config: RunConfig) -> Task:
+    """Of one user's texts."""
+    data = config.data
+    tokens = tokens_of(data.sample_words)
+    return Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
 
 
 def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | None]:

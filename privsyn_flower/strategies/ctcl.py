@@ -8,33 +8,39 @@ fine-tuning is DP-FedAvg or DP-FTRL, whose nodes make the pairs: both under one 
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64, I64
-from privsyn_flower.config import CtclConfig, FtrlConfig, TrainingConfig
+from privsyn_flower.config import CtclConfig, ExpandConfig, FtrlConfig, TrainingConfig
 from privsyn_flower.config.section import checked
+from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
-from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.privacy.promise import Phase, Promise
+from privsyn_flower.progress import silent
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.runs import RunFolder
+from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
-from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
+from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.strategies.synthesis.topic_counts import (
     largest_remainder,
     proportions,
     topic_question,
 )
+from privsyn_flower.strategies.synthesis.topic_writing import Kept, write
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.conditions import Conditions
@@ -42,6 +48,7 @@ from privsyn_flower.training.initial import initial_parameters, trained_patterns
 
 TOPICS = "topics"  # the phase of the histogram, and the folder of its release
 ASKED = "ctcl-histogram"  # what the histogram was asked with, in the run folder
+WRITTEN = "ctcl-written"  # rounds that the texts of `start` were written after
 BOUND = 1.0  # L2 norm of one user's counts
 
 
@@ -136,7 +143,7 @@ class CTCL(SynthesisStrategy):
         self.conditions = Conditions(
             topics if self.config.condition == "topic" else None,
             self.config.document_type,
-            self.config.label_in_condition,
+            self.config.classes,
             self.config.max_source,
         )
 
@@ -148,8 +155,10 @@ class CTCL(SynthesisStrategy):
     # Once: the histogram -----------------------------------------------------------------
 
     def question(self) -> Query:
-        """Which topics a user's texts are of: votes of length 1 in all."""
-        return topic_question(self._model, BOUND, samples_cap=self.samples_per_user)
+        """Which topics a user's texts are of, in each class if there are classes: votes of length 1
+        in all. Answer: (m,), or (classes m,), topic j of class c at place c m + j."""
+        asked = topic_question(self._model, BOUND, samples_cap=self.samples_per_user)
+        return asked.by_class(self.config.classes) if self.config.classes else asked
 
     @property
     def _model(self) -> TopicModel:
@@ -167,7 +176,9 @@ class CTCL(SynthesisStrategy):
             return
         asked = self._asked()
         _check_same(session.folder, asked)
-        question = OneQuestion(self.question(), [f"topic {i}" for i in range(len(self._model))])
+        labels = [f"{label}: " for label in self.config.classes] or [""]
+        names = [f"{label}topic {i}" for label in labels for i in range(len(self._model))]
+        question = OneQuestion(self.question(), names)
         session.folder.save_value(ASKED, asked)
         session.ask(question, TOPICS)
         self.counts, self.noise_std = np.array(question.released), question.noise_std
@@ -176,24 +187,26 @@ class CTCL(SynthesisStrategy):
         """What a released histogram is about, by the keys that change it."""
         return {
             "ctcl.topics": self._model.fingerprint,
+            "ctcl.labels": ", ".join(self.config.classes),
             "data.samples-per-user": self.samples_per_user,
         }
 
     def proportions(self) -> F64:
-        """Each topic's share (m,) of the texts to come; equal ones without a histogram, and [1]
-        without topics.
+        """Each topic's share (m,) of the texts to come, or (classes m,) of topics in classes; equal
+        ones without a histogram, and [1] without topics.
 
         Raises NoTopicLeft, and RuntimeError before `histogram`.
         """
         if not self.config.histogram:
             count = 1 if self.topics is None else len(self.topics)
+            count *= max(1, len(self.config.classes))
             return np.full(count, 1 / count)
         if self.counts is None:
             raise RuntimeError("the histogram of topics was not asked yet: call histogram(session)")
         return proportions(self.counts, self.noise_std, self.config.topic_threshold)
 
     def plan(self, samples: int) -> I64:
-        """How many of so many texts are of each topic, (m,): by largest remainder."""
+        """How many of so many texts each of the `proportions` makes: by largest remainder."""
         return largest_remainder(self.proportions(), samples)
 
     # The rounds: the training ------------------------------------------------------------
@@ -230,6 +243,72 @@ class CTCL(SynthesisStrategy):
             noise_multiplier=noise_multiplier,
             nodes=nodes,
         )
+
+    # In any ServerApp -------------------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        *,
+        folder: str | Path,
+        samples: int = 1000,
+        expand: ExpandConfig | None = None,
+        device: str = "auto",
+        noise_keys: str | Path = "",
+        **options: Any,
+    ) -> SynthesisResult:
+        """As SynthesisStrategy.start; the result has about `samples` texts, in synthetic.jsonl.
+
+        Fewer where the generator wrote nothing usable (`topic_texts.DRAWS`). A line there has the
+        text's topic, too; the trained generator is in model/. expand: how text is drawn
+        (`[expand]`). device: of the generator. noise_keys: folder, outside `folder`, for the key of
+        an aggregator's noise; "" for the user's own.
+        """
+        if not self.config.generator_training:
+            raise ValueError(
+                "ctcl.generator-training = false needs a whole run (privsyn run): start trains, so "
+                "set it to true"
+            )
+        self.noise_keys = Path(noise_keys) if noise_keys else None
+        result = super().start(grid, folder=folder, **options)
+        run = RunFolder(folder)
+        target, model = run.path / "synthetic.jsonl", run.path / "model"
+        with run.lock():
+            if run.load_value(WRITTEN) != result.rounds:  # a run that ended early has gone on
+                target.unlink(missing_ok=True)
+                shutil.rmtree(model, ignore_errors=True)
+                run.save_value(WRITTEN, result.rounds)
+            export_model(self.generator, self.parameters(), model)
+            if not target.exists():
+                shares = self.proportions()
+                kept = Kept(model, self.topics, shares)
+                how = ExpandConfig() if expand is None else expand
+                write(
+                    self.config, how, device, kept, target, samples=samples, seed=self.seed,
+                    purpose="synthetic", progress=options.get("progress", silent),
+                )  # fmt: skip
+        texts = [LabelledText(row["text"]) for row in read_jsonl(target)]
+        return replace(result, texts=texts)
+
+    def said(self) -> dict[str, Any]:
+        """What else the statement says."""
+        return {"adaptive_clipping": self.trainer.clipping is not None}
+
+    def kept(self, made: Promise) -> dict[str, Any]:
+        """What must not change while a run lasts, beside its promise."""
+        return self.trainer.kept(made)
+
+    def ready(self, session: Session) -> None:
+        """Make the fine-tuning ready for `start`; warns of numbers that cannot give much."""
+        main, terms = session.promise.main, session.terms
+        self.begin(users=terms.users, nodes=terms.nodes, noise_multiplier=main.equivalent)
+        self.trainer.doubt(session)
+        self.attach(session.folder)
+
+    def prepare(self, session: Session) -> None:
+        """The histogram, and whether anything can be made of it."""
+        self.histogram(session)
+        self.proportions()
 
     def attach(self, folder: RunFolder) -> None:
         """Keep the model and the optimiser's memory in `folder`; before the first round."""

@@ -18,10 +18,10 @@ _WORDS = re.compile(r"\w+(?:['’\-./]\w+)*|[^\w\s]")
 
 
 def degenerate(text: str) -> bool:
-    """Whether a text has no alphabetic word, a word of more than 25 characters, or a word other
+    """Whether a text has no word of letters, a word of more than 25 characters, or a word other
     than "the", "a", "," and "." that occurs more than 20 times, upper and lower case alike."""
     counts = Counter(_WORDS.findall(text.lower()))
-    if not any(word.isalpha() for word in counts):
+    if not any(re.sub("['’-]", "", word).isalpha() for word in counts):
         return True
     if any(len(word) > LONGEST_WORD for word in counts):
         return True

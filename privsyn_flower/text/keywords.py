@@ -17,29 +17,28 @@ from dataclasses import dataclass
 
 LONGEST = 40  # letters of a word: what is longer is a path, a hash or a language without spaces
 # Letters, inside which one apostrophe, hyphen or digit may stand: "don't", "x-ray", "conv2d".
-_WORD = re.compile(r"[^\W\d_](?:['’\-]?[^\W_])+")
+_WORD = re.compile(r"[^\W\d_](?:['\-]?[^\W_])+")
 _STOP_WORDS = frozenset(
     """
-    a about above across after again against all almost alone along already also although always am
+    about above across after again against all almost alone along already also although always am
     among an and another any anybody anyone anything are aren't around as at away back be became
     because become becomes been before behind being below between both but by came can can't cannot
     come comes could couldn't did didn't do does doesn't doing don't done down during each either
     else enough etc even ever every everybody everyone everything few for from further gave get gets
     getting give given gives go goes going gone got had hadn't has hasn't have haven't having he
-    he'd he'll he's her here here's hers herself him himself his how however i i'd i'll i'm i've if
-    in indeed instead into is isn't it it'd it'll it's its itself just keep kept least less let
-    let's like likely made make makes making many may maybe me might mine more moreover most much
-    must my myself near neither never nevertheless next no nobody none nor not nothing now of off
-    often on once one only onto or other others otherwise our ours ourselves out over own per
-    perhaps put quite rather really s said same say says see seem seemed seems shall she she'd
-    she'll she's should shouldn't since so some somebody someone something sometimes somewhere still
-    such t take taken takes than that that's the their theirs them themselves then there there's
-    therefore these they they'd they'll they're they've thing things this those though through
-    throughout thus to together too took toward towards two under unless until up upon us use used
-    uses using very via want wants was wasn't way we we'd we'll we're we've well were weren't what
-    what's when where whereas whether which while who who's whoever whole whom whose why will with
-    within without won't would wouldn't yes yet you you'd you'll you're you've your yours yourself
-    yourselves
+    he'd he'll her here hers herself him himself his how however i'd i'll i'm i've if in indeed
+    instead into is isn't it it'd it'll its itself just keep kept least less let like likely made
+    make makes making many may maybe me might mine more moreover most much must my myself near
+    neither never nevertheless next no nobody none nor not nothing now of off often on once one only
+    onto or other others otherwise our ours ourselves out over own per perhaps put quite rather
+    really said same say says see seem seemed seems shall she she'd she'll should shouldn't since so
+    some somebody someone something sometimes somewhere still such take taken takes than that the
+    their theirs them themselves then there therefore these they they'd they'll they're they've
+    thing things this those though through throughout thus to together too took toward towards two
+    under unless until up upon us use used uses using very via want wants was wasn't way we we'd
+    we'll we're we've well were weren't what when where whereas whether which while who whoever
+    whole whom whose why will with within without won't would wouldn't yes yet you you'd you'll
+    you're you've your yours yourself yourselves
     """.split()
 )
 
@@ -47,10 +46,12 @@ _STOP_WORDS = frozenset(
 def words_of(text: str) -> list[str]:
     """The words of a text in order, lower-case, repeated as they are; no stop words, no numbers.
 
-    A word has 2 to 40 letters; underscores, punctuation and spaces end it.
+    A word has 2 to 40 letters; underscores, punctuation and spaces end it, and a possessive 's is
+    taken off.
     """
     found = _WORD.findall(text.lower().replace("’", "'"))
-    return [word for word in found if word not in _STOP_WORDS and len(word) <= LONGEST]
+    plain = (word.removesuffix("'s") for word in found)
+    return [word for word in plain if word not in _STOP_WORDS and 2 <= len(word) <= LONGEST]
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,8 @@ def _first_centres(rows: F32, count: int, seed: int) -> F32:
         far = np.minimum(far, np.maximum(1.0 - likeness.astype(np.float64), 1e-12))
         far[places[-1]] = 0.0
         total = np.cumsum(far)
-        places.append(int(np.searchsorted(total, rng.random() * total[-1], side="right")))
+        place = int(np.searchsorted(total, rng.random() * total[-1], side="right"))
+        places.append(min(place, size - 1))  # of a product that was rounded up
     return drawn[places]
 
 
@@ -190,15 +191,18 @@ def _directions(rows: F32, labels: Ints, count: int) -> F32:
 def density_clusters(rows: F32, count: int) -> tuple[Ints, F32]:
     """HDBSCAN (Campello et al. 2013) of unit rows: labels (n,), -1 for outliers, and centres.
 
-    Of the clusters the `count` largest are kept, each with the direction of its rows' sum. No
-    dimension is taken off before, as BERTopic does by default. Raises ValueError when there are
-    no clusters.
+    Of the clusters the `count` largest are kept, each with the direction of its rows' sum. These
+    are the leaves of its tree at min_samples = 1, of rows as they are. BERTopic takes other
+    clusters, of rows that UMAP has brought to five dimensions; without that, they are few: among
+    the 6,144 public docstrings of the demo 3, with 93 % outliers, against 51 leaves with 87 %.
+    Time grows with the square of n. Raises ValueError when there are no clusters.
     """
     from sklearn.cluster import HDBSCAN
 
     found = np.full(len(rows), -1)
     if len(rows) >= CLUSTER_SIZE:
-        found = HDBSCAN(min_cluster_size=CLUSTER_SIZE, copy=True).fit_predict(rows)  # (n,)
+        options = {"min_samples": 1, "cluster_selection_method": "leaf", "copy": True}
+        found = HDBSCAN(min_cluster_size=CLUSTER_SIZE, **options).fit_predict(rows)  # (n,)
     if found.max(initial=-1) < 0:
         raise ValueError(
             f"ctcl.clustering = 'hdbscan' finds no cluster of {CLUSTER_SIZE} among {len(rows)} "

@@ -248,9 +248,10 @@ def _read(path: Path) -> bytes:
 
 
 def _read_json(path: Path) -> Any:
+    packed = _read(path)
     try:
-        return json.loads(_read(path))
-    except (RecursionError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        return json.loads(packed)
+    except (RecursionError, ValueError) as error:
         raise _damaged(path, str(error)) from None
 
 

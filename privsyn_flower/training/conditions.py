@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F32, I8
-from privsyn_flower.protocol.question import OptionValue, int8_rows
+from privsyn_flower.protocol.question import MOST_CLASSES, OptionValue, int8_rows
 from privsyn_flower.text.conditions import condition
 from privsyn_flower.text.topics import MOST_TOPICS, TopicModel
 
@@ -26,10 +26,11 @@ ROWS, SCALES, WORDS = "topic-rows", "topic-scales", "topic-words"  # extra array
 MOST_DIMENSIONS = 8192
 MOST_NUMBERS = 1 << 26  # of all topics' rows together
 MOST_WORD_BYTES = 1 << 20  # of all keywords as JSON; the paper's 13,000 take a tenth of that
-MOST_CHARACTERS = 200  # of a document type, a label or a fingerprint
+MOST_CHARACTERS = 200  # of a document type, a class or a fingerprint
 MOST_SOURCE = 1024  # tokens of a condition
 
 _KEY = "condition"
+_WORDS = ("embedder", "document_type", "labels")  # fields of `Asked` that may be ""
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class Conditions:
     """What texts are conditioned on. Raises ValueError for a value out of bounds.
 
     topics: None for no topic: every text is then learned from the same words. document_type: a
-    public line of every condition. label: whether a text's own label is a line. max_source: tokens
-    of a condition, at most; the rest is cut.
+    public line of every condition. labels: the public class list: a text's class is a line of its
+    condition, and texts of no class in the list are left out; (): no classes. max_source: tokens of
+    a condition, at most; the rest is cut.
     """
 
     topics: TopicModel | None = None
     document_type: str = ""
-    label: bool = False
+    labels: tuple[str, ...] = ()
     max_source: int = 128
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class Conditions:
             topics=0 if topics is None else len(topics),
             embedder="" if topics is None else topics.embedder,
             document_type=self.document_type,
-            label=int(self.label),
+            labels=json.dumps(list(self.labels)) if self.labels else "",
             max_source=self.max_source,
         )
 
@@ -91,58 +93,56 @@ class Conditions:
         if asked is None:
             return None
         topics = _topics(asked, extra) if asked.topics else None
-        return cls(topics, asked.document_type, bool(asked.label), asked.max_source)
+        return cls(topics, asked.document_type, asked.classes, asked.max_source)
 
     def pairs(self, texts: Sequence[str], rows: F32) -> tuple[list[str], list[str]]:
-        """One user's texts and the condition of each, PRIVATE; without those that have no topic.
+        """One user's texts and the condition of each, PRIVATE; without those that have none.
 
         rows: the texts' embeddings (n, d), PRIVATE, () rows where they could not be computed; not
-        looked at without topics. A text whose row is not finite is left out.
+        looked at without topics. A text whose row is not finite is left out, and one of no class.
         """
-        words: Sequence[tuple[str, ...]] = [()] * len(texts)
+        words: Sequence[tuple[str, ...] | None] = [()] * len(texts)
         if self.topics is not None:
             if len(rows) != len(texts):
                 return [], []
-            found = self.topics.assign(rows)  # of these texts alone, whoever else is on the node
-            kept = np.flatnonzero(found >= 0).tolist()
-            texts = [texts[i] for i in kept]
-            words = [self.topics.keywords[int(found[i])] for i in kept]
-        lines = zip(words, self._labels(texts), strict=True)
-        return list(texts), [condition(own, self.document_type, label) for own, label in lines]
+            found = self.topics.assign(rows).tolist()  # of these alone, whoever else is here
+            words = [None if topic < 0 else self.topics.keywords[topic] for topic in found]
+        labels = self._labels(texts)
+        kept = [i for i in range(len(texts)) if words[i] is not None and labels[i] is not None]
+        told = [condition(words[i] or (), self.document_type, labels[i] or "") for i in kept]
+        return [texts[i] for i in kept], told
 
-    def _labels(self, texts: Sequence[str]) -> list[str]:
-        if not self.label:
+    def _labels(self, texts: Sequence[str]) -> Sequence[str | None]:
+        """The class of each text, "" where there are none, None outside of the list."""
+        if not self.labels:
             return [""] * len(texts)
         from privsyn_flower.data import label_of  # loaded where texts are
 
-        return [label_of(text)[:MOST_CHARACTERS] for text in texts]
+        known = set(self.labels)
+        return [label if (label := label_of(text)) in known else None for text in texts]
 
 
 @dataclass(frozen=True)
 class Asked:
     """The conditions' numbers that travel in a question's head. Raises ValueError.
 
-    topics: how many; 0: none, and no embedder.
+    topics: how many; 0: none, and no embedder. labels: a JSON list; "": no classes.
     """
 
     topics: int
     embedder: str
     document_type: str
-    label: int
+    labels: str
     max_source: int
 
     def __post_init__(self) -> None:
-        for name, low, most in (
-            ("topics", 0, MOST_TOPICS),
-            ("label", 0, 1),
-            ("max_source", 1, MOST_SOURCE),
-        ):
+        for name, low, most in (("topics", 0, MOST_TOPICS), ("max_source", 1, MOST_SOURCE)):
             value = getattr(self, name)
             # A boolean is an int to Python, and no number to us.
             if type(value) is not int or not low <= value <= most:
                 raise ValueError(
                     f"{_option(name)} = {value!r} must be a whole number from {low} to {most} "
-                    f"(key ctcl.{'topics' if name == 'topics' else name.replace('_', '-')})"
+                    f"(key ctcl.{name.replace('_', '-')})"
                 )
         for name in ("embedder", "document_type"):
             value = getattr(self, name)
@@ -153,6 +153,26 @@ class Asked:
                 )
         if bool(self.topics) != bool(self.embedder):
             raise ValueError(f"{self.topics} topics of embedder {self.embedder!r}: one needs both")
+        classes = self.classes
+        if not all(isinstance(one, str) and 0 < len(one) <= MOST_CHARACTERS for one in classes):
+            raise ValueError(f"{_option('labels')} are no names of at most {MOST_CHARACTERS}")
+        if len(set(classes)) < len(classes) or len(classes) > MOST_CLASSES:
+            raise ValueError(f"{_option('labels')} must be at most {MOST_CLASSES} distinct names")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The public class list. Raises ValueError for what is none."""
+        if not isinstance(self.labels, str):
+            raise ValueError(f"{_option('labels')} = {self.labels!r:.80} are no list")
+        if not self.labels:
+            return ()
+        try:
+            found = json.loads(self.labels)
+        except (ValueError, RecursionError):
+            raise ValueError(f"{_option('labels')} are no list") from None
+        if not isinstance(found, list) or not found:
+            raise ValueError(f"{_option('labels')} are no list of classes")
+        return tuple(found)
 
     @property
     def arrays(self) -> set[str]:
@@ -160,8 +180,10 @@ class Asked:
         return {ROWS, SCALES, WORDS} if self.topics else set()
 
     def to_options(self) -> dict[str, OptionValue]:
-        """The fields as a query's options."""
-        return {_option(field.name): getattr(self, field.name) for field in fields(self)}
+        """The fields as a query's options; words that are "" are left out, as Flower cannot count
+        the bytes of those."""
+        values = {_option(field.name): getattr(self, field.name) for field in fields(self)}
+        return {key: value for key, value in values.items() if value != ""}
 
     @classmethod
     def from_options(cls, options: Mapping[str, OptionValue]) -> Asked | None:
@@ -173,10 +195,11 @@ class Asked:
         given = {key: value for key, value in options.items() if key.startswith(f"{_KEY}.")}
         if not given:
             return None
-        odd = sorted(set(known) ^ set(given))
+        full = {_option(name): "" for name in _WORDS} | given
+        odd = sorted(set(known) ^ set(full))
         if odd:
             raise ValueError(f"options {odd} are missing or not known; known: {sorted(known)}")
-        return cls(**{known[key]: value for key, value in given.items()})  # type: ignore[arg-type]
+        return cls(**{known[key]: value for key, value in full.items()})  # type: ignore[arg-type]
 
 
 def _topics(asked: Asked, extra: Mapping[str, NDArray[Any]]) -> TopicModel:

@@ -412,7 +412,7 @@ def test_topics_of_another_embedder_are_refused(
     ("values", "words"),
     [
         ({"ctcl.topics": ""}, r"ctcl\.topics = ''"),
-        ({"ctcl.label-in-condition": True}, r"data\.label-column"),
+        ({"ctcl.labels": "a, b"}, r"data\.label-column"),
         ({"ctcl.topic-words": 11}, r"ctcl\.topic-words.*10"),
         ({"ctcl.condition": "none"}, r"ctcl\.histogram"),
         ({"ctcl.histogram": False, "ctcl.generator-training": False}, r"asks no user"),

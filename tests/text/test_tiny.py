@@ -34,7 +34,7 @@ def groups(seed=0, count=40):
     return [[" ".join(WORDS[(s + i) % 12] for i in range(14)) for s in run] for run in runs]
 
 
-CORPORA = {"downstream": groups(), "generator": groups(), "infiller": groups()}
+CORPORA = dict.fromkeys(RECIPES, groups())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -123,7 +123,7 @@ def test_too_little_text_leaves_no_folder(tmp_path):
 
 
 def test_unknown_kind_and_steps_are_named():
-    with pytest.raises(ValueError, match="downstream, generator, infiller"):
+    with pytest.raises(ValueError, match="downstream, generator, conditional, infiller"):
         recipe("oracle")
     with pytest.raises(ValueError, match=r"models\.train-steps = -1"):
         recipe("infiller", -1)

@@ -30,7 +30,7 @@ from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
-from privsyn_flower.strategies.synthesis.topic_counts import proportions
+from privsyn_flower.strategies.synthesis.topic_counts import proportions, topic_question
 from privsyn_flower.strategies.synthesis.topic_writing import (
     MODEL,
     TOPICS,
@@ -105,7 +105,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     @classmethod
     def length(cls, config: RunConfig) -> int:
-        return 1 if config.updates else config.ctcl.topic_count
+        return 1 if config.updates else config.ctcl.topic_count * max(1, len(config.ctcl.classes))
 
     @classmethod
     def candidates(cls, config: RunConfig) -> int:
@@ -139,7 +139,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """The topics, the users' texts by topic, their training, and the synthetic texts."""
-        tasks = public_pool(cls, config)
+        tasks = [replace(task, stage="public") for task in public_pool(cls, config)]
         if _has_topics(config):
             stage = "topics" if config.ctcl.histogram else "rounds"
             tasks.append(replace(private_texts(config), stage=stage))
@@ -273,7 +273,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         if self.config.updates:
             facts["parameters"] = strategy.trainer.layout.length
         if self.topics is not None:
-            facts["topics"] = self._described(self.topics, strategy.proportions())
+            facts["topics"] = self._described(self.topics, self._by_topic(strategy.proportions()))
         return facts
 
     def _described(self, topics: TopicModel, shares: F64) -> dict[str, Any]:
@@ -292,6 +292,11 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             for topic in largest
         ]
         return {"count": len(topics), "used": int((shares > 0).sum()), "largest": shown}
+
+    def _by_topic(self, shares: F64) -> F64:
+        """Shares of topics in classes -> of topics (m,)."""
+        summed: F64 = shares.reshape(max(1, len(self.config.ctcl.classes)), -1).sum(axis=0)
+        return summed
 
     # The benchmark -----------------------------------------------------------------------
 
@@ -346,8 +351,9 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     def feedback(self, strategy: CTCL, private: Private, held_out: F32) -> Feedback:
         if self.topics is None:
             return {}, []
-        shares = self.kept.shares
-        figures, true = topic_feedback(strategy.question(), shares, private)
+        shares = self._by_topic(self.kept.shares)
+        question = topic_question(self.topics, BOUND, samples_cap=self.config.data.samples_per_user)
+        figures, true = topic_feedback(question, shares, private)
         draw_topics(self.topics.keywords, shares, true, self.folder.path / "topics.png")
         return figures, []
 
@@ -379,7 +385,7 @@ def check_lengths(config: RunConfig, generator: Path) -> None:
 
 def _texts(path: Path) -> list[LabelledText]:
     """The texts of a file that the run wrote."""
-    return [LabelledText(row["text"]) for row in read_jsonl(path)]
+    return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
 
 
 def _has_topics(config: RunConfig) -> bool:

@@ -45,10 +45,10 @@ def proportions(released: F64, noise_std: float, threshold: float = 1.0) -> F64:
     """Noisy counts (m,) -> shares (m,), at least 0, of sum 1.
 
     threshold: standard deviations of the noise that are taken off every count before negative ones
-    become 0. At 0, the paper's, each empty topic keeps 0.40 standard deviations on average, which
-    is text that nobody has: with 1,300 topics and noise of 10, counts of about 5,190 documents; at 1
-    about 1,080, at 2 about 110. Raises NoTopicLeft when nothing is left, because equal shares would
-    pass for a result; ValueError on counts that are not finite or a bad threshold.
+    become 0. At 0, the paper's, an empty topic keeps 0.40 standard deviations on average, which is
+    text that nobody has: 1,300 of them at noise 10 keep counts of about 5,190 documents; at 1 about
+    1,080, at 2 about 110. Raises NoTopicLeft when nothing is left, because equal shares would pass
+    for a result; ValueError on counts that are not finite or a bad threshold.
     """
     counts = np.asarray(released, dtype=np.float64)
     if counts.ndim != 1 or not len(counts) or not np.isfinite(counts).all():

@@ -37,7 +37,8 @@ SHARES = "shares.json"  # beside the topics: how much text each is to have, as i
 @dataclass(frozen=True)
 class Kept:
     """What a run keeps to write text with. model: folder of the generator. topics: None for a
-    generator without conditions. shares (m,): of the topics, public; (1,) without."""
+    generator without conditions. shares (m,): of the topics, public, or (classes m,), class by
+    class; (1,) without topics."""
 
     model: Path
     topics: TopicModel | None
@@ -69,8 +70,9 @@ def kept_by(run: Path, own: CtclConfig) -> Kept:
         raise ConfigError(f"{path} is missing: restore it, or run again in another folder")
     topics = load_topics(run / TOPICS)
     shares = np.asarray(json.loads(path.read_text("utf-8"))["shares"], dtype=np.float64)
-    if shares.shape != (len(topics),):
-        raise ConfigError(f"{path} has {len(shares)} shares of {len(topics)} topics")
+    wanted = len(topics) * max(1, len(own.classes))
+    if shares.shape != (wanted,):
+        raise ConfigError(f"{path} has {len(shares)} shares and not {wanted}, as the topics have")
     return Kept(model, topics, shares)
 
 
@@ -93,7 +95,7 @@ def write(
     order = Order(
         mixed_order(counts, seeded(seed, purpose, "order")),
         _conditions(own, kept.topics),
-        _rows(kept.topics),
+        _rows(own, kept.topics),
         seed,
         purpose,
         json.dumps([folder_fingerprint(kept.model), expand.model_dump(), own.repetition_penalty]),
@@ -119,20 +121,27 @@ def opened(own: CtclConfig, expand: ExpandConfig, device: str, model: Path) -> G
         repetition_penalty=own.repetition_penalty,
         max_tokens=expand.max_tokens,
         batch_size=expand.batch_size,
+        max_source=own.max_source,
         device=device,
         progress=False,
     )
 
 
 def _conditions(own: CtclConfig, topics: TopicModel | None) -> list[str]:
-    """What the generator is told of each topic; "" of a text without one."""
-    if topics is None:
-        return [""]
-    return [condition(words, own.document_type) for words in topics.keywords]
+    """What the generator is told of each topic, class by class; "" where nothing is said."""
+    keywords = [()] if topics is None else topics.keywords
+    return [
+        condition(words, own.document_type, label)
+        for label in own.classes or [""]
+        for words in keywords
+    ]
 
 
-def _rows(topics: TopicModel | None) -> Sequence[dict[str, Any]]:
-    """What a line of the result says of its topic: public, as the topics are."""
-    if topics is None:
-        return [{}]
-    return [{"topic": i, "keywords": list(words)} for i, words in enumerate(topics.keywords)]
+def _rows(own: CtclConfig, topics: TopicModel | None) -> Sequence[dict[str, Any]]:
+    """What a line of the result says of its topic and class: public, as both lists are."""
+    about = [{}] if topics is None else [
+        {"topic": i, "keywords": list(words)} for i, words in enumerate(topics.keywords)
+    ]  # fmt: skip
+    if not own.classes:
+        return about
+    return [{**one, "label": label} for label in own.classes for one in about]

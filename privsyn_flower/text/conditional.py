@@ -1,0 +1,216 @@
+"""Generators that write a text for a condition (CTCL, Tan et al. 2025, sections 3.1 and 3.3).
+
+The condition, a few lines of public words (`conditions.py`), is a causal model's prompt, or what
+an encoder-decoder model, BART in the paper, reads in its encoder. A repetition penalty counts the
+text's own tokens alone in both: the keywords of the condition may be used.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from privsyn_flower.arrays import F32
+from privsyn_flower.progress import Progress
+from privsyn_flower.text.conditions import (
+    MAX_SOURCE,
+    Pair,
+    encode_pairs,
+    encode_prompts,
+    encode_texts,
+    end_of_text,
+    prompt,
+)
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.batches import IGNORED, causal_labels, encode, pad_rows
+from privsyn_flower.text.models.decoding import Seq2SeqBatch
+from privsyn_flower.text.models.devices import one_worker
+from privsyn_flower.text.models.pretrained import model_config
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("privsyn_flower")
+
+KEY = "models.conditional"
+MAX_TARGET = 512  # tokens of a text with its end (Tan et al. 2025, appendix A)
+BATCH_TOKENS = 4096  # padded tokens whose loss is computed at once
+
+
+class ConditionalLM(HuggingFaceGenerator):
+    """A causal language model that goes on after a condition and a blank line.
+
+    It takes the arguments of `HuggingFaceGenerator` but `stop` and `chat`: a text ends at the
+    end-of-text token. top_p: 0.95 and repetition_penalty: 1.5 in CTCL. max_source: most tokens of
+    a condition; its end is cut. Raises ValueError for a tokenizer without an end of text.
+    """
+
+    key = KEY
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
+        max_tokens: int = MAX_TARGET,
+        max_source: int = MAX_SOURCE,
+        batch_size: int = 64,
+        device: str = "auto",
+        dtype: str = "auto",
+        progress: bool | Progress = True,
+    ) -> None:
+        if max_source < 1:
+            raise ValueError(f"ctcl.max-source = {max_source}: must be at least 1")
+        super().__init__(
+            model,
+            temperature=temperature,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            max_tokens=max_tokens,
+            batch_size=batch_size,
+            device=device,
+            stop=(),
+            dtype=dtype,
+            progress=progress,
+        )
+        end_of_text(self.tokenizer)
+        self.max_source = max_source
+
+    def loss(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> float:
+        """Mean over texts of a text's mean cross-entropy in nats a token; no pairs: ValueError.
+
+        length: tokens of a text, with its end, that are looked at. Conditions carry no loss.
+        """
+        if not pairs:
+            raise ValueError("loss: at least one pair is needed")
+        self._wake()
+        total = sum(sum(losses) for losses in self._losses(pairs, length))
+        return total / len(pairs)
+
+    def _losses(self, pairs: Sequence[Pair], length: int) -> Iterator[list[float]]:
+        """Mean losses of the texts of batch after batch, in some order."""
+        import torch
+
+        rows = encode_pairs(self.tokenizer, pairs, length, self.max_source)
+        for batch in _of_like_length(rows, [len(ids) for ids, _ in rows]):
+            ids, mask = (part.to(self.device) for part in pad_rows([ids for ids, _ in batch], 0))
+            labels = causal_labels(ids, mask, [leading for _, leading in batch])
+            with one_worker(), torch.inference_mode():
+                logits = self.model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+                yield mean_losses(logits, labels)
+
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        most = min(self.max_source, self._context - self.max_tokens)
+        return encode_prompts(self.tokenizer, [prompt(one) for one in prompts], most)
+
+
+class Seq2SeqLM(ConditionalLM):
+    """An encoder-decoder model (BART, T5): the encoder reads the condition, the decoder writes.
+
+    The decoder starts from the tokenizer's first token of a text where it has one, as in CTCL's
+    released code, else from the model's own start.
+    """
+
+    auto_class = "AutoModelForSeq2SeqLM"
+
+    @property
+    def first(self) -> int:
+        """The token that the decoder starts from. Raises ValueError for a model without one."""
+        config = self.model.config
+        for token in (self.tokenizer.bos_token_id, config.decoder_start_token_id):
+            if token is not None:
+                return int(token)
+        raise ValueError(f"{KEY} = {os.fspath(self._name)!r} names no decoder_start_token_id")
+
+    def _losses(self, pairs: Sequence[Pair], length: int) -> Iterator[list[float]]:
+        """As for a causal model: the decoder is taught the text's tokens and its end."""
+        import torch
+
+        sources = self._encode([pair.condition for pair in pairs])
+        targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], length)
+        rows = list(zip(sources, targets, strict=True))
+        for batch in _of_like_length(rows, [len(one) + len(two) for one, two in rows]):
+            ids, mask = (part.to(self.device) for part in pad_rows([s for s, _ in batch], 0))
+            wanted, there = (part.to(self.device) for part in pad_rows([t for _, t in batch], 0))
+            read, _ = pad_rows([[self.first, *target[:-1]] for _, target in batch], 0)
+            with one_worker(), torch.inference_mode():
+                logits = self.model(
+                    input_ids=ids,
+                    attention_mask=mask,
+                    decoder_input_ids=read.to(self.device),
+                    use_cache=False,
+                ).logits
+                yield mean_losses(logits, wanted.masked_fill(there == 0, IGNORED))
+
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The encoder has room of its own, and reads the tokenizer's special tokens."""
+        rows = encode(self.tokenizer, prompts, min(self.max_source, self._context))
+        # An encoder needs something to read, also where nothing is said.
+        return [row or [end_of_text(self.tokenizer)] for row in rows]
+
+    def _batch(self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32) -> list[str]:
+        return Seq2SeqBatch(self, prompts, copies, uniforms, self.first).run()
+
+
+def open_conditional(
+    model: str | os.PathLike[str],
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    repetition_penalty: float = 1.0,
+    max_tokens: int = MAX_TARGET,
+    max_source: int = MAX_SOURCE,
+    batch_size: int = 64,
+    device: str = "auto",
+    progress: bool | Progress = True,
+) -> ConditionalLM:
+    """The generator in a folder, or of a hub name: causal or encoder-decoder, by its config.
+
+    Raises ModelUnavailableError, or ValueError for a model or settings that cannot be.
+    """
+    encodes = bool(getattr(model_config(model, KEY), "is_encoder_decoder", False))
+    kind = Seq2SeqLM if encodes else ConditionalLM
+    return kind(
+        model,
+        temperature=temperature,
+        top_p=top_p,
+        repetition_penalty=repetition_penalty,
+        max_tokens=max_tokens,
+        max_source=max_source,
+        batch_size=batch_size,
+        device=device,
+        progress=progress,
+    )
+
+
+def mean_losses(logits: torch.Tensor, labels: torch.Tensor) -> list[float]:
+    """Logits (n, l, v), labels (n, l) -> each row's mean cross-entropy where a label is, in nats.
+
+    A row without labels has 0.
+    """
+    import torch
+
+    losses = torch.nn.functional.cross_entropy(
+        logits.transpose(1, 2).float(), labels, ignore_index=IGNORED, reduction="none"
+    )
+    counts = (labels != IGNORED).sum(1).clamp(min=1)
+    found: list[float] = (losses.double().sum(1) / counts).tolist()
+    return found
+
+
+def _of_like_length(rows: Sequence[Any], lengths: Sequence[int]) -> Iterator[list[Any]]:
+    """Batches of at most BATCH_TOKENS padded tokens; a longer row alone."""
+    batch: list[Any] = []
+    for i in np.argsort(lengths, kind="stable").tolist():
+        if batch and lengths[i] * (len(batch) + 1) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(rows[i])
+    if batch:
+        yield batch
