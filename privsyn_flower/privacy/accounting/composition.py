@@ -239,9 +239,8 @@ def calibrate_beside(
     # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
     found = _smallest(lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact)
     if together(found, FINAL_INTERVAL) < target_epsilon * (1 - _CLOSE):
-        # From close above: at fine intervals an evaluation takes a tenth of a second and more.
         finely = functools.partial(together, interval=FINAL_INTERVAL)
-        found = _smallest(finely, target_epsilon, found, step=1.1, within=1e-5)
+        found = _closer(finely, target_epsilon, found)
     while together(found, FINAL_INTERVAL) > target_epsilon:
         found *= 1 + 1e-5
     return found
@@ -273,26 +272,45 @@ def _nothing_left(target_epsilon: float, delta: float) -> str:
     )
 
 
-def _smallest(
-    epsilon_of: Callable[[float], float],
-    target: float,
-    high: float,
-    *,
-    step: float = 2.0,
-    within: float = 1e-6,
-) -> float:
+def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
     """The upper end of a bisection of a decreasing function that keeps the target at `high`."""
-    low = high / step
+    low = high / 2
     while epsilon_of(low) <= target:
         if low <= SMALLEST_MULTIPLIER:
             raise ValueError(
                 f"target_epsilon = {target} is above {epsilon_of(low):.3g}, the epsilon at the "
                 f"smallest noise multiplier searched ({low:.3g}): lower epsilon"
             )
-        high, low = low, low / step
-    while high > low * (1 + within):
+        high, low = low, low / 2
+    while high > low * (1 + 1e-6):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if epsilon_of(middle) > target else (low, middle)
+    return high
+
+
+def _closer(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
+    """A multiplier below `high`, which keeps the target, that keeps it too, and within _CLOSE.
+
+    By secants of the logarithms, between which epsilon is almost a straight line: three or four
+    values in place of a bisection's fourteen, which take a tenth of a second each and more.
+    """
+    aim = math.log(target * (1 - _CLOSE / 2))
+    low, place, slope = 0.0, math.log(high), -1.0
+    gap = math.log(epsilon_of(high)) - aim
+    for _ in range(20):
+        following = place - gap / slope
+        if not low < math.exp(following) < high:  # a bend: halve what is left
+            following = math.log(math.sqrt(max(low, high / 2) * high))
+        value = epsilon_of(math.exp(following))
+        if value <= target:
+            high = math.exp(following)
+            if value > target * (1 - _CLOSE):
+                break
+        else:
+            low = math.exp(following)
+        before, gap = gap, math.log(value) - aim
+        slope = min(-0.01, (gap - before) / (following - place))
+        place = following
     return high
 
 
