@@ -306,6 +306,36 @@ def test_a_trusted_aggregator_correlates_the_rounds(
     assert statement(config).epsilon <= 500
 
 
+def test_classes_are_counted_and_written(
+    configured: Any, loopback: Any, shared: Path, tmp_path: Path
+) -> None:
+    for name in ("private", "public"):
+        rows = read_jsonl(shared / f"{name}.jsonl")
+        lines = [{**row, "mood": ("glad", "sad", "glad")[i % 3]} for i, row in enumerate(rows)]
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = configured(
+        **{
+            "data.path": str(tmp_path / "private.jsonl"),
+            "data.public-path": str(tmp_path / "public.jsonl"),
+            "data.label-column": "mood",
+            "ctcl.labels": "glad, sad",
+            "ctcl.topic-count": 2,
+        }
+    )
+    summary, _ = run(config, loopback, tmp_path / "run")
+    counts, _ = histogram_of(RunFolder(tmp_path / "run"))
+    assert counts.shape == (4,)  # two classes of two topics
+    rows = read_jsonl(tmp_path / "run" / "synthetic.jsonl")
+    assert {row["label"] for row in rows} == {"glad", "sad"}
+    glad = sum(row["label"] == "glad" for row in rows) / len(rows)
+    assert glad == pytest.approx(2 / 3, abs=0.15)  # as of the users' texts
+    assert summary["topics"]["count"] == 2
+    more = generated(tmp_path / "run", "--samples", 12)
+    assert more.exit_code == 0, more.output
+    assert {"label", "topic"} <= set(read_jsonl(Path(more.stdout.strip()))[0])
+
+
 # The benchmark -------------------------------------------------------------------------------
 
 
