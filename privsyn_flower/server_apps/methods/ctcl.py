@@ -3,8 +3,7 @@ text by the noisy shares (Tan et al. 2025, arXiv 2503.12347)."""
 
 from __future__ import annotations
 
-import hashlib
-import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.feedback import Feedback, topic_feedback
 from privsyn_flower.benchmark.pictures import draw_topics
 from privsyn_flower.benchmark.private import Private
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.files import build_folder
 from privsyn_flower.privacy.promise import Phase
@@ -28,6 +27,7 @@ from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
 from privsyn_flower.server_apps.methods.stages import private_texts, public_pool
 from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
+from privsyn_flower.server_apps.topics import check_generator, topics_of
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
 from privsyn_flower.strategies.synthesis.topic_counts import proportions, topic_question
@@ -40,10 +40,8 @@ from privsyn_flower.strategies.synthesis.topic_writing import (
     write,
 )
 from privsyn_flower.text.models.lm_metrics import base_folder
-from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.prompts import LabelledText
-from privsyn_flower.text.topic_training import make_topics
-from privsyn_flower.text.topics import TopicModel, load_topics, save_topics
+from privsyn_flower.text.topics import TopicModel, load_topics
 
 # Controls beside noise and random public text, in `evaluation.controls`; their rows by name.
 UNTRAINED, HISTOGRAM, TRAINING = "no-private-step", "histogram-only", "training-only"
@@ -54,7 +52,6 @@ ROWS = {
     NOISE: "noise_answers",
 }
 SHOWN, SAMPLES = 5, 2  # topics in the summary, and texts of each
-_MADE = 1  # raise it when topics are made in another way
 
 
 class CTCLRecipe(Updating, Writing[CTCL]):
@@ -128,6 +125,11 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
+        if _has_topics(config) and config.ctcl.topics != "train":
+            try:
+                load_topics(Path(config.ctcl.topics))
+            except ValueError as error:
+                yield str(error)
         if not config.expand.samples:
             yield "expand.samples = 0: method = 'ctcl' writes that many texts; raise it"
         if config.evaluation.rival:
@@ -156,7 +158,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     def begin(self) -> CTCL:
         with self.run.clock("models"):
             self.start = base_folder(self.models.folder("conditional"))
-            check_lengths(self.config, self.start)
+            check_generator(self.config, self.start)
         with self.run.clock("public"):
             self.topics = self._topics() if _has_topics(self.config) else None
             return self.strategy(self.folder)
@@ -171,35 +173,14 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             if (self.folder.path / TOPICS).is_dir():
                 return load_topics(self.folder.path / TOPICS, embedder.fingerprint)
             if own.topics == "train":
-                found = load_topics(self._trained_topics(), embedder.fingerprint)
+                pool = self.models.public.pool
+                folder = topics_of(self.config, pool, embedder, self.run.progress)
             else:
-                found = load_topics(Path(own.topics), embedder.fingerprint)
+                folder = Path(own.topics)
+            found = load_topics(folder, embedder.fingerprint)
             return keep_topics(self.folder.path, found)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-
-    def _trained_topics(self) -> Path:
-        """The folder of the pool's topics, found in the cache or made there."""
-        config, own, pool = self.config, self.config.ctcl, self.models.public.pool
-        embedder = self.models.embedder()
-        made_of = [_MADE, own.topic_count, own.clustering, own.topic_words, config.seed]
-        state = hashlib.sha256(json.dumps([*made_of, embedder.fingerprint, pool]).encode())
-        target = cache_folder(config) / "topics" / state.hexdigest()[:24]
-        target.parent.mkdir(parents=True, exist_ok=True)
-
-        def fill(folder: Path) -> None:
-            found = make_topics(
-                pool,
-                embedder,
-                count=own.topic_count,
-                clustering=own.clustering,
-                seed=config.seed,
-                words=own.topic_words,
-                progress=self.run.progress,
-            )
-            save_topics(found, folder)
-
-        return build_folder(target, fill)
 
     def strategy(self, folder: RunFolder) -> CTCL:
         config = self.config
@@ -237,11 +218,21 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     def result(self, strategy: CTCL) -> int:
         """model/, the shares beside the run's topics, and synthetic.jsonl."""
         with self.run.clock("expansion"):
-            model = export_model(self.start, strategy.parameters(), self.folder.path / MODEL)
+            model = self._model(strategy, self.folder.path / MODEL)
             if self.topics is not None:
                 keep_shares(self.folder.path, strategy.proportions())
             self.kept = Kept(model, self.topics, strategy.proportions())
             return self._write("synthetic", self.kept)
+
+    def _model(self, strategy: CTCL, target: Path) -> Path:
+        """The generator with what was trained of it, or a copy where nothing was."""
+        if self.config.updates:
+            return export_model(self.start, strategy.parameters(), target)
+
+        def fill(folder: Path) -> None:
+            shutil.copytree(self.start, folder, dirs_exist_ok=True)
+
+        return build_folder(target, fill)
 
     def _write(self, name: str, kept: Kept) -> int:
         """NAME.jsonl with `expand.samples` texts, unless it is there; how many there are."""
@@ -364,23 +355,6 @@ def histogram_of(folder: RunFolder) -> tuple[F64, float]:
     if state is None:
         raise RuntimeError(f"{folder.path} has no histogram of topics")
     return np.array(state["state"]["released"]), float(state["state"]["noise_std"])
-
-
-def check_lengths(config: RunConfig, generator: Path) -> None:
-    """Raises ConfigError where a condition and a text are longer than the model takes: together,
-    but for an encoder-decoder model, whose encoder has the one and whose decoder the other."""
-    source, text, longest = (
-        config.ctcl.max_source,
-        config.evaluation.sequence_length,
-        longest_sequence(generator),
-    )
-    facts = json.loads((generator / "config.json").read_text("utf-8"))
-    needed = max(source, text) if facts.get("is_encoder_decoder") else source + text
-    if needed > longest:
-        raise ConfigError(
-            f"ctcl.max-source = {source} and evaluation.sequence-length = {text}: "
-            f"models.conditional = {generator} takes at most {longest} tokens; lower one"
-        )
 
 
 def _texts(path: Path) -> list[LabelledText]:
