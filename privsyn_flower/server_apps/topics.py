@@ -1,4 +1,4 @@
-"""What CTCL begins with: topics of the public pool, and a generator that can learn texts of them."""
+"""What CTCL begins with: topics of the public pool, and a generator that can learn texts of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from privsyn_flower.text.protocols import Embedder
 from privsyn_flower.text.topic_training import make_topics
 from privsyn_flower.text.topics import save_topics
 
-_MADE = 1  # raise it when topics are made in another way
+_MADE = 2  # raise it when topics are made in another way
 
 
 def topics_of(
