@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +13,7 @@ import typer
 from privsyn_flower.cli.errors import Commands, fail
 
 if TYPE_CHECKING:
+    from privsyn_flower.arrays import F32
     from privsyn_flower.config import RunConfig
     from privsyn_flower.progress import Progress
     from privsyn_flower.text.protocols import Embedder
@@ -52,10 +53,12 @@ def make(
     """Cluster PUBLIC text into topics with keywords, and write them to FOLDER.
 
     Text of a configuration is its public pool, cut to data.sample-words as a run does; --texts is
-    read once, as a stream, whatever its length.
+    read once, as a stream, whatever its length. Embeddings stay in the cache: after an interruption
+    the same command goes on.
     """
     from privsyn_flower.cli.display import Display
-    from privsyn_flower.config import load_config, parse_override
+    from privsyn_flower.config import cache_folder, load_config, parse_override
+    from privsyn_flower.text.embedders import load_embedder
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
     from privsyn_flower.text.topic_training import make_topics
     from privsyn_flower.text.topics import save_topics
@@ -72,10 +75,12 @@ def make(
                 event = {"t": time.time(), "stage": stage, "done": done, "total": total}
                 display.show({**event, "note": note})
 
-            public, embedder = _public(loaded, texts, text_column, progress)
+            public = _public(loaded, texts, text_column, progress)
+            models = loaded.models
+            embedder = load_embedder(models.embedder, models.device, progress=False)
             model = make_topics(
                 public,
-                embedder,
+                Kept(embedder, cache_folder(loaded) / "public"),
                 count=count,
                 clustering=clustering,  # type: ignore[arg-type]  # make_topics checks it
                 seed=seed,
@@ -142,25 +147,33 @@ def import_(
     typer.echo(_told(folder, model))
 
 
-def _public(
-    config: RunConfig, file: Path | None, column: str, progress: Progress
-) -> tuple[Iterable[str], Embedder]:
-    """The public texts, and the embedder. Rows of a configuration's pool are kept in the cache."""
-    from privsyn_flower.config import cache_folder
-    from privsyn_flower.data import cached_embeddings
-    from privsyn_flower.server_apps.public_text import public_text
-    from privsyn_flower.text.embedders import KnownRows, load_embedder
-
+def _public(config: RunConfig, file: Path | None, column: str, progress: Progress) -> Iterable[str]:
+    """The public texts of a file, one at a time, or of a configuration. Raises ValueError."""
     if file is not None:
-        texts = texts_of(file.expanduser(), column)
-        return texts, load_embedder(config.models.embedder, config.models.device, progress=False)
+        return texts_of(file.expanduser(), column)
+    from privsyn_flower.server_apps.public_text import public_text
+
     pool = public_text(config, progress).pool
     if not pool:
         raise ValueError("the configuration has no public text: name it with data.public-path")
-    embedder = load_embedder(config.models.embedder, config.models.device, progress)
-    cache = cache_folder(config) / "public"
-    rows = cached_embeddings(cache, embedder.fingerprint, pool, embedder.embed)
-    return pool, KnownRows(embedder, pool, rows)
+    return pool
+
+
+class Kept:
+    """An embedder of public texts that keeps each call's rows on disk, by content.
+
+    Whoever embeds block by block goes on where it was interrupted.
+    """
+
+    def __init__(self, embedder: Embedder, folder: Path) -> None:
+        self.embedder, self.folder = embedder, folder
+        self.fingerprint, self.dimension = embedder.fingerprint, embedder.dimension
+
+    def embed(self, texts: Sequence[str]) -> F32:
+        """n texts -> (n, d) unit rows, read-only."""
+        from privsyn_flower.data import cached_embeddings
+
+        return cached_embeddings(self.folder, self.fingerprint, texts, self.embedder.embed)
 
 
 def texts_of(path: Path, column: str) -> Iterator[str]:
