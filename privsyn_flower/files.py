@@ -13,6 +13,7 @@ import shutil
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -47,6 +48,42 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # releases the lock
+
+
+class Held(BlockingIOError):
+    """Another process has a lock that is held for long. owner: its number, or "unknown"."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        super().__init__(errno.EWOULDBLOCK, f"is held by process {owner}", str(path))
+        self.owner = owner
+
+
+@contextlib.contextmanager
+def held(path: Path, patience: float = 0.0) -> Iterator[None]:
+    """Hold a lock on `path` (a file made for it, 0600) for a whole run, with the number of this
+    process in it. It goes with the process, so none is ever stale.
+
+    patience: seconds to wait for it. Raises Held while another process has it.
+    """
+    import fcntl
+
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
+    deadline = time.monotonic() + patience
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                    raise Held(path, owner or "unknown") from None
+            time.sleep(0.05)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode("ascii"), 0)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def private_folder(path: Path) -> Path:

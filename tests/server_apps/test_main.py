@@ -57,7 +57,7 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
     from privsyn_flower.config import RunConfig
     from privsyn_flower.privacy.ledger import Ledger
     from privsyn_flower.server_apps.pipeline import Pipeline
-    from tests.server_apps.test_pipeline import deployed, grid_for
+    from tests.server_apps.in_process import deployed, grid_for
 
     config, contexts = deployed(tmp_path)
     path = tmp_path / "shared.jsonl"

@@ -9,21 +9,21 @@ import pytest
 
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.text.tiny import models
-from tests.server_apps.test_popri_pipeline import configured, one_thread, run, shared
+from tests.server_apps.in_process import POPRI, PRETEXT, one_thread, run, shared, small_config
 
-__all__ = ["configured", "one_thread", "shared"]
+__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 TINY = {f"models.{kind}": "tiny" for kind in ("infiller", "generator", "downstream")}
-PRETEXT = {"method": "pretext", "pretext.variation": "retrieval", "expand.samples": 0}
+SEEDS = {"method": "pretext", "expand.samples": 0}
 
 
 @pytest.mark.parametrize(
     ("values", "needed"),
     [
-        (PRETEXT, set()),
-        ({**PRETEXT, "pretext.variation": "mask-fill"}, {"infiller"}),
-        ({**PRETEXT, "expand.samples": 4}, {"generator"}),
-        ({**PRETEXT, "benchmark": True, "evaluation.controls": ""}, {"downstream"}),
+        (SEEDS, set()),
+        ({**SEEDS, "pretext.variation": "mask-fill"}, {"infiller"}),
+        ({**SEEDS, "expand.samples": 4}, {"generator"}),
+        ({**SEEDS, "benchmark": True, "evaluation.controls": ""}, {"downstream"}),
         ({"method": "popri", "expand.samples": 4}, {"generator"}),
     ],
     ids=["seeds", "mask-fill", "expansion", "benchmark", "popri"],
@@ -31,7 +31,7 @@ PRETEXT = {"method": "pretext", "pretext.variation": "retrieval", "expand.sample
 def test_a_run_makes_what_it_loads(
     values: dict[str, Any],
     needed: set[str],
-    configured: Any,
+    shared: Path,
     loopback: Any,
     tmp_path: Path,
     causal_folder: Path,
@@ -45,7 +45,7 @@ def test_a_run_makes_what_it_loads(
         return masked_folder if kind == "infiller" else causal_folder
 
     monkeypatch.setattr(models, "ensure_model", ensure)
-    config = configured(**TINY, **values)
+    config = small_config(shared, causal_folder, **{**POPRI, **PRETEXT, **TINY, **values})
     summary, _ = run(config, loopback, tmp_path / "run")
     assert made == needed and summary["verdict"]["sentences"]
     # What is checked before the run is what it loads; the benchmark's model is told apart.

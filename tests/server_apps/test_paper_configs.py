@@ -76,6 +76,8 @@ def test_the_papers_numbers(path: Path) -> None:
     evaluation = config.evaluation
     assert evaluation.epochs == (10 if config.expand.samples == 2000 else 80)
     assert evaluation.checkpoint == "development" and evaluation.warm_up == 0
+    # Table 1 has no rows of samples that noise chose, or that nobody did: as many again each.
+    assert not evaluation.compares("noise") and not evaluation.compares("unaligned")
     steps = {2000: 10 * 63, 1_000_000: 500_000}[config.expand.samples]
     assert tuning_of(config).steps_of(config.expand.samples) == steps
     from_c4 = config.models.downstream == "distilbert/distilgpt2"

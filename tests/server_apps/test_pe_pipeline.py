@@ -17,10 +17,9 @@ from privsyn_flower.server_apps.methods.sft import imitations
 from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.rewriting import Rewrite
-from tests.conftest import sentences
-from tests.server_apps.test_popri_pipeline import one_thread, run, write_rows
+from tests.server_apps.in_process import one_thread, run, shared, small_config, texts
 
-__all__ = ["one_thread"]  # pytest finds the fixture by name
+__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 AUG_PE: dict[str, Any] = {
     "pe.selection": "rank",
@@ -31,54 +30,19 @@ AUG_PE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Private and public text, and a cache that the tests of this file share."""
-    folder = tmp_path_factory.mktemp("pe")
-    write_rows(folder / "private.jsonl", sentences(90, seed=1))
-    write_rows(folder / "public.jsonl", sentences(120, seed=2))
-    return folder
-
-
 def configured(shared: Path, generator: Path, method: str = "pe", **values: Any) -> RunConfig:
     base: dict[str, Any] = {
         "method": method,
         "epsilon": 500.0,
         "rounds": 2,
-        "nodes": 3,
         "simulation-seeded-noise": True,
-        "cache": str(shared / "cache"),
-        "data.source": "files",
-        "data.path": str(shared / "private.jsonl"),
-        "data.public-path": str(shared / "public.jsonl"),
-        "data.users": 18,
-        "data.held-out-users": 8,
-        "data.development-users": 0,
-        "data.public-pool": 60,
-        "data.public-validation": 16,
-        "data.sample-words": 12,
-        "models.embedder": "ngram-32",
-        "models.generator": str(generator),
-        "models.downstream": str(generator),
-        "models.device": "cpu",
         f"{method}.population": 8,
         f"{method}.lookahead": 1,
         f"{method}.threshold": 0.0,
         f"{method}.variation": "retrieval",
         "expand.samples": 0,
-        "expand.min-words": 1,
-        "expand.max-tokens": 12,
-        "evaluation.steps": 2,
-        "evaluation.batch-size": 4,
-        "evaluation.sequence-length": 16,
-        "evaluation.learning-rates": "1e-3",
-        "evaluation.bootstrap": 100,
     }
-    return RunConfig.from_flat({**base, **values})
-
-
-def texts(path: Path, name: str = "synthetic") -> list[str]:
-    return [row["text"] for row in read_jsonl(path / f"{name}.jsonl")]
+    return small_config(shared, generator, **{**base, **values})
 
 
 def test_pe_ends_with_public_neighbours_of_its_survivors(

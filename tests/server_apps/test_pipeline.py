@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.protocol.question import Query
@@ -19,38 +18,19 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.text import load_embedder
-from tests.conftest import config_ledger, node_context, sentences
+from tests.conftest import config_ledger, sentences
+from tests.server_apps.in_process import (
+    CONFIGS,
+    deployed,
+    grid_for,
+    run,
+    run_on,
+    texts,
+    write_rows,
+)
 from tests.strategies.test_rounds import Counting
 
-ROOT = Path(__file__).parent.parent.parent
-PAPER = sorted((ROOT / "configs" / "papers").glob("pretext-*.toml"))
-
-
-def write_rows(path: Path, users: int, samples: int, seed: int) -> None:
-    texts = iter(sentences(users * samples, seed))
-    rows = [{"user_id": f"u{u}", "text": next(texts)} for u in range(users) for _ in range(samples)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def grid_for(loopback: Any, contexts: list[Any]) -> Any:
-    """Nodes that run the real ClientApp handlers."""
-
-    def node(context: Any) -> Any:
-        handlers = {
-            "query.hello": client.hello,
-            "query.votes": client.votes,
-            "query.scores": client.scores,
-        }
-        return lambda message: handlers[message.metadata.message_type](message, context)
-
-    return loopback({i + 1: node(context) for i, context in enumerate(contexts)})
-
-
-def simulated(config: RunConfig) -> list[Any]:
-    return [
-        node_context({"partition-id": i, "num-partitions": config.nodes}, config.flat(), i + 1)
-        for i in range(config.nodes)
-    ]
+PAPER = sorted((CONFIGS / "papers").glob("pretext-*.toml"))
 
 
 @pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
@@ -59,8 +39,8 @@ def test_paper_configs_start(
 ) -> None:
     """As shipped, but with small models, few users and a small output."""
     paper = load_config(path)
-    write_rows(tmp_path / "private.jsonl", 30, 16, seed=1)
-    write_rows(tmp_path / "public.jsonl", 30, 4, seed=2)
+    write_rows(tmp_path / "private.jsonl", sentences(480, 1), 16)
+    write_rows(tmp_path / "public.jsonl", sentences(120, 2), 4)
     users = 20
     config = load_config(
         path,
@@ -88,16 +68,13 @@ def test_paper_configs_start(
             "expand.min-words": 1,
         },
     )
-    folder = RunFolder(tmp_path / "run")
-    with folder.lock():
-        Pipeline(config, grid_for(loopback, simulated(config)), folder).run()
-    summary = json.loads((folder.path / "summary.json").read_text())
+    summary, _ = run(config, loopback, tmp_path / "run")
     assert summary["epsilon"] <= paper.epsilon
     assert summary["noise_multiplier"] == paper.noise_multiplier
     assert summary["accountant"] == "exact"
     assert summary["rounds"] == 2
-    assert len(read_jsonl(folder.path / "synthetic.jsonl")) == 4
-    metrics = read_jsonl(folder.path / "metrics.jsonl")
+    assert len(texts(tmp_path / "run")) == 4
+    metrics = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     # the guaranteed noise is sigma = z * B votes: 8 (16 for CODE) times the multiplier
     bound = 16 if "code" in path.stem else 8
     assert metrics[0]["guaranteed_noise_std"] == pytest.approx(paper.noise_multiplier * bound)
@@ -116,48 +93,10 @@ def test_noise_multiplier_that_overspends_is_refused() -> None:
         promised(config)
 
 
-POLICY = "min-surviving-weight = 1.0\nmin-noise-multiplier = 0.1\nlifetime-epsilon = 50.0\n"
-
-
-def deployed(tmp_path: Path, policy: str = POLICY) -> tuple[RunConfig, list[Any]]:
-    write_rows(tmp_path / "public.jsonl", 20, 4, seed=2)
-    (tmp_path / "policy.toml").write_text(policy)
-    contexts = []
-    for i in range(3):
-        write_rows(tmp_path / f"node{i}.jsonl", 2, 3, seed=10 + i)
-        node_config = {
-            "data": str(tmp_path / f"node{i}.jsonl"),
-            "weight": 2,
-            "cache": str(tmp_path / f"cache{i}"),
-            "embedder": "ngram-32",
-            "policy": str(tmp_path / "policy.toml"),
-        }
-        contexts.append(node_context(node_config, node_id=i + 1))
-    values = {
-        "data.source": "files",
-        "data.public-path": str(tmp_path / "public.jsonl"),
-        "data.users": 6,
-        "nodes": 3,
-        "epsilon": 50.0,
-        "rounds": 2,
-        "round-timeout": 5.0,
-        "node-timeout": 5.0,
-        "cache": str(tmp_path / "server"),
-        "models.embedder": "ngram-32",
-        "pretext.population": 16,
-        "pretext.lookahead": 1,
-        "pretext.variation": "retrieval",
-        "expand.samples": 0,
-    }
-    return RunConfig.from_flat(values), contexts
-
-
 def test_the_same_apps_run_a_deployed_federation(tmp_path: Path, loopback: Any) -> None:
     config, contexts = deployed(tmp_path)
-    folder = RunFolder(tmp_path / "run")
     grid = grid_for(loopback, contexts)
-    Pipeline(config, grid, folder).run()
-    summary = json.loads((folder.path / "summary.json").read_text())
+    summary = run_on(grid, config, tmp_path / "run")
     assert summary["rounds"] == 2
     assert "benchmark" not in summary
     private = {

@@ -4,133 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from privsyn_flower.cli.display import result_table
-from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import RunConfig, load_config, split_list
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.runs import RunFolder, read_jsonl
-from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.serving.http_client import ServerError
-from tests.conftest import node_context, sentences
+from tests.conftest import sentences
+from tests.server_apps.in_process import (
+    CONFIGS,
+    POPRI,
+    PRETEXT,
+    charges,
+    one_thread,
+    run,
+    shared,
+    small_config,
+)
 from tests.text.test_http_generator import Fake, choices
 
-HANDLERS = {
-    "query.hello": client.hello,
-    "query.votes": client.votes,
-    "query.scores": client.scores,
-    "query.evaluation": client.evaluation,
-}
-CONFIGS = Path(__file__).parent.parent.parent / "configs"
-TEXTS_PER_USER = 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small lose far more to waiting threads than they gain."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def write_rows(path: Path, texts: list[str], per_user: int = TEXTS_PER_USER) -> None:
-    rows = [{"user_id": f"u{i // per_user}", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Private and public text, and a cache that the tests of this file share."""
-    folder = tmp_path_factory.mktemp("popri")
-    write_rows(folder / "private.jsonl", sentences(120, seed=1))
-    write_rows(folder / "public.jsonl", sentences(120, seed=2))
-    return folder
+__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 
 @pytest.fixture
 def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     """Dotted keys on top of a run of one round -> the configuration."""
-
-    def make(**values: Any) -> RunConfig:
-        base = {
-            "method": "popri",
-            "epsilon": 500.0,
-            "rounds": 1,
-            "nodes": 3,
-            "simulation-seeded-noise": True,
-            "cache": str(shared / "cache"),
-            "data.source": "files",
-            "data.path": str(shared / "private.jsonl"),
-            "data.public-path": str(shared / "public.jsonl"),
-            "data.users": 18,
-            "data.held-out-users": 8,
-            "data.development-users": 4,
-            "data.public-pool": 60,
-            "data.public-validation": 16,
-            "data.sample-words": 12,
-            "models.embedder": "ngram-32",
-            "models.generator": str(causal_folder),
-            "models.downstream": str(causal_folder),
-            "models.device": "cpu",
-            "popri.prompts": 5,
-            "popri.responses": 3,
-            "popri.examples": 1,
-            "popri.rejected-rank": 3,
-            "popri.learning-rate": 1e-2,
-            "popri.epochs": 1,
-            "popri.batch-size": 5,
-            "popri.lora-rank": 2,
-            "pretext.population": 16,
-            "pretext.lookahead": 1,
-            "pretext.threshold": 0.0,
-            "pretext.variation": "retrieval",
-            "expand.samples": 8,
-            "expand.min-words": 1,
-            "expand.max-tokens": 12,
-            "evaluation.steps": 2,
-            "evaluation.batch-size": 4,
-            "evaluation.sequence-length": 16,
-            "evaluation.learning-rates": "1e-3",
-            "evaluation.bootstrap": 100,
-        }
-        return RunConfig.from_flat({**base, **values})
-
-    return make
-
-
-def grid_for(loopback: Any, config: RunConfig) -> Any:
-    """Nodes that run the real ClientApp handlers."""
-
-    def node(number: int) -> Any:
-        named = {"partition-id": number, "num-partitions": config.nodes}
-        context = node_context(named, config.flat(), number + 1)
-        return lambda message: HANDLERS[message.metadata.message_type](message, context)
-
-    return loopback({i + 1: node(i) for i in range(config.nodes)})
-
-
-def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
-    """One process' run, or its resumption -> summary and grid."""
-    grid, folder = grid_for(loopback, config), RunFolder(path)
-    with folder.lock():
-        Pipeline(config, grid, folder).run()
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    return summary, grid
-
-
-def charges(folder: Path) -> list[dict[str, Any]]:
-    """The reservations of a ledger, or of a run's part of one."""
-    return [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "reserve"]
+    return partial(small_config, shared, causal_folder, **POPRI, **PRETEXT)
 
 
 @pytest.mark.slow
@@ -372,6 +280,7 @@ def test_openreview_end_to_end(
             "expand.samples": 15,
             "expand.min-words": 1,
             "expand.max-tokens": 12,
+            "evaluation.controls": "all",
             "evaluation.steps": 3,
             "evaluation.batch-size": 4,
             "evaluation.sequence-length": 24,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,6 @@ from flwr.app import Error, Message
 
 from privsyn_flower.cli.display import result_table
 from privsyn_flower.cli.report import report
-from privsyn_flower.client_apps import main as client
 from privsyn_flower.client_apps import updates
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.data import DataError
@@ -35,24 +35,23 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import noise_key_folder
 from tests.conftest import node_context, sentences
+from tests.server_apps.in_process import (
+    CONFIGS,
+    HANDLERS,
+    TEXTS_PER_USER,
+    charges,
+    committed,
+    grid_for,
+    kind,
+    one_thread,
+    run,
+    run_on,
+    shared,
+    small_config,
+    write_rows,
+)
 
-HANDLERS = {
-    "query.hello": client.hello,
-    "query.evaluation": client.evaluation,
-    "train": client.update,
-}
-CONFIGS = Path(__file__).parent.parent.parent / "configs"
-TEXTS_PER_USER = 3
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small lose far more to waiting threads than they gain."""
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 
 @pytest.fixture(autouse=True)
@@ -62,57 +61,23 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return noise_key_folder()
 
 
-def write_rows(path: Path, texts: list[str]) -> None:
-    rows = [{"user_id": f"u{i // TEXTS_PER_USER}", "text": text} for i, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Private and public text, and a cache that the tests of this file share."""
-    folder = tmp_path_factory.mktemp("training")
-    write_rows(folder / "private.jsonl", sentences(84, seed=1))
-    write_rows(folder / "public.jsonl", sentences(90, seed=2))
-    return folder
+DP_FEDAVG = {
+    "method": "dp-fedavg",
+    "epsilon": 500.0,
+    "rounds": 2,
+    "training.parameters": "lora",
+    "training.lora-rank": 2,
+    "training.lora-factors": "up",
+    "training.learning-rate": 0.5,
+    "training.max-steps": 1,
+    "training.public-steps": 3,
+}
 
 
 @pytest.fixture
 def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     """Dotted keys on top of DP-FedAvg in two rounds -> the configuration."""
-
-    def make(**values: Any) -> RunConfig:
-        base = {
-            "method": "dp-fedavg",
-            "epsilon": 500.0,
-            "rounds": 2,
-            "nodes": 3,
-            "cache": str(shared / "cache"),
-            "data.source": "files",
-            "data.path": str(shared / "private.jsonl"),
-            "data.public-path": str(shared / "public.jsonl"),
-            "data.users": 18,
-            "data.held-out-users": 6,
-            "data.development-users": 2,
-            "data.public-pool": 50,
-            "data.public-validation": 10,
-            "data.sample-words": 12,
-            "models.downstream": str(causal_folder),
-            "models.device": "cpu",
-            "training.parameters": "lora",
-            "training.lora-rank": 2,
-            "training.lora-factors": "up",
-            "training.learning-rate": 0.5,
-            "training.max-steps": 1,
-            "training.public-steps": 3,
-            "evaluation.steps": 2,
-            "evaluation.batch-size": 4,
-            "evaluation.sequence-length": 16,
-            "evaluation.learning-rates": "1e-3",
-            "evaluation.bootstrap": 100,
-        }
-        return RunConfig.from_flat({**base, **values})
-
-    return make
+    return partial(small_config, shared, causal_folder, **DP_FEDAVG)
 
 
 FTRL = {
@@ -133,43 +98,6 @@ lifetime-epsilon = 1e9
 """
 
 
-def grid_for(loopback: Any, config: RunConfig) -> Any:
-    """Nodes that run the real ClientApp handlers."""
-
-    def node(number: int) -> Any:
-        named = {"partition-id": number, "num-partitions": config.nodes}
-        context = node_context(named, config.flat(), number + 1)
-        return lambda message: HANDLERS[kind(message)](message, context)
-
-    return loopback({i + 1: node(i) for i in range(config.nodes)})
-
-
-def kind(message: Any) -> str:
-    """The handler that Flower would choose: of a stage, too."""
-    found: str = message.metadata.message_type
-    return next(name for name in HANDLERS if found == name or found.startswith(name + "."))
-
-
-def run(config: RunConfig, loopback: Any, path: Path) -> tuple[dict[str, Any], Any]:
-    """One process' run, or its resumption -> summary and grid."""
-    grid, folder = grid_for(loopback, config), RunFolder(path)
-    with folder.lock():
-        Pipeline(config, grid, folder).run()
-    summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
-    return summary, grid
-
-
-def charges(folder: Path) -> list[dict[str, Any]]:
-    """The reservations of a ledger."""
-    return [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "reserve"]
-
-
-def committed(folder: Path) -> list[dict[str, Any]]:
-    """The reservations that were committed."""
-    done = {row["id"] for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "commit"}
-    return [row for row in charges(folder) if row["id"] in done]
-
-
 def arrays(packed: Path) -> dict[str, np.ndarray[Any, Any]]:
     from safetensors.numpy import load
 
@@ -181,7 +109,7 @@ def test_dp_fedavg_from_data_to_figures(
 ) -> None:
     config = configured(**{"benchmark": True, "training.evaluate": True})
     summary, grid = run(config, loopback, tmp_path / "run")
-    assert {kind(message) for message in grid.sent} == set(HANDLERS)
+    assert {kind(message) for message in grid.sent} == {"query.hello", "query.evaluation", "train"}
     assert not (tmp_path / "run" / "synthetic.jsonl").exists()
 
     # The claim, and what was paid for it: two rounds, a spare one and the evaluation.
@@ -244,7 +172,7 @@ def test_dp_fedavg_from_data_to_figures(
 
     told = summary["verdict"]
     assert metrics["excess_degrees"] == up and told["signal"] != "drowned"
-    assert told["signal_to_noise"][0] == pytest.approx(metrics["signal_to_noise"], abs=1e-4)
+    assert told["signal_to_noise"][0] == pytest.approx(metrics["excess"] ** 0.5, abs=1e-4)
     assert told["evaluation"] in ("better", "worse", "unclear") and len(told["sentences"]) == 2
     assert any(line.startswith("against random public text: ") for line in found["verdict"])
 
@@ -507,18 +435,16 @@ def test_a_deployed_training_needs_no_public_text(
     """The nodes have the users; the server has the base and nothing to read."""
     there = {"data.path": "", "data.public-path": "", "training.public-steps": 0}
     (tmp_path / "policy.toml").write_text(POLICY)
-    nodes = {}
+    contexts = []
     for number in range(3):
         users = tmp_path / f"users-{number}.jsonl"
         write_rows(users, sentences(6 * TEXTS_PER_USER, seed=number))
         own = {"data": str(users), "weight": 6, "downstream": str(causal_folder), "device": "cpu"}
         own |= {"cache": str(tmp_path / f"node-{number}"), "embedder": "ngram-64"}
-        context = node_context({**own, "policy": str(tmp_path / "policy.toml")}, {}, number + 1)
-        nodes[number + 1] = lambda message, mine=context: HANDLERS[kind(message)](message, mine)
-    folder = RunFolder(tmp_path / "run")
-    with folder.lock():
-        Pipeline(configured(**there), loopback(nodes), folder).run()
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        own |= {"policy": str(tmp_path / "policy.toml")}
+        contexts.append(node_context(own, {}, number + 1))
+    grid = grid_for(loopback, contexts)
+    summary = run_on(grid, configured(**there), tmp_path / "run")
     assert summary["rounds"] == 2 and "benchmark" not in summary
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
     # What makes text of public text still asks for it.

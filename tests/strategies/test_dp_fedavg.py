@@ -129,7 +129,8 @@ def test_metrics_say_what_noise_does_to_the_mean(tmp_path: Path, loopback: Any) 
     assert row["noise_norm_expected"] == pytest.approx(std * math.sqrt(8) / 4)
     assert row["clip_norm"] == 0.5 and query.bound == 0.5
     assert row["update_norm"] <= 0.5 * 1.01
-    assert row["signal_to_noise"] >= 0
+    beyond = (row["update_norm"] / row["noise_norm_expected"]) ** 2 - 1
+    assert row["excess"] == pytest.approx(beyond) and row["excess_degrees"] == 8
 
 
 def test_the_statement_is_in_the_run_folder(tmp_path: Path, loopback: Any) -> None:
@@ -411,7 +412,7 @@ def test_an_aggregators_noise_is_there(tmp_path: Path, loopback: Any) -> None:
     )
     moved = result.arrays["w"].numpy()
     assert moved.std() == pytest.approx(calibrate(1.0, 1, DELTA) / 100, rel=0.06)
-    assert result.metrics[0]["signal_to_noise"] < 0.5
+    assert result.metrics[0]["excess"] < 0.25
 
 
 # Resume -----------------------------------------------------------------------------------

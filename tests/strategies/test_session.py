@@ -23,7 +23,8 @@ from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
-from tests.server_apps.test_pipeline import Asking, deployed, grid_for
+from tests.server_apps.in_process import deployed, grid_for
+from tests.server_apps.test_pipeline import Asking
 from tests.strategies.test_rounds import VotingNode
 
 EPSILON, DELTA = 8.0, 1e-5

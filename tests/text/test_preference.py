@@ -297,11 +297,13 @@ def test_a_start_that_does_not_fit(causal_folder: Path, first: Trained, tmp_path
         trainer(causal_folder).train(PAIRS, start=tmp_path / "nowhere", work=tmp_path / "b", seed=0)
 
 
-def test_a_loss_that_is_not_finite_is_an_error(causal_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match=r"not finite; lower popri\.learning-rate = 1e\+30"):
-        trainer(causal_folder, learning_rate=1e30, batch_size=2).train(
-            PAIRS, start=None, work=tmp_path, seed=0
-        )
+@pytest.mark.parametrize(("method", "section"), [("dpo", "popri"), ("sft", "sft")])
+def test_a_loss_that_is_not_finite_is_an_error(
+    causal_folder: Path, tmp_path: Path, method: str, section: str
+) -> None:
+    settings = {"learning_rate": 1e30, "batch_size": 2, "method": method, "section": section}
+    with pytest.raises(RuntimeError, match=rf"not finite; lower {section}\.learning-rate = 1e\+30"):
+        trainer(causal_folder, **settings).train(PAIRS, start=None, work=tmp_path, seed=0)
     assert not (tmp_path / FINISHED).exists()
 
 

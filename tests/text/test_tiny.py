@@ -11,6 +11,8 @@ import torch
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
+from privsyn_flower.text.conditional import open_conditional
+from privsyn_flower.text.conditions import Pair, condition
 from privsyn_flower.text.models.batches import encode, pad_rows, token_batches
 from privsyn_flower.text.tiny.assets import (
     PACKAGE_ASSETS,
@@ -249,18 +251,20 @@ def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
     assert not asset.knows(split_list(demo.data.private_packages))
     folder = asset.folder
     assert folder == PACKAGE_ASSETS / kind
-    assert json.loads((folder / "training.json").read_text())["recipe"] == USUAL[kind]
+    if kind != "conditional":  # trained on a GPU, by scripts/train_conditional.py
+        assert json.loads((folder / "training.json").read_text())["recipe"] == USUAL[kind]
     versions = json.loads((PACKAGE_ASSETS / "MANIFEST.json").read_text())["versions"]
     private = {canonical(name) for name in split_list(demo.data.private_packages)}
     assert private and not private & {canonical(name) for name in versions}
     assert (folder / "model.safetensors").stat().st_size < 4e6
 
 
-@pytest.mark.parametrize("kind", ["generator", "infiller"])
+@pytest.mark.parametrize("kind", ["generator", "conditional", "infiller"])
 def test_the_small_models_serve_the_demo_and_know_no_private_package(kind):
     demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
     private = split_list(demo.data.private_packages)
-    assert getattr(demo.models, kind) == "small" and embedded(kind, "small") == f"small-{kind}"
+    assert getattr(demo.models, kind) == ("tiny" if kind == "conditional" else "small")
+    assert embedded(kind, "small") == f"small-{kind}"
     asset = find_asset(f"small-{kind}")
     assert asset.is_of(package_sides(demo)) and len(asset.packages["further"]) > 100
     assert private and not asset.knows(private)
@@ -278,6 +282,29 @@ def test_a_small_model_that_knows_what_is_private_is_refused():
     )
     with pytest.raises(ConfigError, match=r"models.generator = 'small'.*has read sympy, private"):
         ensure_model("generator", None, demo)
+
+
+DOCUMENTED = {
+    "matrix eigenvalues symmetric": "Compute the eigenvalues of a symmetric matrix.",
+    "socket connection timeout": "Raised when the connection to the socket has a timeout.",
+    "tokenizer vocabulary tokens": "Return the tokens of the vocabulary of the tokenizer.",
+    "polynomial coefficients roots": "Find the roots of a polynomial with these coefficients.",
+}
+
+
+@pytest.mark.parametrize("name", ["conditional", "small-conditional"])
+def test_the_shipped_conditional_generators_use_their_condition(name):
+    """Held-out loss as it was measured, and here: texts cost less after their own keywords."""
+    found = json.loads((PACKAGE_ASSETS / name / "training.json").read_text())
+    after = found["held_out_nats_a_character"]["after"]
+    assert after["own"] < after["group"] < after["area"] < after["wrong_area"] < after["wrong"]
+    model = open_conditional(PACKAGE_ASSETS / name, max_tokens=8, device="cpu", progress=False)
+    told = [condition(words.split()) for words in DOCUMENTED]
+    own, wrong, none = (
+        model.loss([Pair(*pair) for pair in zip(said, DOCUMENTED.values(), strict=True)])
+        for said in (told, told[1:] + told[:1], [""] * len(told))
+    )
+    assert own < none - 0.5 and own < wrong - 1
 
 
 def test_there_is_no_small_downstream_model():

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.report import RESULTS, Summary, read_summary
+from privsyn_flower.cli.report import RESULTS, ReportError, Summary, read_summary
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -26,7 +26,7 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
-from privsyn_flower.runs import complete, write_json
+from privsyn_flower.runs import UNFINISHED, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
@@ -228,9 +228,15 @@ def _of_run(cell: Cell, config: RunConfig) -> Outcome:
     if wrong:
         reason = f"{cell.folder} is another configuration's ({wrong}): remove it to measure anew"
         return Outcome(cell, None, reason, blocked=True)
-    if not complete(cell.folder):
+    if not (cell.folder / "summary.json").exists():
         return Outcome(cell, None, "unfinished", cell.folder)
-    return Outcome(cell, read_summary(cell.folder), folder=cell.folder)
+    try:
+        summary = read_summary(cell.folder)
+    except ReportError as error:
+        return Outcome(cell, None, str(error), cell.folder, blocked=True)
+    if UNFINISHED in summary:
+        return Outcome(cell, None, "unfinished", cell.folder)
+    return Outcome(cell, summary, folder=cell.folder)
 
 
 def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
@@ -240,7 +246,10 @@ def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
     if isinstance(stored, str):
         return Outcome(cell, None, f"{path} is not used: {stored}")
     differing = changed(config, stored)
-    summary = read_summary(path)
+    try:
+        summary = read_summary(path)
+    except ReportError as error:
+        return Outcome(cell, None, f"{error}: it is not used, and a new run takes its place")
     if not differing and summary.get("cell", {}).get("models") != models_used(config):
         differing = ["the models are others"]
     if differing:
@@ -257,7 +266,10 @@ def _stored(path: Path) -> RunConfig | str:
 
 
 def _note(path: Path) -> object:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # a damaged one says as little as none
+        return None
 
 
 def keep(outcomes: Sequence[Outcome]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.cli.compare.estimates import Line
-from privsyn_flower.cli.compare.tables import point_label
+from privsyn_flower.cli.compare.tables import in_cell, point_label
 from privsyn_flower.cli.report import Summary
 from privsyn_flower.config.grid import GridMethod
 
@@ -58,7 +58,7 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
     head, rule = "| fine-tuned on |", "|---|"
     for point in by_point:
         for measure in measures:
-            head += f" {measure}{f', {point}' if point else ''} |"
+            head += f" {measure}{f', {in_cell(point)}' if point else ''} |"
             rule += "---:|"
     lines = [head, rule]
     for key, name in names.items():
@@ -67,7 +67,7 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
             for runs in by_point.values()
             for m in measures
         ]
-        lines.append(f"| {name} |" + "".join(f" {cell} |" for cell in cells))
+        lines.append(f"| {in_cell(name)} |" + "".join(f" {cell} |" for cell in cells))
     return lines
 
 
@@ -80,9 +80,9 @@ def difference_table(method: GridMethod, by_point: Runs, result: str, measure: s
     if not first or not given:
         return []
     head = f"| {measure} difference, each seed with its 95 % interval over held-out users |"
-    lines = [head + "".join(f" {point} |" for point in by_point), "|---|" + "---|" * len(by_point)]
+    lines = [head + _heads(by_point), "|---|" + "---|" * len(by_point)]
     for other, name in given.items():
-        line = f"| {name} |"
+        line = f"| {in_cell(name)} |"
         for runs in by_point.values():
             cells = []
             for run in runs:
@@ -96,12 +96,12 @@ def difference_table(method: GridMethod, by_point: Runs, result: str, measure: s
 def text_table(method: GridMethod, by_point: Runs) -> list[str]:
     """What the answers found, and Frechet distances to held-out text at equal numbers of texts."""
     first = next(iter(by_point.values()))[0]["benchmark"]
-    lines = ["| |" + "".join(f" {point} |" for point in by_point)]
+    lines = ["| |" + _heads(by_point)]
     lines.append("|---|" + "---:|" * len(by_point))
 
     def row(name: str, pick: Callable[[Any], float], digits: int) -> None:
         cells = [spread([pick(run["benchmark"]) for run in r], digits) for r in by_point.values()]
-        lines.append(f"| {name} |" + "".join(f" {cell} |" for cell in cells))
+        lines.append(f"| {in_cell(name)} |" + "".join(f" {cell} |" for cell in cells))
 
     if "true_votes" in first:
         row("true votes of the survivors / of as many random candidates (mean over rounds)",
@@ -120,6 +120,10 @@ def text_table(method: GridMethod, by_point: Runs) -> list[str]:
             row(f"Frechet distance to held-out text ({group}): {name}",
                 lambda b, g=group, k=key: b["frechet"][g][k], 4)  # type: ignore[misc]  # fmt: skip
     return lines if len(lines) > 2 else []
+
+
+def _heads(by_point: Runs) -> str:
+    return "".join(f" {in_cell(point)} |" for point in by_point)
 
 
 def spread(values: Sequence[float], digits: int) -> str:

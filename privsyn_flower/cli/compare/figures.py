@@ -70,8 +70,8 @@ def _draw_axis(
             panel.set_xscale("log")
             panel.minorticks_off()
         panel.set_xticks(list(place.values()), [_tick(axis, name) for name in place], fontsize=9)
-        panel.set_xlabel(axis)
-        panel.set_title(", ".join(" ".join(pair) for pair in rest), fontsize=10)
+        panel.set_xlabel(plain(axis))
+        panel.set_title(plain(", ".join(" ".join(pair) for pair in rest)), fontsize=10)
         panel.spines[["top", "right"]].set_visible(False)
     table[0][0].set_ylabel("accuracy, held-out users")
     _legend(figure, table[0])
@@ -114,7 +114,8 @@ def _draw_costs(grid: GridConfig, figures: dict[Line, Estimate], folder: Path) -
                 style = {**_style(grid, line), "linestyle": "none"}
                 panel.errorbar(cost, own.value, yerr=bars, capsize=3, markersize=6, **style)
                 label = {"xytext": (6, 2), "textcoords": "offset points", "fontsize": 7}
-                panel.annotate(line.point.get(first, ""), (cost, own.value), **label)
+                name_here = plain(line.point.get(first, ""))
+                panel.annotate(name_here, (cost, own.value), **label)
         _log_ticks(panel)
         panel.set_xlabel(title, fontsize=9)
         panel.spines[["top", "right"]].set_visible(False)
@@ -135,7 +136,7 @@ def _style(grid: GridConfig, line: Line) -> dict[str, Any]:
     rank = [method.name for method in grid.methods].index(line.method.name)
     if line.reference:
         style, marker = REFERENCES[line.reference]
-        return {"color": DARK, "linestyle": style, "marker": marker, "label": line.title}
+        return {"color": DARK, "linestyle": style, "marker": marker, "label": plain(line.title)}
     trusted = line.trust == TRUSTED
     return {
         "color": COLOURS[rank % len(COLOURS)],
@@ -156,7 +157,8 @@ def _rest(line: Line, axis: str) -> tuple[tuple[str, str], ...]:
 
 def _tick(axis: str, name: str) -> str:
     """A value's name; an epsilon that promises nothing says so."""
-    return f"{name}\n(no guarantee)" if axis == "epsilon" and float(name) >= NO_GUARANTEE else name
+    promises = axis != "epsilon" or float(name) < NO_GUARANTEE
+    return plain(name) if promises else f"{plain(name)}\n(no guarantee)"
 
 
 def _panels(count: int, lines: Sequence[Line]) -> tuple[Any, Any]:
@@ -169,7 +171,15 @@ def _panels(count: int, lines: Sequence[Line]) -> tuple[Any, Any]:
 
 def _said(line: Line) -> str:
     """A line's name in the legend."""
-    return f"{line.title} (trusted aggregator)" if line.trust == TRUSTED else line.title
+    said = plain(line.title)
+    return f"{said} (trusted aggregator)" if line.trust == TRUSTED else said
+
+
+def plain(text: str) -> str:
+    """A name from a grid file as it is, on one line of a picture: matplotlib reads mathematics
+    between dollars, and leaves a name that begins with _ out of a legend."""
+    line = " ".join(text.split()).replace("$", r"\$")
+    return f" {line}" if line.startswith("_") else line
 
 
 def _log_ticks(panel: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -69,7 +70,7 @@ def markdown(
     """The whole page: figures by trust, differences, costs and the meaning of epsilon, gaps."""
     measures = [m for m in MEASURES if any(line.values(m) for line in lines)]
     estimates = {(line, m): own for line in lines for m in measures if (own := estimate(line, m))}
-    parts = [f"# {grid.title}"] if grid.title else []
+    parts = [f"# {escaped(grid.title)}"] if grid.title else []
     parts.append(f"{READING} {COVERED}")
     if any(not own.exact and own.users for own in estimates.values()):
         parts.append(AVERAGED)
@@ -79,20 +80,23 @@ def markdown(
         for trust in sorted(groups, key=_rank):
             parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
     if found:
-        parts += [f"## minus {found[0].against.title}", _paired(), "\n".join(_gains(found))]
-        parts += ["\n".join(f"- {line}" for line in crossings(grid, found))]
+        against = escaped(found[0].against.title)
+        parts += [f"## minus {against}", _paired(), "\n".join(_gains(found))]
+        parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, found))]
     parts += ["## What epsilon means, and what it cost", *_costs(lines)]
     if len(grid.methods) == 1 and len(lines) > 1 and "loss" in measures:
         parts.append(_lowest(lines))
     if unequal := _fine_tuning(lines):
         parts.append(unequal)
-    if early := [run for run in outcomes if (run.summary or {}).get("ended_early")]:
-        parts.append("\n".join(
-            f"- {run.cell.says} ended early: {(run.summary or {})['ended_early']}" for run in early
-        ))  # fmt: skip
+    early = [
+        f"{run.cell.says} ended early: {run.summary['ended_early']}"
+        for run in outcomes
+        if run.summary and run.summary.get("ended_early")
+    ]
+    parts.append("\n".join(f"- {escaped(line)}" for line in early))
     if gaps := [run for run in outcomes if run.summary is None]:
-        parts.append("## Not here")
-        parts.append("\n".join(f"- {run.cell.says}: {run.reason or 'not run yet'}" for run in gaps))
+        told = [f"{run.cell.says}: {run.reason or 'not run yet'}" for run in gaps]
+        parts += ["## Not here", "\n".join(f"- {escaped(line)}" for line in told)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -111,14 +115,15 @@ def _figures(
     first = next(iter(grid.axes), "")
     names = [value.name for value in grid.axes.get(first, [])]
     shown = [name for name in names if any(line.point[first] == name for line in lines)] or [""]
-    heads = [f"{first} {name}".strip() or measure for name in shown]
+    heads = [escaped(f"{first} {name}".strip()) or measure for name in shown]
     rows: dict[str, dict[str, str]] = {}
     for line in lines:
         own = estimates.get((line, measure))
         if own is not None:
             rest = [f"{axis} {value}" for axis, value in line.point.items() if axis != first]
             cell = _cell(own, measure) + ("" if line.guaranteed else "<br>no guarantee")
-            rows.setdefault(", ".join([line.title, *rest]), {})[line.point.get(first, "")] = cell
+            title = escaped(", ".join([line.title, *rest]))
+            rows.setdefault(title, {})[line.point.get(first, "")] = cell
     body = [[title, *(own.get(name, "-") for name in shown)] for title, own in rows.items()]
     return _table(["", *heads], body)
 
@@ -147,7 +152,7 @@ def _gains(found: Sequence[Difference]) -> list[str]:
     measures = [m for m in MEASURES if any(one.measure == m for one in found)]
     rows: dict[str, dict[str, str]] = {}
     for one in found:
-        title = ", ".join([one.method.title, *map(" ".join, one.point.items())])
+        title = escaped(", ".join([one.method.title, *map(" ".join, one.point.items())]))
         title += "" if one.alike else " (another trust: no rival)"
         own, digits = one.estimate, 4
         parts = [f"{own.value:+.{digits}f}"]
@@ -164,7 +169,7 @@ def _costs(lines: Sequence[Line]) -> list[str]:
     for trust, own in by_trust([line for line in lines if not line.reference]).items():
         body = [
             [
-                ", ".join([line.title, *map(" ".join, line.point.items())]),
+                escaped(", ".join([line.title, *map(" ".join, line.point.items())])),
                 line.stated_epsilon,
                 *(COLUMNS[name](line.runs[0].summary) for name in MEANING),
             ]
@@ -178,7 +183,8 @@ def _lowest(lines: Sequence[Line]) -> str:
     """The settings with the lowest loss, of one method's grid."""
     found = [line for line in lines if not line.reference and line.values("loss")]
     best = min(found, key=_loss)
-    settings, loss = ", ".join(map(" ".join, best.point.items())), min(map(_loss, found))
+    settings = escaped(", ".join(map(" ".join, best.point.items())))
+    loss = _loss(best)
     return f"Lowest loss: {settings} ({loss:.4f}). Choosing it is paid for by none of the runs."
 
 
@@ -197,19 +203,24 @@ def _fine_tuning(lines: Sequence[Line]) -> str:
                 found.setdefault(line.method.title, set()).add(str(run.benchmark.get(key, "-")))
         if len(set(map(frozenset, found.values()))) > 1:
             told = ", ".join(f"{name} {' and '.join(sorted(own))}" for name, own in found.items())
-            parts.append(f"{key.replace('_', ' ')} ({told})")
+            parts.append(f"{key.replace('_', ' ')} ({escaped(told)})")
     if not parts:
         return ""
     return f"The downstream model was not fine-tuned in the same way: {'; '.join(parts)}."
 
 
+def escaped(text: str) -> str:
+    """A name from a grid file or a summary as it is, on one line of markdown."""
+    return re.sub(r"([\\`*_\[\]<>#~])", r"\\\1", " ".join(text.split()))
+
+
 def _table(head: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
     rows = [list(head), ["---", *["---:"] * (len(head) - 1)], *body]
-    return [f"| {' | '.join(map(_plain, row))} |" for row in rows]
+    return [f"| {' | '.join(map(in_cell, row))} |" for row in rows]
 
 
-def _plain(cell: str) -> str:
-    """A table's cell on one line: names are whatever a grid file or a summary says."""
+def in_cell(cell: str) -> str:
+    """Markdown as a table's cell: on one line, its bars no borders."""
     return " ".join(cell.split()).replace("|", "\\|")
 
 

@@ -26,16 +26,16 @@ before it (`AggregatorNoise.charge` of `strategies.engine` says why that is righ
 from __future__ import annotations
 
 import bisect
-import fcntl
 import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+from privsyn_flower.files import Held, held
 from privsyn_flower.privacy.ledger.charges import Charge, find, replay
 from privsyn_flower.privacy.ledger.filters import (
     ADJACENCY,
@@ -257,22 +257,15 @@ class Ledger:
         A lock file beside the ledger, held by `flock`: it vanishes with its process, however
         that ends, so no lock is ever stale. Single operations stay open to other processes.
         """
-        lock = self.path.with_name(self.path.name + ".lock")
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                stack.enter_context(held(self.path.with_name(self.path.name + ".lock")))
+            except Held as error:
                 raise LedgerInUse(
-                    f"{self.path} is in use by the run of process {owner or 'unknown'}: wait "
+                    f"{self.path} is in use by the run of process {error.owner}: wait "
                     "for it, end it, or use another ledger (key ledger)"
                 ) from None
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
             yield
-        finally:
-            os.close(descriptor)
 
     def _read(self) -> list[Charge]:
         with locked(self.path) as handle:

@@ -65,6 +65,7 @@ def tuned_adapter(recipe: Recipe[Any], seeds: Sequence[str], purpose: str) -> Pa
         lora_alpha=options.lora_alpha,
         device=config.models.device,
         progress=recipe.run.progress,
+        section="sft",
     )
     recipe.models.generator().rest()
     rng = seeded(config.seed, purpose, "sft")

@@ -256,15 +256,9 @@ class GeneralisedFedAvg(Strategy):
 
 def update_facts(mean: F64, noise_std: float) -> dict[str, float]:
     """Public figures of a noisy mean update (d,) with noise of std `noise_std` per coordinate.
-
-    signal_to_noise: the norm of the mean without noise is not known; what is estimated is
-    sqrt(max(0, |mean|^2 - d std^2)) over sqrt(d) std, which is 0 to pure noise.
-    """
-    norm, noise = float(np.linalg.norm(mean)), noise_std * math.sqrt(len(mean))
-    facts = {"update_norm": norm, "noise_norm_expected": noise}
-    if noise > 0:
-        facts["signal_to_noise"] = math.sqrt(max(0.0, (norm / noise) ** 2 - 1))
-    return facts
+    What it has beyond its noise is the round's `excess` (`evaluation.signal`)."""
+    noise = noise_std * math.sqrt(len(mean))
+    return {"update_norm": float(np.linalg.norm(mean)), "noise_norm_expected": noise}
 
 
 def _description(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[str, tuple[int, ...]]]:

@@ -231,8 +231,9 @@ def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
     config = check_adapter(start, base)
     if (config["r"], config["lora_alpha"]) != (tuning.lora_rank, tuning.lora_alpha):
         raise AdapterError(
-            f"{start} has rank {config['r']} and alpha {config['lora_alpha']}, but popri.lora-rank "
-            f"= {tuning.lora_rank} and popri.lora-alpha = {tuning.lora_alpha}"
+            f"{start} has rank {config['r']} and alpha {config['lora_alpha']}, but "
+            f"{tuning.key('lora_rank')} = {tuning.lora_rank} and {tuning.key('lora_alpha')} = "
+            f"{tuning.lora_alpha}"
         )
     load_weights(model, start)
 

@@ -60,8 +60,8 @@ def epoch_metrics(
             values = [step[name] for step in logged]
             if not np.isfinite(values).all():
                 raise RuntimeError(
-                    f"preference training: {name} is not finite; lower popri.learning-rate = "
-                    f"{tuning.learning_rate}"
+                    f"preference training: {name} is not finite; lower "
+                    f"{tuning.key('learning_rate')} = {tuning.learning_rate}"
                 )
             summary |= {
                 name: float(np.mean(values)), f"{name}_first": values[0], f"{name}_last": values[-1]

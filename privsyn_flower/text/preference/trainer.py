@@ -56,6 +56,7 @@ class PreferenceTrainer:
         gradient_checkpointing: less memory for a third more time; None: on CUDA.
         save_seconds: time between checkpoints; the end of an epoch always leaves one.
         progress: True for a bar on stderr in long trainings, or a function to call.
+        section: of the configuration that these are from, which errors name.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class PreferenceTrainer:
         gradient_checkpointing: bool | None = None,
         save_seconds: float = 60.0,
         progress: bool | Progress = True,
+        section: str = "popri",
     ) -> None:
         self.tuning = Tuning(
             method=method, beta=beta, label_smoothing=label_smoothing,
             learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps,
             epochs=epochs, batch_size=batch_size, micro_batch_size=micro_batch_size,
             lora_rank=lora_rank, lora_alpha=lora_alpha, ending=ending,
+            section=section,
         )  # fmt: skip
         found = training_device(device)
         if gradient_checkpointing is None:
@@ -127,7 +130,7 @@ class PreferenceTrainer:
         folder = local_folder(self.setting.model, KEY)
         about = {
             "model": folder_fingerprint(folder) if folder else os.fspath(self.setting.model),
-            "tuning": asdict(self.tuning),
+            "tuning": {k: v for k, v in asdict(self.tuning).items() if k != "section"},
             "dtype": self.setting.dtype,
             "start": file_digest(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
             "seed": seed,

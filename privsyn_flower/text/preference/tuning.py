@@ -14,7 +14,8 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True)
 class Tuning:
-    """The public numbers of a training; the names are those of `[popri]`."""
+    """The public numbers of a training; the names are those of `[popri]` and `[sft]`. section:
+    which of the two, for errors."""
 
     method: Literal["dpo", "sft"]
     beta: float
@@ -28,24 +29,33 @@ class Tuning:
     lora_rank: int
     lora_alpha: float
     ending: str | None
+    section: str = "popri"
 
     def __post_init__(self) -> None:
         if self.method not in {"dpo", "sft"}:
-            raise ValueError(f"popri.training = {self.method!r}: must be 'dpo' or 'sft'")
+            raise ValueError(f"{self.key('training')} = {self.method!r}: must be 'dpo' or 'sft'")
         for name in ("beta", "learning_rate", "lora_alpha"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be above 0")
+                raise ValueError(f"{self.key(name)} = {getattr(self, name)}: must be above 0")
         for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{_key(name)} = {getattr(self, name)}: must be at least 1")
+                raise ValueError(f"{self.key(name)} = {getattr(self, name)}: must be at least 1")
         if self.schedule not in {"cosine", "constant"}:
-            raise ValueError(f"popri.schedule = {self.schedule!r}: must be 'cosine' or 'constant'")
+            raise ValueError(
+                f"{self.key('schedule')} = {self.schedule!r}: must be 'cosine' or 'constant'"
+            )
         if self.warmup_steps < 0:
-            raise ValueError(f"{_key('warmup_steps')} = {self.warmup_steps}: must be at least 0")
+            raise ValueError(
+                f"{self.key('warmup_steps')} = {self.warmup_steps}: must be at least 0"
+            )
         if not 0 <= self.label_smoothing < 0.5:
             raise ValueError(
-                f"{_key('label_smoothing')} = {self.label_smoothing}: must lie in [0, 0.5)"
+                f"{self.key('label_smoothing')} = {self.label_smoothing}: must lie in [0, 0.5)"
             )
+
+    def key(self, name: str) -> str:
+        """The configuration's name of one of these."""
+        return f"{self.section}.{name.replace('_', '-')}"
 
     @property
     def pairs_at_once(self) -> int:
@@ -72,7 +82,3 @@ class Setting:
 def epoch_folder(number: int) -> str:
     """The name of the adapter folder of epoch `number`, from 1."""
     return f"epoch-{number}"
-
-
-def _key(name: str) -> str:
-    return "popri." + name.replace("_", "-")

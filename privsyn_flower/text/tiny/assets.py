@@ -79,7 +79,7 @@ def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
         if not path.is_file() or file_digest(path) != digest:
             raise AssetError(
                 f"{path} is missing or does not have the sha256 of {MANIFEST}: reinstall the "
-                "package, or run `make assets`"
+                "package, or make the model again (scripts/make_assets.py)"
             )
     digests = json.dumps(entry["sha256"], sort_keys=True)
     sides = manifest["packages"] | entry.get("packages", {})

@@ -160,6 +160,38 @@ def test_kept_summaries_stand_for_their_configuration_alone(
     assert [line.partition("-epsilon")[2][:7] for line in calls()[9:]] == ["2-seed1"]
 
 
+def test_a_damaged_summary_is_named_and_stops_no_other(
+    grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
+) -> None:
+    text = grid.read_text().replace("title", 'kept = "kept"\ntitle')
+    grid.write_text(text.replace("seeds = [0, 1]", "seeds = [0]"))
+    given = {"configs": [grid.with_name("pretext.toml")], "program": stand_in}
+    _, outcomes = compare_command(grid, out=tmp_path / "one", **given)
+    folder = outcomes[0].folder
+    assert folder is not None
+    summary, kept = folder / "summary.json", tmp_path / "kept" / f"{outcomes[0].cell.name}.json"
+    whole = kept.read_bytes()
+    kept.write_bytes(whole[:-20])
+    for damaged in (b"", b"{", b"[]", summary.read_bytes()[:-9]):
+        summary.write_bytes(damaged)
+        _, found = compare_command(grid, out=tmp_path / "one", **given)
+        (line,) = failures(found)
+        assert f"{summary} is " in line and f"privsyn run --resume {folder}" in line
+        assert len(calls()) == 2
+    summary.unlink()  # as it says
+    _, outcomes = compare_command(grid, out=tmp_path / "one", **given)
+    assert failures(outcomes) == [] and calls()[2:] == [f"resume {folder.name}"]
+    assert kept.read_bytes() == whole
+    # a kept one alone: the run is made again in its place
+    kept.write_bytes(whole[:-20])
+    (cell,) = [
+        c
+        for c in cells_of(load_grid(grid, given["configs"]), grid, tmp_path / "two")
+        if c.name == kept.stem
+    ]
+    assert f"{kept} is damaged" in look(cell).reason and not look(cell).blocked
+
+
 def test_set_is_for_every_run_and_not_for_what_varies(
     grid: Path, tmp_path: Path, stand_in: Sequence[str]
 ) -> None:

@@ -22,7 +22,7 @@ from privsyn_flower.cli.compare.estimates import (
     numeric,
     paired,
 )
-from privsyn_flower.cli.compare.figures import draw
+from privsyn_flower.cli.compare.figures import draw, plain
 from privsyn_flower.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
 from privsyn_flower.cli.report import DISTRIBUTED, NONE, TRUSTED
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
@@ -148,7 +148,7 @@ def test_no_privacy_and_strange_names_in_tables() -> None:
     runs = [outcome(grid.methods[0], {"users": "250"}, 0, 0.2, epsilon=None, threat_model="none")]
     lines = lines_of(grid, runs)
     page = markdown(grid, lines, [], runs)
-    assert "| a \\| b # c |" in page and "\n# c" not in page
+    assert "| a \\| b \\# c |" in page and "\n# c" not in page
     (row,) = csv.DictReader(io.StringIO(runs_csv(runs)))
     assert row["epsilon"] == "inf"
 
@@ -212,6 +212,39 @@ def test_tables_of_one_grid(tmp_path: Path) -> None:
     assert table_csv([]) == ""
     own = details(grid.methods[0], lines, "make x")
     assert "| (b) | 0.2100 [0.2000, 0.2200] |" in own and "Measured by `make x`" in own
+
+
+def test_names_are_no_markup_in_headings_and_sentences() -> None:
+    given = grid_of()
+    named = [
+        method.model_copy(update={"label": label})
+        for method, label in zip(given.methods, ("*text*\n# x", "<b>train"), strict=True)
+    ]
+    grid = given.model_copy(update={"methods": named, "title": "of `users`\n\n# and [more](x)"})
+    values = {"text": [[0.2, 0.22]] * 3, "train": [[0.25, 0.26]] * 3}
+    runs = outcomes_of(grid, values)
+    gone = Outcome(runs.pop().cell, None, "it_is_damaged: *")
+    lines = lines_of(grid, runs)
+    page = markdown(grid, lines, differences(grid, lines), [*runs, gone])
+    assert page.startswith("# of \\`users\\` \\# and \\[more\\](x)\n\n")
+    assert "\n## minus \\<b\\>train\n" in page
+    assert "\n- \\*text\\* \\# x and \\<b\\>train along users: " in page
+    assert "\n- \\<b\\>train, users 4000, seed 1: it\\_is\\_damaged: \\*\n" in page
+    heads = [line for line in page.splitlines() if line.startswith("#")]
+    assert all("minus" in h or h[:3] in ("## ", "# o") for h in heads) and "# x" not in heads
+
+
+def test_names_in_pictures_are_no_mathematics(tmp_path: Path) -> None:
+    """An unclosed group between two dollars would be an error of matplotlib's."""
+    given = grid_of(["250", "1000"])
+    named = [
+        method.model_copy(update={"label": label})
+        for method, label in zip(given.methods, ("$\\frac{$", "_train"), strict=True)
+    ]
+    grid = given.model_copy(update={"methods": named})
+    runs = outcomes_of(grid, {"text": [[0.2], [0.2]], "train": [[0.3], [0.3]]})
+    assert len(draw(grid, lines_of(grid, runs), tmp_path)) == 2
+    assert plain("_train") == " _train" and plain("a $b$\nc") == r"a \$b\$ c"
 
 
 def test_pictures_of_one_grid(tmp_path: Path) -> None:
