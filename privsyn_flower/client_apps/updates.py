@@ -30,6 +30,7 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.updates import shard_updates, update_bound
 from privsyn_flower.randomness import seeded
+from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.parameters import (
     Parameters,
     ParametersError,
@@ -115,7 +116,7 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
         shapes, linear = base_shapes(folder), linear_weights(folder)
         longest = longest_sequence(folder)
     except Exception as error:
-        raise WireError(Refusal.MODEL, f"{folder} is no causal language model: {error}") from error
+        raise WireError(Refusal.MODEL, f"{folder} is no language model: {error}") from error
     try:
         parameters = unpack_parameters(query.extra["parameters"], shapes)
         layout = trained_layout(parameters, query.options)
@@ -129,7 +130,12 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
             Refusal.MALFORMED,
             f"{layout.length} trained parameters with an answer of {query.length} coordinates",
         )
-    if options.sequence_length + longest_source > longest:
+    encoder = encodes(folder)
+    if encoder and asked is None:
+        raise WireError(Refusal.MALFORMED, f"{folder} reads conditions, and there are none")
+    # An encoder has the condition to itself; else the text comes after it.
+    both = (longest_source, options.sequence_length)
+    if (max(both) if encoder else sum(both)) > longest:
         with_source = f" with condition.max-source = {longest_source}" if asked else ""
         raise WireError(
             Refusal.MALFORMED,

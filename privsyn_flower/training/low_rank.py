@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.digests import file_digest
-from privsyn_flower.text.models.parameters import DOWN, UP
+from privsyn_flower.text.models.parameters import DOWN, UP, empty_model
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ WEIGHT = ".weight"
 
 
 def linear_weights(folder: Path) -> dict[str, bool]:
-    """Weights of a causal LM's linear layers -> whether they are stored as (inputs, outputs).
+    """Weights of a language model's linear layers -> whether they are stored as (inputs, outputs).
 
     From the configuration alone; the last layer, from hidden states to tokens, is not among them.
     """
@@ -38,14 +38,7 @@ def linear_weights(folder: Path) -> dict[str, bool]:
 
 @functools.lru_cache(maxsize=4)
 def _linear_weights(folder: Path, _config: str) -> dict[str, bool]:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from privsyn_flower.text.models.pretrained import know_model
-
-    know_model(folder)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model = empty_model(folder)
     head = model.get_output_embeddings()
     return {
         name + WEIGHT: transposed

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F64, Ints
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.conditions import Pair, encode_pairs
+from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
 from privsyn_flower.text.models.parameters import DOWN, UP
@@ -166,7 +165,7 @@ class LoadedLM:
         """What turns many users' `rows` into their deltas at once; None: they are trained alone."""
         width, device = max_source + options.sequence_length, self._scorer.device
         users = users_together(options, width, self.layout.length, device)
-        if users < 2:
+        if users < 2 or self._scorer.encodes:
             return None
         self._reset()
         return GroupGradients(
@@ -184,7 +183,7 @@ class LoadedLM:
         """Rows of one user's pairs; a text without tokens has none."""
         pairs = [Pair(*own) for own in zip(conditions, texts, strict=True)]
         pairs = pairs[: MOST_TOKENS // (length + max_source)]
-        encoded = encode_pairs(self._scorer.tokenizer, pairs, length, max_source)
+        encoded = self._scorer.encode_pairs(pairs, length=length, max_source=max_source)
         rows = [(ids, leading) for ids, leading in encoded if len(ids) > leading + 1]  # and its end
         for ids, _ in rows:
             self._scorer.check(ids)
@@ -206,7 +205,7 @@ class LoadedLM:
         else:
             count = min(options.batch_size, _together(width))
             once = replace(options, epochs=1, max_steps=1)
-            self._fit([([0] * width, 1)] * count, once, seeded(0, "rehearsal"))
+            self._fit([([0] * width, max(1, max_source))] * count, once, seeded(0, "rehearsal"))
         self._rehearsed.add(size)
 
     def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> F64:
@@ -247,11 +246,7 @@ class LoadedLM:
         tokens = _predicted(rows)
         for first in range(0, len(rows), together):
             part = rows[first : first + together]
-            # Padding comes after all that is looked at.
-            ids, mask = pad_rows([row for row, _ in part], 0)
-            ids, mask = ids.to(self._scorer.device), mask.to(self._scorer.device)
-            leading = [before for _, before in part]
-            loss = causal_loss(self._scorer.model, ids, mask, leading)
+            loss = self._scorer.loss(part)
             if len(part) < len(rows):
                 loss = loss * (_predicted(part) / tokens)
             loss.backward()  # type: ignore[no-untyped-call]

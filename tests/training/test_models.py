@@ -323,10 +323,12 @@ def test_large_batches_go_through_in_parts(folder: Path, monkeypatch: Any) -> No
     options = replace(OPTIONS, epochs=1, batch_size=100)
     whole = delta_of(model, parameters, options)
     calls = []
-    real = models.causal_loss
+    real = lm_metrics.causal_loss
     monkeypatch.setattr(models, "BATCH_TOKENS", 24)
     monkeypatch.setattr(
-        models, "causal_loss", lambda m, ids, *more: calls.append(ids.shape) or real(m, ids, *more)
+        lm_metrics,
+        "causal_loss",
+        lambda m, ids, *more: calls.append(ids.shape) or real(m, ids, *more),
     )
     parts = delta_of(model, parameters, options)
     assert len(calls) == 3 and max(rows * width for rows, width in calls) <= 24
@@ -346,16 +348,15 @@ def test_one_copy_of_the_weights_serves_training_and_evaluation(folder: Path) ->
 
 
 def test_a_rehearsal_is_one_step_on_made_up_tokens_once(folder: Path, monkeypatch: Any) -> None:
-    from privsyn_flower.training import models
 
     model, parameters, seen = CausalLM(lm_metrics.load_scorer(folder, "cpu")), moved(folder), []
-    real = models.causal_loss
+    real = lm_metrics.causal_loss
 
     def watched(lm: Any, ids: Any, *more: Any) -> Any:
         seen.append(ids)
         return real(lm, ids, *more)
 
-    monkeypatch.setattr(models, "causal_loss", watched)
+    monkeypatch.setattr(lm_metrics, "causal_loss", watched)
     options = replace(OPTIONS, batch_size=1000, epochs=50, sequence_length=64)
     alone = delta_of(model, parameters)
     seen.clear()
@@ -424,16 +425,15 @@ def test_one_step_of_rate_one_is_minus_the_gradient_of_the_pair_loss(folder: Pat
 
 def test_a_condition_is_read_and_has_no_loss(folder: Path, monkeypatch: Any) -> None:
     """Other words in it change what is predicted after them, and are themselves not predicted."""
-    from privsyn_flower.training import models
 
     model, parameters, seen = load_model(folder, "cpu"), moved(folder), []
-    real = models.causal_loss
+    real = lm_metrics.causal_loss
 
     def watched(lm: Any, ids: Any, mask: Any, leading: Any) -> Any:
         seen.append((ids, mask, leading))
         return real(lm, ids, mask, leading)
 
-    monkeypatch.setattr(models, "causal_loss", watched)
+    monkeypatch.setattr(lm_metrics, "causal_loss", watched)
     first = conditioned(model, parameters, CONDITIONS)
     other = conditioned(model, parameters, [f"Keywords: tea {i}" for i in range(len(TEXTS))])
     assert np.abs(first - other).max() > 1e-3
@@ -456,9 +456,9 @@ def test_pairs_go_through_in_parts_and_are_bounded(folder: Path, monkeypatch: An
     parts = conditioned(model, parameters, CONDITIONS)
     assert np.abs(parts - whole).max() < 1e-5 < 1e-3 < np.abs(whole).max()
     widths = []
-    real = models.pad_rows
+    real = lm_metrics.pad_rows
     monkeypatch.setattr(
-        models, "pad_rows", lambda rows, pad: widths.extend(map(len, rows)) or real(rows, pad)
+        lm_metrics, "pad_rows", lambda rows, pad: widths.extend(map(len, rows)) or real(rows, pad)
     )
     long = ["Keywords: " + "lemma, " * 10_000] * len(TEXTS)
     assert conditioned(model, parameters, long, max_steps=1, batch_size=3) is not None
