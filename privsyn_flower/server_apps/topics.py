@@ -11,6 +11,7 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.files import build_folder
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.conditions import end_of_text
+from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.protocols import Embedder
 from privsyn_flower.text.topic_training import make_topics
@@ -49,7 +50,7 @@ def check_generator(config: RunConfig, generator: Path) -> None:
     asked.
 
     A condition and a text stand one after the other in a causal model; an encoder-decoder model
-    has one of them in either part, and is trained nowhere here.
+    has one of them in either part.
     """
     from privsyn_flower.text.models.pretrained import load_tokenizer
 
@@ -58,14 +59,8 @@ def check_generator(config: RunConfig, generator: Path) -> None:
     except ValueError as error:
         raise ConfigError(str(error)) from None
     source, text = config.ctcl.max_source, config.evaluation.sequence_length
-    facts = json.loads((generator / "config.json").read_text("utf-8"))
-    two_parts, longest = bool(facts.get("is_encoder_decoder")), longest_sequence(generator)
-    if two_parts and config.updates:
-        raise ConfigError(
-            f"models.conditional = {generator} is an encoder-decoder model, which the nodes do not "
-            "train: name a causal one, or set ctcl.generator-training = false"
-        )
-    if (max(source, text) if two_parts else source + text) > longest:
+    longest = longest_sequence(generator)
+    if (max(source, text) if encodes(generator) else source + text) > longest:
         raise ConfigError(
             f"ctcl.max-source = {source} and evaluation.sequence-length = {text}: "
             f"models.conditional = {generator} takes at most {longest} tokens; lower one"

@@ -28,6 +28,7 @@ from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, 
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.topics import load_topics
 from tests.conftest import node_context, sentences
+from tests.text.test_conditional import bart_folder  # noqa: F401 - a fixture
 
 HANDLERS = {
     "query.hello": client.hello,
@@ -304,6 +305,25 @@ def test_a_trusted_aggregator_correlates_the_rounds(
     assert summary["threat_model"].startswith("trusted aggregator")
     assert summary["rounds"] == 2 and len(charges(tmp_path)) == 3
     assert statement(config).epsilon <= 500
+
+
+def test_an_encoder_decoder_generator(
+    configured: Any,
+    loopback: Any,
+    bart_folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """BART, as in the paper: trained on the nodes, copied where nothing is trained."""
+    keys = {"models.conditional": str(bart_folder), "ctcl.max-source": 30}
+    summary, grid = run(configured(**keys), loopback, tmp_path / "both")
+    assert asked(grid)["train"] == 6 and summary["synthetic_samples"] > 0
+    alone = configured(**keys, **{"ctcl.generator-training": False})
+    summary, _ = run(alone, loopback, tmp_path / "alone")
+    weights = [folder / "model.safetensors" for folder in (tmp_path / "alone/model", bart_folder)]
+    assert weights[0].read_bytes() == weights[1].read_bytes() and summary["synthetic_samples"] > 0
+    assert (tmp_path / "both" / "model" / "model.safetensors").read_bytes() != weights[
+        1
+    ].read_bytes()
 
 
 def test_classes_are_counted_and_written(
