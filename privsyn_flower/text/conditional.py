@@ -18,14 +18,16 @@ from privsyn_flower.text.conditions import (
     MAX_SOURCE,
     Pair,
     encode_prompts,
+    encode_sources,
     encode_texts,
     end_of_text,
     prompt,
 )
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows
+from privsyn_flower.text.models.batches import IGNORED, pad_rows
 from privsyn_flower.text.models.decoding import Seq2SeqBatch
 from privsyn_flower.text.models.devices import one_worker
+from privsyn_flower.text.models.encoder_decoders import decoder_start
 from privsyn_flower.text.models.pretrained import model_config
 
 if TYPE_CHECKING:
@@ -136,11 +138,7 @@ class Seq2SeqLM(ConditionalLM):
     @property
     def first(self) -> int:
         """The token that the decoder starts from. Raises ValueError for a model without one."""
-        config = self.model.config
-        for token in (self.tokenizer.bos_token_id, config.decoder_start_token_id):
-            if token is not None:
-                return int(token)
-        raise ValueError(f"{KEY} = {os.fspath(self._name)!r} names no decoder_start_token_id")
+        return decoder_start(self.tokenizer, self.model.config)
 
     def collate(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """As for a causal model: the decoder is taught the text's tokens and its end."""
@@ -161,9 +159,7 @@ class Seq2SeqLM(ConditionalLM):
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """The encoder has room of its own, and reads the tokenizer's special tokens."""
-        rows = encode(self.tokenizer, prompts, min(self.max_source, self._context))
-        # An encoder needs something to read, also where nothing is said.
-        return [row or [end_of_text(self.tokenizer)] for row in rows]
+        return encode_sources(self.tokenizer, prompts, min(self.max_source, self._context))
 
     def _batch(self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32) -> list[str]:
         return Seq2SeqBatch(self, prompts, copies, uniforms, self.first).run()

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from privsyn_flower.text.models.batches import encode
+
 SEPARATOR = "\n\n"  # between a condition and its text
 NEUTRAL = "Document:"  # stands before a text of which nothing is said
 MAX_SOURCE = 128  # most tokens of a condition (CTCL's released code)
@@ -57,6 +59,13 @@ def encode_prompts(
         if len(row) > most:
             row[:] = row[: most - len(blank)] + blank
     return rows
+
+
+def encode_sources(tokenizer: Any, conditions: Sequence[str], most: int) -> list[list[int]]:
+    """Ids of each condition for an encoder, with the tokenizer's special tokens, at most `most`."""
+    rows = encode(tokenizer, conditions, most)
+    # An encoder needs something to read, also where nothing is said.
+    return [row or [end_of_text(tokenizer)] for row in rows]
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], most: int) -> list[list[int]]:
