@@ -210,11 +210,8 @@ def test_a_training_on_public_pairs_teaches_the_condition(
     class Killed(RuntimeError):
         pass
 
-    counts: list[float] = []
-
     def progress(stage: str, done: float, total: float, note: str = "") -> None:
-        counts.append(done)
-        if done >= 9 and len(counts) < 12:
+        if done >= 5:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
@@ -223,10 +220,10 @@ def test_a_training_on_public_pairs_teaches_the_condition(
             train_on_pairs(
                 generator._name, pairs, tmp_path / "again", how, device="cpu", progress=progress
             )
-        assert not (tmp_path / "again").exists()
-        again = train_on_pairs(
-            generator._name, pairs, tmp_path / "again", how, device="cpu", progress=False
-        )
+    assert not (tmp_path / "again").exists()
+    again = train_on_pairs(
+        generator._name, pairs, tmp_path / "again", how, device="cpu", progress=False
+    )
     assert again["steps"] == 40
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
