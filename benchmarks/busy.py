@@ -1,12 +1,16 @@
 """What runs on the CPU in the main job, idle and beside a process that keeps one core busy.
 
-    python benchmarks/busy.py [--repeat 3] [--size 1.0] [--part embedding]
+    python benchmarks/busy.py [--repeat 3] [--size 1.0] [--part embedding | --two]
 
 Each part is a process of its own with a fixed amount of work, in turns alone and beside a busy
 loop; both may use the same two cores, as they like. Throughput beside it over throughput alone: a
 fair share is 0.5. Goals: at least 0.45 for embedding and generation, 0.4 for fine-tuning. CPU
 seconds are of the work alone, without loading; where other work runs meanwhile, they mean more than
 the ratios.
+
+Then a benchmark's fine-tunings: two of the demo's, measured on as many users, one after the other
+in this process and at once in two, in turns; the goal is at most 0.65 of the seconds. --two: only
+these.
 """
 
 from __future__ import annotations
@@ -118,6 +122,37 @@ def measured(part: str, size: float, *, busy: bool) -> dict[str, float]:
     return found
 
 
+def two_fine_tunings(size: float, at_once: int) -> dict[str, float]:
+    """Seconds, and CPU seconds with those of other processes."""
+    from privsyn_flower.evaluation.downstream import Downstream
+    from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+    from privsyn_flower.evaluation.tuning import Tuning
+
+    model = Downstream(ASSETS / "downstream", length=64)
+    rows, users = model.encode(texts(6000)), {"all": model.encode(texts(1000))}
+    tuning = Tuning(max(1, round(80 * size)), 32, 64, 1e-3)
+    wanted = [FineTuning(f"{n}", rows[n * 3000 : (n + 1) * 3000], tuning, f"{n}") for n in (0, 1)]
+    start, cpu = time.perf_counter(), os.times()
+    sums_after(model, wanted, users, at_once=at_once)
+    spent = zip(os.times()[:4], cpu[:4], strict=True)
+    return {"seconds": time.perf_counter() - start, "cpu": sum(end - begun for end, begun in spent)}
+
+
+def side_by_side(repeat: int, size: float) -> None:
+    """Print both ways' medians, and the median of the ratios of turns that followed each other."""
+    turns = [[two_fine_tunings(size, at_once) for at_once in (1, 2)] for _ in range(repeat)]
+    one, two = ([turn[way] for turn in turns] for way in (0, 1))
+    ratios = [turn[1]["seconds"] / turn[0]["seconds"] for turn in turns]
+    print(
+        f"two fine-tunings: one after the other {middle(one, lambda run: run['seconds']):.1f} s "
+        f"({middle(one, lambda run: run['cpu']):.1f} of CPU), "
+        f"at once {middle(two, lambda run: run['seconds']):.1f} s "
+        f"({middle(two, lambda run: run['cpu']):.1f}); ratio {statistics.median(ratios):.2f} "
+        f"(goal: at most 0.65), in turns {', '.join(f'{ratio:.2f}' for ratio in ratios)}; "
+        f"load {os.getloadavg()[0]:.2f}"
+    )
+
+
 def middle(runs: list[dict[str, float]], value: Callable[[dict[str, float]], float]) -> float:
     """The median of a figure over repeated runs."""
     return statistics.median(map(value, runs))
@@ -134,12 +169,16 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--size", type=float, default=1.0, help="of the usual amount of work")
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--two", action="store_true", help="the two fine-tunings alone")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
         print(json.dumps(measure(options.part[0], options.size)))
         return
     two_cores()
+    if options.two:
+        side_by_side(options.repeat, options.size)
+        return
     head = ("part", "alone/s", "beside/s", "ratio", "goal", "cpu ms", "beside", "load")
     print("".join(f"{title:>13}" for title in head))
     for part in options.part or PARTS:
@@ -151,6 +190,8 @@ def main() -> None:
         cost = [middle(runs[busy], lambda run: 1e3 * run["cpu"] / run["items"]) for busy in runs]
         cells = (rate[0], rate[1], rate[1] / rate[0], GOALS[part], *cost, os.getloadavg()[0])
         print(f"{part:>13}" + "".join(f"{cell:13.2f}" for cell in cells), flush=True)
+    if not options.part:
+        side_by_side(options.repeat, options.size)
 
 
 if __name__ == "__main__":

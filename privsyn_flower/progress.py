@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -63,16 +64,33 @@ def bar(progress: bool | Progress, stage: str, total: int) -> Iterator[Callable[
 
 
 class Steps:
-    """Several long tasks on one line of progress, each named when it begins."""
+    """Several long tasks on one line of progress, each named when it begins.
+
+    Threads may share it.
+    """
 
     def __init__(self, progress: Progress, stage: str, total: int) -> None:
         self.progress, self.stage, self.total = progress, stage, total
-        self.begun = 0
+        self.done, self._under_way = 0, list[str]()
+        self._lock = threading.Lock()
 
-    def begin(self, name: str) -> None:
-        """The next task; the one before is done."""
-        self.progress(self.stage, self.begun, self.total, name)
-        self.begun += 1
+    @contextmanager
+    def task(self, name: str) -> Iterator[None]:
+        """One of them, from its beginning to its end; others may go on beside it."""
+        with self._lock:
+            self._under_way.append(name)
+            self._tell()
+        yield
+        with self._lock:
+            self._under_way.remove(name)
+            self.done += 1
+            if self._under_way:
+                self._tell()
+
+    def _tell(self) -> None:
+        *others, last = self._under_way
+        note = f"{last}, beside {len(others)} more" if others else last
+        self.progress(self.stage, self.done, self.total, note)
 
     def end(self) -> None:
         """All are done, also where they came to be fewer."""

@@ -47,6 +47,14 @@ def imported(path: Path, module: str) -> set[str]:
     return found
 
 
+def opened(path: Path) -> set[str]:
+    """Which of a federation's methods that open private or held-out text a file calls."""
+    nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+    called = [node.func for node in nodes if isinstance(node, ast.Call)]
+    named = {function.attr for function in called if isinstance(function, ast.Attribute)}
+    return named & {"shard", "held_out"}
+
+
 def graph_of(root: Path) -> Graph:
     """module -> the modules of the package that it imports; a name counts for its module."""
     paths = {module_name(path, root): path for path in root.rglob("*.py")}
@@ -76,3 +84,15 @@ def test_the_check_above_can_fail(tmp_path: Path, late: str) -> None:
     with pytest.raises(CycleError) as found:
         TopologicalSorter(graph_of(root)).prepare()
     assert set(found.value.args[1]) == {"house.first", "house.second", "house.room"}
+
+
+def test_private_and_held_out_text_is_opened_in_these_files_alone() -> None:
+    """Rule 4: on nodes, and in simulation by the benchmark."""
+    root = Path(privsyn_flower.__file__).parent
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if opened(path)}
+    assert found == {
+        "benchmark/benchmark.py",
+        "benchmark/fine_tunings.py",
+        "benchmark/private.py",
+        "client_apps/node/simulated.py",
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,31 @@ def test_half_a_line_costs_the_events_on_it_and_nothing_else(tmp_path: Path) -> 
 def test_steps_are_named_when_they_begin() -> None:
     events: list[Any] = []
     steps = Steps(lambda *event: events.append(event), "benchmark", 3)
-    steps.begin("one")
-    steps.begin("two")
+    with steps.task("one"):
+        pass
+    with steps.task("two"):
+        pass
     steps.end()  # the third was not needed
     assert events == [("benchmark", 0, 3, "one"), ("benchmark", 1, 3, "two"), ("benchmark", 3, 3)]
+
+
+def test_steps_side_by_side_never_go_back() -> None:
+    events: list[Any] = []
+    steps = Steps(lambda *event: events.append(event[1:]), "benchmark", 4)
+    with ExitStack() as first:
+        first.enter_context(steps.task("one"))
+        with steps.task("two"):
+            pass
+        second = ExitStack()
+        second.enter_context(steps.task("three"))
+    second.close()
+    with steps.task("four"):
+        pass
+    assert events == [
+        (0, 4, "one"),
+        (0, 4, "two, beside 1 more"),
+        (1, 4, "one"),
+        (1, 4, "three, beside 1 more"),
+        (2, 4, "three"),
+        (3, 4, "four"),
+    ]

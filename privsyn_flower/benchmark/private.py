@@ -1,7 +1,7 @@
 """Private and held-out text of a simulated run, with embeddings, for its benchmark.
 
-With `benchmark.py` the ONLY file that opens such text outside the nodes (rule 4):
-in simulation, with `benchmark = true`, and only the ServerApp may import it.
+With `benchmark.py` and `fine_tunings.py` the ONLY file that opens such text outside the nodes (rule
+4): in simulation, with `benchmark = true`, and only the ServerApp may import it.
 """
 
 from __future__ import annotations

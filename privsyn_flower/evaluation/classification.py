@@ -18,8 +18,8 @@ import numpy as np
 from privsyn_flower.arrays import F64, I64
 from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.downstream import EVALUATION_BATCH, Parts, own_generator
+from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Batch, Tuning, batches
-from privsyn_flower.evaluation.work import rows_digest
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import encode, pad_rows
@@ -35,11 +35,6 @@ class Example:
 
 
 Examples = list[Example]
-
-
-def examples_digest(examples: Examples) -> str:
-    """sha256 of examples: ids and classes."""
-    return rows_digest([[one.label, *one.ids] for one in examples])
 
 
 class Classifier:
@@ -66,7 +61,7 @@ class Classifier:
                 f"popri.labels = {', '.join(labels)!r}: a classifier needs at least 2 distinct "
                 "classes"
             )
-        self.labels = tuple(labels)
+        self.source, self.labels, self.seed = model, tuple(labels), seed
         self.length, self.device = length, training_device(device)
         self.tokenizer = load_tokenizer(model, "models.downstream")
         self.model = _with_head(model, len(labels), seed).to(self.device)
@@ -92,6 +87,24 @@ class Classifier:
         ]
         rows = encode(self.tokenizer, [text for text, _ in usable], self.length)
         return [Example(row, k) for row, (_, k) in zip(rows, usable, strict=True) if row]
+
+    def packed(self, examples: Examples) -> list[list[int]]:
+        """Examples as rows of numbers, the class first: for digests and files."""
+        return [[one.label, *one.ids] for one in examples]
+
+    def unpacked(self, rows: Rows) -> Examples:
+        """The inverse of `packed`."""
+        return [Example(list(row[1:]), row[0]) for row in rows]
+
+    def said(self) -> dict[str, Any]:
+        """What another process needs to load the same model."""
+        return {
+            "model": os.fspath(self.source),
+            "labels": list(self.labels),
+            "length": self.length,
+            "device": self.device,
+            "seed": self.seed,
+        }
 
     def reset(self) -> None:
         """Back to the pretrained weights and the first head."""

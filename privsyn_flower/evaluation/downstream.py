@@ -8,7 +8,6 @@ epochs. Texts are tokenised once: the papers' code tokenised twice, which made m
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,8 +19,9 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
 from privsyn_flower.evaluation.rows import Rows, SpecialTokens, TokenRows, encoded, row_lengths
+from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
 from privsyn_flower.evaluation.tuning import Batch, Precision, Tuning, batches
-from privsyn_flower.evaluation.work import Work, rows_digest
+from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.models.batches import causal_loss, pad_rows, unknown_token
 from privsyn_flower.text.models.devices import one_worker, training_device
@@ -133,6 +133,14 @@ class Downstream:
         task = _NextToken(rows, tuning, self._pad, self.device)
         return fit(self.model, task, tuning, self.device, Watch(progress, stage, work, score))
 
+    def packed(self, rows: Rows) -> Rows:
+        """What is learned from or tested on, as token ids alone: for digests and files."""
+        return rows
+
+    def unpacked(self, rows: TokenRows) -> TokenRows:
+        """The inverse of `packed`."""
+        return rows
+
     def said(self) -> dict[str, Any]:
         """What another process needs to load the same model."""
         return {
@@ -242,30 +250,36 @@ def choose_learning_rate(
     progress: Progress = silent,
     *,
     work: Work | None = None,
+    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The rate with the least loss on public validation text after tuning on public text.
 
     Both sets must be public. Returns (rate, {rate: loss}); a single rate is taken untested.
-    Raises ValueError without rates.
+    at_once: `sums_after`. Raises ValueError without rates.
     """
     if not rates:
         raise ValueError("evaluation.learning-rates is empty: name at least one")
     if len(rates) == 1:
         return rates[0], {}
-
-    def tried(rate: float, folder: Path | None) -> float:
-        trial = replace(tuning, learning_rate=rate)
-        stage = f"learning rate {rate:g} on public text"
-        model.fine_tune(train, trial, progress, stage, work=folder)
-        return model.loss(validation)
-
-    about = [model.said(), vars(tuning), rows_digest(train), rows_digest(validation)]
-    losses: dict[float, float] = {
-        rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
-        for rate in rates
-    }
+    users = {"public": validation}
+    sums = sums_after(
+        model, trials(rates, train, tuning), users, at_once=at_once, progress=progress, work=work
+    )
+    totals = {rate: sums[f"rate {rate}"][0] for rate in rates}
+    losses = {rate: float(total[0] / total[2]) for rate, total in totals.items()}
     best = min(losses, key=lambda rate: losses[rate])
     return best, {f"{rate:g}": round(loss, 5) for rate, loss in losses.items()}
+
+
+def trials(rates: Sequence[float], rows: Any, tuning: Tuning) -> list[FineTuning]:
+    """The fine-tunings on public text that a learning rate is chosen by, named `rate R`."""
+    return [
+        FineTuning(
+            f"rate {rate}", rows, replace(tuning, learning_rate=rate),
+            f"learning rate {rate:g} on public text",
+        )
+        for rate in rates
+    ]  # fmt: skip
 
 
 def _copied(model: Any) -> dict[str, Any]:

@@ -24,11 +24,16 @@ from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.classification import (
     Classifier,
     Examples,
-    examples_digest,
     macro_f1,
 )
-from privsyn_flower.evaluation.downstream import Adapter, Downstream, choose_learning_rate
+from privsyn_flower.evaluation.downstream import (
+    Adapter,
+    Downstream,
+    choose_learning_rate,
+    trials,
+)
 from privsyn_flower.evaluation.rows import Rows
+from privsyn_flower.evaluation.side_by_side import sums_after
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import build_folder, file_digest
@@ -100,9 +105,11 @@ def rehearse(
     *,
     tuning: Tuning | None = None,
     work: Work | None = None,
+    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate, chosen on public text: adapt to half of the minority's modules, test
-    on the other half; without a minority, the pool and the public validation text."""
+    on the other half; without a minority, the pool and the public validation text. at_once:
+    fine-tunings (`side_by_side`)."""
     rates = [float(rate) for rate in split_list(config.evaluation.learning_rates)]
     train: Rows = []
     validation: Rows = []
@@ -117,7 +124,8 @@ def rehearse(
         if not train or not validation:
             raise ConfigError(NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
     tuning = tuning or tuning_of(config)
-    return choose_learning_rate(model, rates, train, validation, tuning, progress, work=work)
+    given = model, rates, train, validation, tuning, progress
+    return choose_learning_rate(*given, work=work, at_once=at_once)
 
 
 def rehearse_classes(
@@ -126,9 +134,11 @@ def rehearse_classes(
     public: Examples,
     progress: Progress = silent,
     work: Work | None = None,
+    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate of the best macro-F1: half of the labelled public texts to train on, the
-    others to test on. A single rate is taken untested. Raises ConfigError without such text."""
+    others to test on. A single rate is taken untested. at_once: as in `rehearse`. Raises
+    ConfigError without such text."""
     options = config.evaluation
     rates = [float(rate) for rate in split_list(options.learning_rates)]
     if len(rates) == 1:
@@ -136,18 +146,9 @@ def rehearse_classes(
     if not rates or len(public) < 2:
         raise ConfigError(NO_REHEARSAL.format(options.learning_rates, "labelled "))
 
-    def tried(rate: float, folder: Path | None) -> float:
-        trial = replace(tuning_of(config), learning_rate=rate)
-        stage = f"learning rate {rate:g} on public text"
-        model.fine_tune(public[::2], trial, progress, stage, work=folder)
-        return float(macro_f1(model.user_sums({"public": public[1::2]}).sum(axis=0)))
-
-    made_of = [config.models.downstream, list(model.labels)]
-    about = [*made_of, vars(tuning_of(config)), examples_digest(public)]
-    found = {
-        rate: (work or Work()).once(f"rate {rate}", about, functools.partial(tried, rate))
-        for rate in rates
-    }
+    wanted, users = trials(rates, public[::2], tuning_of(config)), {"public": public[1::2]}
+    sums = sums_after(model, wanted, users, at_once=at_once, progress=progress, work=work)
+    found = {rate: float(macro_f1(sums[f"rate {rate}"].sum(axis=0))) for rate in rates}
     best = max(found, key=lambda rate: found[rate])
     return best, {f"{rate:g}": round(value, 5) for rate, value in found.items()}
 

@@ -1,6 +1,7 @@
-"""One fine-tuning by several processes of this machine, a GPU each (`process.py`).
+"""Fine-tunings in processes of their own on this machine (`process.py`).
 
-They meet by a file, and speak over the loopback interface alone.
+One by several, a GPU each, that meet by a file and speak over the loopback interface alone; or one
+by one process, which measures it as well, so that others go on beside it (`side_by_side.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,27 @@ JOB, DONE, TRAINED, ERRORS = "job.json", "done.json", "trained.safetensors", "er
 TOLD = "privsyn-progress "  # begins a line of progress
 
 
+class Line:
+    """The stdin of processes that are to end when this is cut, or when this process is gone."""
+
+    def __init__(self) -> None:
+        self.end, self._ours = os.pipe()
+        self.whole = True
+
+    def cut(self) -> None:
+        """End the processes, those included that begin later."""
+        if self.whole:
+            self.whole = False
+            os.close(self._ours)
+
+    def __enter__(self) -> Line:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cut()
+        os.close(self.end)
+
+
 def fine_tune_by(
     processes: int,
     model: Any,
@@ -43,23 +65,56 @@ def fine_tune_by(
     RuntimeError with what a process said when one fails; the others are ended then.
     """
     from privsyn_flower.evaluation.fitting import put
-    from privsyn_flower.text.models.libraries import latest_checkpoint
 
-    with _place(work) as folder:
-        latest_checkpoint(folder / "work")  # what a kill left half written is removed by one alone
-        private_folder(folder / "work")
-        for name, some in (("rows", rows), ("choice", choice or [])):
-            TokenRows(some).save(folder / f"{name}.npz")
-        job = {**said, "tuning": asdict(tuning), "stage": stage, "choose": bool(choice)}
-        replace_private(folder / JOB, json.dumps(job).encode())
-        (folder / "meeting").unlink(missing_ok=True)
-        _wait(_started(processes, folder), folder, progress)
-        done = json.loads((folder / DONE).read_text("utf-8"))
+    with _place(work) as folder, Line() as line:
+        _write(folder, said, tuning, stage, rows, choice)
+        done = _done(processes, folder, progress, stage, line)
         from safetensors.torch import load_file
 
         put(model, load_file(folder / TRAINED))
         model.eval().requires_grad_(False)
         return float(done["loss"])
+
+
+def sums_by_another(
+    said: Mapping[str, Any],
+    rows: Rows,
+    users: Sequence[Rows],
+    tuning: Tuning,
+    progress: Progress,
+    stage: str,
+    *,
+    work: Path | None,
+    choice: Rows | None,
+    line: Line,
+) -> Any:
+    """As `fine_tune` and then `user_sums` of the model that `said` names, in another process; a
+    list, as JSON has it. rows, users, choice: packed (`Downstream.packed`). Raises as
+    `fine_tune_by` does, also when the line is cut."""
+    with _place(work) as folder:
+        TokenRows(row for own in users for row in own).save(folder / "users.npz")
+        _write(folder, said, tuning, stage, rows, choice, users=[len(own) for own in users])
+        return _done(1, folder, progress, stage, line)["sums"]
+
+
+def _write(
+    folder: Path,
+    said: Mapping[str, Any],
+    tuning: Tuning,
+    stage: str,
+    rows: Rows,
+    choice: Rows | None,
+    **more: Any,
+) -> None:
+    from privsyn_flower.text.models.libraries import latest_checkpoint
+
+    latest_checkpoint(folder / "work")  # what a kill left half written is removed by one alone
+    private_folder(folder / "work")
+    for name, some in (("rows", rows), ("choice", choice or [])):
+        TokenRows(some).save(folder / f"{name}.npz")
+    job = {"model": said, "tuning": asdict(tuning), "stage": stage, "choose": bool(choice), **more}
+    replace_private(folder / JOB, json.dumps(job).encode())
+    (folder / "meeting").unlink(missing_ok=True)
 
 
 @contextmanager
@@ -71,20 +126,23 @@ def _place(work: Path | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _started(processes: int, folder: Path) -> list[subprocess.Popen[str]]:
+def _done(processes: int, folder: Path, progress: Progress, stage: str, line: Line) -> Any:
+    """What the first of the processes says in the end."""
+    _wait(_started(processes, folder, line), folder, progress, stage)
+    return json.loads((folder / DONE).read_text("utf-8"))
+
+
+def _started(processes: int, folder: Path, line: Line) -> list[subprocess.Popen[str]]:
     command = [sys.executable, "-m", "privsyn_flower.evaluation.process", str(folder)]
-    common = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    loopback = dict.fromkeys(names, "lo") if sys.platform == "linux" else {}
     started = []
     for rank in range(processes):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), **common, **loopback}
         errors = (folder / f"{rank}-{ERRORS}").open("w")
         with errors:
             started.append(
                 subprocess.Popen(
                     command,
-                    env={**os.environ, **own},
+                    env={**os.environ, **_group(rank, processes)},
+                    stdin=line.end,
                     stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                     stderr=errors,
                     text=True,
@@ -93,7 +151,19 @@ def _started(processes: int, folder: Path) -> list[subprocess.Popen[str]]:
     return started
 
 
-def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, progress: Progress) -> None:
+def _group(rank: int, processes: int) -> dict[str, str]:
+    """What torch and accelerate read of a group of processes; one alone is none."""
+    if processes == 1:
+        return {}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    loopback = dict.fromkeys(names, "lo") if sys.platform == "linux" else {}
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), **sizes, **loopback}
+
+
+def _wait(
+    started: Sequence[subprocess.Popen[str]], folder: Path, progress: Progress, stage: str
+) -> None:
     try:
         first = started[0]
         for line in first.stdout or ():
@@ -105,10 +175,12 @@ def _wait(started: Sequence[subprocess.Popen[str]], folder: Path, progress: Prog
             if one.poll() is None:
                 one.kill()
                 one.wait()
+            if one.stdout:
+                one.stdout.close()
     for rank, code in enumerate(codes):
         if code:
             said = (folder / f"{rank}-{ERRORS}").read_text("utf-8", "replace").strip()
             raise RuntimeError(
-                f"process {rank} of evaluation.processes = {len(codes)} ended with {code}: "
+                f"{stage}: process {rank + 1} of {len(codes)} ended with {code}: "
                 f"{said.splitlines()[-1] if said else 'it said nothing'}"
             )

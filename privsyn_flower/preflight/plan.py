@@ -22,6 +22,7 @@ from privsyn_flower.preflight.signal import Signal, signal_of
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import Phase, Promise
+from privsyn_flower.server_apps.estimates.beside import need
 from privsyn_flower.server_apps.estimates.machine import Machine
 from privsyn_flower.server_apps.estimates.memory import memory
 from privsyn_flower.server_apps.estimates.shapes import model_files, shape_of
@@ -194,13 +195,15 @@ def _stage(
     found = stage_of(config, tasks, shapes, machine)
     sized = [(t, s) for t in tasks if (s := shapes.get(t.model)) and t not in found.unknown]
     sizes = [
-        memory(task, shape, machine.device, _workers(config, task, machine))
+        found.at_once * need(task, shape)
+        if task.apart and found.at_once > 1
+        else memory(task, shape, machine.device, _workers(config, task, machine))
         for task, shape in sized
     ]
     several = name == ROUNDS and config.rounds > 1
     return StagePlan(
         name,
-        [_described(task) for task in tasks],
+        [_described(task, found.at_once) for task in tasks],
         found.server if sized else None,
         found.nodes,
         found.first if several and sized else None,
@@ -218,11 +221,12 @@ def _why(config: RunConfig, task: Task) -> str:
     return f"{task.what}: unknown, the size of models.{task.model} is not known here"
 
 
-def _described(task: Task) -> str:
+def _described(task: Task, at_once: int) -> str:
     what = {"generation": "completions", "fine-tuning": "sequences", "preferences": "pairs"}
     unit = what.get(task.kind, "texts")
     often = f", {task.times} times" if task.times > 1 else ""
-    return f"{task.what}: {task.items:,} {unit} of {task.tokens} tokens{often}"
+    beside = f", {at_once} at once" if task.apart and at_once > 1 else ""
+    return f"{task.what}: {task.items:,} {unit} of {task.tokens} tokens{often}{beside}"
 
 
 def _workers(config: RunConfig, task: Task, machine: Machine) -> int:

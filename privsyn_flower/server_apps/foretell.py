@@ -119,6 +119,8 @@ def described(found: Stage, stage: str, *, cached: bool = False) -> str:
     parts = [f"{about} {spoken(found.seconds)} when this machine does nothing else"]
     if stage == ROUNDS and found.first > 0.25 * found.seconds and found.first < found.seconds:
         parts.append(f"its first round {about} {spoken(found.first)}")
+    if found.at_once > 1:
+        parts.append(f"{found.at_once} fine-tunings at once")
     if cached:
         parts.append("unless it is in the cache")
     if found.unknown:

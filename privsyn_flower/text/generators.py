@@ -77,11 +77,12 @@ class HuggingFaceGenerator:
         self.repetition_penalty = repetition_penalty
         self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
         self.device = resolve_device(device)
-        self._name, self._resting = model, False
+        self._name, self._dtype, self._closed = model, dtype, False
         self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
+        self._adapter: Path | None = None  # its folder, also while the model rests
         self.tokenizer, self.chat = load_tokenizer(model, self.key), chat
         self._turn = chat_turn(self.tokenizer, model) if chat else ([], [])
-        self.model = load_model(self.auto_class, model, self.key, self.device, dtype)
+        self.model = self._load()
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
         if max_tokens >= self._context:
             raise ValueError(
@@ -125,34 +126,45 @@ class HuggingFaceGenerator:
 
         AdapterError for a folder that is missing, damaged or of another base.
         """
-        self._wake()
+        self._wake(adapted=False)
         base = base_of(self._name, self.model, self.key)
         if folder is not None:
             check_adapter(folder, base)
         if self._adapted is not None:
             self.model, self._adapted = detach(self._adapted), None
+        self._adapter = None
         if folder is not None:
-            self._adapted = attach(self.model, folder, base)
+            self._adapted, self._adapter = attach(self.model, folder, base), folder
 
     def rest(self) -> None:
-        """Move the model from the accelerator to main memory until it is used again."""
-        if self.model is None or self.device == "cpu" or self._resting:
+        """Leave the accelerator's memory until the model is used again.
+
+        Nothing is moved: waking up reads the weights from their files, which on an H100 took 3 s
+        for 16 GB where moving them to main memory took 15 s.
+        """
+        if self.model is None or self.device == "cpu":
             return
-        self.model.to("cpu")
-        self._resting = True
+        self.model = self._adapted = None
         empty_cache(self.device)
 
     def close(self) -> None:
         """Let go of the model; after it `complete` and `use_adapter` raise RuntimeError."""
         self.model = self._adapted = None
+        self._closed = True
         empty_cache(self.device)
 
-    def _wake(self) -> None:
-        if self.model is None:
+    def _load(self) -> Any:
+        return load_model(self.auto_class, self._name, self.key, self.device, self._dtype)
+
+    def _wake(self, *, adapted: bool = True) -> None:
+        """The model in memory. adapted: with the adapter that it wore before it rested."""
+        if self._closed:
             raise RuntimeError("this generator was closed")
-        if self._resting:
-            self.model.to(self.device)
-            self._resting = False
+        if self.model is not None:
+            return
+        self.model = self._load()
+        if adapted and self._adapter is not None:
+            self.use_adapter(self._adapter)
 
     def _batch(self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32) -> list[str]:
         """Completions of prompts of similar length, one after another."""

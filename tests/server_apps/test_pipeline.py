@@ -31,9 +31,14 @@ from tests.server_apps.in_process import (
 from tests.strategies.test_rounds import Counting
 
 PAPER = sorted((CONFIGS / "papers").glob("pretext-*.toml"))
+QUICK = {"pretext-jobs-eps7.58", "pretext-llama2-jobs-eps7.58"}  # one of each kind
+STARTED = [
+    pytest.param(path, id=path.stem, marks=[] if path.stem in QUICK else [pytest.mark.slow])
+    for path in PAPER
+]
 
 
-@pytest.mark.parametrize("path", PAPER, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", STARTED)
 def test_paper_configs_start(
     path: Path, tmp_path: Path, loopback: Any, masked_folder: Path, causal_folder: Path
 ) -> None:

@@ -112,6 +112,7 @@ def test_benchmark_compares_with_every_control(
 
 
 @pytest.mark.parametrize("method", ["pretext", "popri"])
+@pytest.mark.slow
 def test_controls_that_were_left_out_are_nowhere(
     configured: Any, loopback: Any, tmp_path: Path, method: str
 ) -> None:
@@ -136,6 +137,7 @@ def test_controls_that_were_left_out_are_nowhere(
     assert "replaced by noise" not in table and "fine-tuned on random" not in table
 
 
+@pytest.mark.slow
 def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_path: Path) -> None:
     config = configured(
         **{
@@ -246,6 +248,7 @@ def test_a_server_without_adapters_is_named_and_nothing_is_lost(
     assert {b["model"] for b in fake.bodies()} > {str(causal_folder)}
 
 
+@pytest.mark.slow
 def test_openreview_end_to_end(
     loopback: Any, tmp_path: Path, causal_folder: Path, masked_folder: Path
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.text import generators
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.adapters import CONFIG, WEIGHTS, AdapterError, base_of, save_adapter
 from privsyn_flower.text.prompts import expand_prompt
@@ -180,16 +181,42 @@ def test_rest_and_close(generator: HuggingFaceGenerator) -> None:
         generator.complete(PROMPTS, 1, np.random.default_rng(0))
 
 
-def test_rest_moves_the_model_and_use_wakes_it(
-    generator: HuggingFaceGenerator, monkeypatch: pytest.MonkeyPatch
+def test_a_resting_model_is_let_go_and_comes_back_with_its_adapter(
+    generator: HuggingFaceGenerator, adapters: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    moves: list[str] = []
-    monkeypatch.setattr(generator.model, "to", moves.append)
-    monkeypatch.setattr(generator, "device", "cuda")
-    generator.rest()
-    generator.rest()
-    assert moves == ["cpu"]
+    base, _ = seen(generator)
+    generator.use_adapter(adapters[0])
+    adapted, text = seen(generator)
+    assert not torch.equal(adapted, base)
+    monkeypatch.setattr(generator, "_load", loads := Loads(generator._load))
+    as_on_an_accelerator(generator, monkeypatch)
+    assert generator.model is None and generator._adapted is None
+    assert loads.count == 0
+    assert generator.complete(PROMPTS, 2, np.random.default_rng(0)) == text
+    assert torch.equal(seen(generator)[0], adapted) and loads.count == 1
+    as_on_an_accelerator(generator, monkeypatch)
     generator.use_adapter(None)
-    assert moves == ["cpu", "cuda"]
-    generator.use_adapter(None)
-    assert moves == ["cpu", "cuda"]
+    assert torch.equal(seen(generator)[0], base) and loads.count == 2
+    as_on_an_accelerator(generator, monkeypatch)
+    generator.use_adapter(adapters[1])
+    assert not torch.equal(seen(generator)[0], adapted) and loads.count == 3
+
+
+class Loads:
+    """Counts calls of a function."""
+
+    def __init__(self, function: Any) -> None:
+        self.function, self.count = function, 0
+
+    def __call__(self) -> Any:
+        self.count += 1
+        return self.function()
+
+
+def as_on_an_accelerator(generator: HuggingFaceGenerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rest` as if the model were on a GPU: on a CPU it stays where it is."""
+    with monkeypatch.context() as patched:
+        patched.setattr(generator, "device", "cuda")
+        patched.setattr(generators, "empty_cache", lambda device: None)
+        generator.rest()
+        generator.rest()

@@ -223,9 +223,13 @@ def test_a_server_that_does_not_sample_is_reported(
 def test_prompts_longer_than_a_vllm_server_reads_lose_their_beginning(fake: Fake) -> None:
     card = {"id": "m", "owned_by": "vllm", "max_model_len": 512}
     fake.answers["/v1/models"] = lambda body: (200, {"data": [{"id": "x"}, card]})
-    make(fake, max_tokens=100).complete(["p"], 1, rng())
+    generator = make(fake, max_tokens=100)
+    generator.complete(["p"], 1, rng())
     (body,) = fake.bodies()
     assert (body["truncate_prompt_tokens"], body["truncation_side"]) == (412, "left")
+    generator.max_tokens = 200  # of the next call: the server refuses what does not fit
+    generator.complete(["p"], 1, rng())
+    assert fake.bodies()[-1]["truncate_prompt_tokens"] == 312
     with pytest.raises(ValueError, match=r"expand.max-tokens = 512.*512 tokens"):
         make(fake, max_tokens=512).complete(["p"], 1, rng())
 

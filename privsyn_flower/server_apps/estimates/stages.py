@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from privsyn_flower.config import RunConfig
+from privsyn_flower.server_apps.estimates.beside import at_once, together
 from privsyn_flower.server_apps.estimates.machine import Machine
 from privsyn_flower.server_apps.estimates.shapes import Shape, shape_of
 from privsyn_flower.server_apps.estimates.timing import estimate
@@ -20,7 +21,7 @@ ROUNDS = "rounds"
 class Stage:
     """server, nodes: seconds, of the second where nodes are simulated here. first: of round 1,
     both. timed: all of it by such work on this machine; else no less than that. unknown: tasks
-    whose model is of unknown size, or elsewhere."""
+    whose model is of unknown size, or elsewhere. at_once: of the tasks that are `apart`."""
 
     server: float
     nodes: float
@@ -28,6 +29,7 @@ class Stage:
     timed: bool
     operations: float
     unknown: tuple[Task, ...] = ()
+    at_once: int = 1
 
     @property
     def seconds(self) -> float:
@@ -55,6 +57,7 @@ def stage_of(config: RunConfig, tasks: Sequence[Task], shapes: Shapes, machine: 
     """What the tasks of one stage come to."""
     server = nodes = first = work = 0.0
     timed, unknown = True, list[Task]()
+    apart, pieces, downstream = list[Task](), list[float](), shapes.get("downstream")
     for task in tasks:
         shape = shapes.get(task.model)
         if shape is None or elsewhere(config, task):
@@ -64,11 +67,16 @@ def stage_of(config: RunConfig, tasks: Sequence[Task], shapes: Shapes, machine: 
         timed = timed and found.timed
         work += operations(task, shape)
         first += estimate(replace(task, times=1), shape, machine).seconds
-        if task.nodes:
+        if task.apart:
+            apart.append(task)
+            pieces += [found.seconds / task.times] * task.times
+        elif task.nodes:
             nodes += found.seconds
         else:
             server += found.seconds
-    return Stage(server, nodes, first, timed, work, tuple(unknown))
+    count = at_once(apart, downstream, machine) if apart and downstream else 1
+    server += together(pieces, count) if count > 1 else sum(pieces)
+    return Stage(server, nodes, first, timed, work, tuple(unknown), count)
 
 
 def remaining(tasks: Sequence[Task], done: int) -> list[Task]:

@@ -24,7 +24,8 @@ class Task:
     which the vocabulary is scored. times: how often, most often once a round. nodes: done where
     the users' text is. cap: seconds after which it is ended; 0: none. key: what to lower when
     it does not fit. rank: of the low-rank factors that a fine-tuning trains; 0: all weights. entry:
-    bytes of an entry of its matrix products.
+    bytes of an entry of its matrix products. apart: times of it, and of others of its stage, may go
+    on side by side (`beside`).
 
     An `imitation` is a generator's low-rank training on texts, as `preferences` is on pairs.
     """
@@ -44,6 +45,7 @@ class Task:
     key: str = ""
     rank: int = 0
     entry: int = 4
+    apart: bool = False
 
     @property
     def total_tokens(self) -> float:

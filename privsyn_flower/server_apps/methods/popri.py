@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
 from privsyn_flower.benchmark.feedback import Feedback, response_feedback
+from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.promise import Phase, evaluation_phases

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.benchmark.benchmark import RANDOM_PUBLIC
+from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
@@ -111,11 +111,19 @@ def preferences(config: RunConfig, pairs: int, shown: int, times: int) -> Task:
 
 
 def fine_tuning(
-    config: RunConfig, stage: str, what: str, texts: int, times: int, *, public: bool = False
+    config: RunConfig,
+    stage: str,
+    what: str,
+    texts: int,
+    times: int,
+    *,
+    public: bool = False,
+    apart: bool = False,
 ) -> Task:
     """Of the downstream model on a set of so many texts, so often.
 
-    public: the stage on public text before the others (`evaluation.public.tuning_of`).
+    public: the stage on public text before the others (`evaluation.public.tuning_of`). apart: as
+    in `Task`.
     """
     options, training = config.evaluation, config.training
     steps, epochs, batch = options.steps, options.epochs, options.batch_size
@@ -130,7 +138,7 @@ def fine_tuning(
         epochs * texts if epochs else steps * batch, options.sequence_length,
         min(options.micro_batch_size or batch, batch), scored=scored, times=times,
         key="evaluation.micro-batch-size", rank=options.adapter_rank,
-        entry=2 if options.precision == "bfloat16" else 4,
+        entry=2 if options.precision == "bfloat16" else 4, apart=apart,
     )  # fmt: skip
 
 
@@ -159,11 +167,12 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     # In steps all take the same, whatever their texts.
     often = Counter(size if options.epochs else 0 for size in sizes)
     start = [] if config.trains or options.start == "base" else start_tuning(config, "benchmark")
-    return start + [
-        task
+    what, apart = "the downstream model", options.processes == 1
+    tasks = [
+        fine_tuning(config, "benchmark", what, texts, times, apart=apart)
         for texts, times in often.items()
-        if (task := fine_tuning(config, "benchmark", "the downstream model", texts, times)).items
     ]
+    return start + [task for task in tasks if task.items]
 
 
 def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:

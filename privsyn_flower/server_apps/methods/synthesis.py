@@ -12,8 +12,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.benchmark import METHODS, run_benchmark, steps_of
+from privsyn_flower.benchmark.benchmark import run_benchmark
 from privsyn_flower.benchmark.feedback import Feedback
+from privsyn_flower.benchmark.names import METHODS, steps_of
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
@@ -21,6 +22,7 @@ from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
+from privsyn_flower.server_apps.estimates.beside import here_at_once
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
@@ -138,8 +140,8 @@ class Writing(Recipe[T]):
         private = Private(self.config, self.run.federation(), self.models.embedder())
         texts = {"synthetic": self.synthetic}
         for name in self.compared():
-            steps.begin(f"text for {METHODS[name]}")
-            texts[name] = self.comparison(name, private)
+            with steps.task(f"text for {METHODS[name]}"):
+                texts[name] = self.comparison(name, private)
         with self.run.clock("benchmark"):
             found = run_benchmark(
                 self.config,
@@ -152,6 +154,7 @@ class Writing(Recipe[T]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
+                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
         return found.summary

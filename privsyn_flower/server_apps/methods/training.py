@@ -16,12 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.benchmark.benchmark import (
-    METHODS,
-    RANDOM_PUBLIC,
-    steps_of,
-    training_benchmark,
-)
+from privsyn_flower.benchmark.benchmark import training_benchmark
+from privsyn_flower.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model, public_start
@@ -30,6 +26,7 @@ from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
+from privsyn_flower.server_apps.estimates.beside import here_at_once
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
@@ -230,8 +227,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         made = ["noise_updates"] if compares(NOISE) else []
         steps = steps_of(self.config, self.run.progress, made, [*made, *models])
         for name in made:
-            steps.begin(f"model {METHODS[name]}")
-            with self.run.clock("control"):
+            with steps.task(f"model {METHODS[name]}"), self.run.clock("control"):
                 models[name] = self._control()
         with self.run.clock("benchmark"):
             found = training_benchmark(
@@ -244,6 +240,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
+                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark(found, [], NO_ROWS, self.folder.path)
         return found

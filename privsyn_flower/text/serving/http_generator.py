@@ -109,7 +109,7 @@ class OpenAIGenerator:
             retries=retries,
             lost=self._lost,
         )
-        self._room: int | None = None  # tokens of a prompt; None: not asked, 0: not known
+        self._context: int | None = None  # of the model, in tokens; None: not asked, 0: not known
         self._most = 1 << 30  # completions that the server gives to one request
         self._slot = AdapterSlot(self.client)
         self._asleep, self._sleeps = False, adapters
@@ -192,20 +192,20 @@ class OpenAIGenerator:
             self.client.post("/wake_up", {}, root=True)
             self._asleep = False
             self._slot.put_back()  # an adapter's weights may not survive the sleep
-        if self._room is None:
-            self._room = self._prompt_room()
+        if self._context is None:
+            self._context = self._served_context()
+        if 0 < self._context <= self.max_tokens:
+            raise ValueError(
+                f"expand.max-tokens = {self.max_tokens}: must be below the server's context of "
+                f"{self._context} tokens"
+            )
 
-    def _prompt_room(self) -> int:
-        """Tokens that a prompt may have, where a vLLM server says so; 0: not known."""
+    def _served_context(self) -> int:
+        """Tokens of a prompt and its completion, where a vLLM server says so; 0: not known."""
         for card in self._models():
             context = card.get("max_model_len")
             if card.get("id") == self.model and card.get("owned_by") == "vllm" and context:
-                if self.max_tokens >= int(context):
-                    raise ValueError(
-                        f"expand.max-tokens = {self.max_tokens}: must be below the server's "
-                        f"context of {context} tokens"
-                    )
-                return int(context) - self.max_tokens
+                return int(context)
         return 0
 
     def _models(self) -> list[dict[str, Any]]:
@@ -251,9 +251,10 @@ class OpenAIGenerator:
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
-        if self._room and not self.chat:
+        if self._context and not self.chat:
             # A prompt that is too long loses its beginning, as in process.
-            body |= {"truncate_prompt_tokens": self._room, "truncation_side": "left"}
+            room = self._context - self.max_tokens
+            body |= {"truncate_prompt_tokens": room, "truncation_side": "left"}
         try:
             place = "/chat/completions" if self.chat else "/completions"
             answer = self.client.post(place, body | self.extra, spread=seed)

@@ -1,0 +1,74 @@
+"""What a benchmark compares, in names: the rows of its table, their pairs, and its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.progress import BENCHMARK, Progress, Steps
+
+RANDOM_PUBLIC = "random-public"  # in `evaluation.controls`
+NOTE = "measured with private and held-out text; not covered by epsilon"
+CHOSEN = {
+    "last": "",
+    "public": "; each fine-tuning's epoch was chosen by public text",
+    "development": "; each fine-tuning's epoch was chosen by development users' text, which "
+    "epsilon does not cover either",
+}
+METHODS = {
+    "pretrained": "the downstream model as it is",
+    "majority": "always the private texts' most frequent class",
+    "random_public": "(a) fine-tuned on random public text",
+    "unaligned": "(a1) on the generator's text before alignment",
+    "noise_votes": "(a2) on the same pipeline's text, its votes replaced by noise",
+    "noise_scores": "(a2) on the same pipeline's text, its scores replaced by noise",
+    "pretext": "(a3) on PrE-Text's synthetic text at the same noise and rounds, simulated",
+    "no_private_step": "(a1) on the conditional generator's text before any private step",
+    "histogram_only": "(h) on text of that generator by the noisy shares of topics",
+    "training_only": "(f) on text of the trained generator, every topic alike",
+    "noise_answers": "(a2) on the same pipeline's text, both answers replaced by noise",
+    "noise_updates": "(a2) trained in the same way, users' updates replaced by noise",
+    "synthetic": "(b) on the synthetic text",
+    "trained": "(b) trained privately on the nodes",
+    "private": "(c) on the private text, without privacy",
+}
+PAIRS = (
+    ("synthetic", "random_public"),
+    ("synthetic", "unaligned"),
+    ("synthetic", "noise_votes"),
+    ("synthetic", "noise_scores"),
+    ("synthetic", "pretext"),
+    ("synthetic", "no_private_step"),
+    ("synthetic", "histogram_only"),
+    ("synthetic", "training_only"),
+    ("synthetic", "noise_answers"),
+    ("histogram_only", "no_private_step"),
+    ("training_only", "no_private_step"),
+    ("synthetic", "majority"),
+    ("trained", "pretrained"),
+    ("trained", "random_public"),
+    ("trained", "noise_updates"),
+    ("private", "random_public"),
+    ("private", "synthetic"),
+    ("private", "trained"),
+)
+
+
+def note(config: RunConfig) -> str:
+    """What the figures rest on."""
+    return NOTE + CHOSEN[config.evaluation.checkpoint]
+
+
+def steps_of(
+    config: RunConfig, progress: Progress, made: Sequence[str], models: Sequence[str] = ()
+) -> Steps:
+    """The benchmark's line of progress: what is made for comparison (names in METHODS), what is
+    measured, and a fine-tuning for each set of texts. models: made, too, and not fine-tuned."""
+    public = [name for name in ("random_public",) if config.evaluation.compares(RANDOM_PUBLIC)]
+    own = ["trained"] if config.trains else ["synthetic"]
+    tuned = {*public, *own, *made, "private"} - {*models, "trained"}
+    if config.evaluation.start == "public":
+        tuned -= {"random_public"}
+    rate = len(split_list(config.evaluation.learning_rates)) > 1
+    measured = 0 if config.trains else 2
+    return Steps(progress, BENCHMARK, len(made) + measured + rate + len(tuned))

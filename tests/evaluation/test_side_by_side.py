@@ -1,0 +1,194 @@
+"""Fine-tunings at once: what they find is the same, and none outlives an error or its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from privsyn_flower.evaluation import several, side_by_side
+from privsyn_flower.evaluation.classification import Classifier
+from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.process import CUT
+from privsyn_flower.evaluation.several import Line
+from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.work import Work
+from tests.evaluation.test_fitting import texts
+from tests.text.conftest import causal_folder, masked_folder
+
+__all__ = ["causal_folder", "masked_folder"]  # pytest finds fixtures by name
+
+TUNING = Tuning(0, 4, 16, 3e-3, seed=4, epochs=2)
+STEPS = replace(TUNING, epochs=0, steps=5)
+
+
+@pytest.mark.slow
+def test_at_once_is_one_after_the_other_to_the_last_bit(
+    causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    model = Downstream(causal_folder, length=16)
+    wanted = [
+        FineTuning("a", model.encode(texts(1)), TUNING, "on a"),
+        FineTuning("b", model.encode(texts(2)), STEPS, "on b"),
+    ]
+    users = {f"u{i}": model.encode(texts(3 + i, 2 * i)) for i in range(3)}  # one has nothing
+    choice = model.encode(texts(9, 6))
+    expected = sums_after(model, wanted, users, choice=choice)
+    assert not np.array_equal(expected["a"], expected["b"]) and not expected["a"][0].any()
+    model.reset()
+    before, told = model.parameters(), list[tuple[str, float, float]]()
+    work = Work(tmp_path / "work")
+    found = sums_after(
+        model,
+        wanted,
+        users,
+        choice=choice,
+        at_once=2,
+        progress=lambda stage, done, total, note="": told.append((stage, done, total)),
+        work=work,
+    )
+    for name, sums in expected.items():
+        assert np.array_equal(found[name], sums), name
+    assert [event for event in told if event[0] == "on a"] == [
+        ("on a", n, 10) for n in range(1, 11)
+    ]
+    after = model.parameters()
+    assert all(np.array_equal(before[name], after[name]) for name in before), "it was not needed"
+    # Users' rows are gone with the folders; what was found is found again, by no process.
+    assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json"}
+    monkeypatch.setattr(side_by_side, "sums_by_another", None)
+    again = sums_after(model, wanted, users, choice=choice, at_once=2, work=work)
+    assert all(np.array_equal(again[name], sums) for name, sums in expected.items())
+
+
+@pytest.mark.slow
+def test_a_classifier_by_another_process_and_its_error(
+    masked_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    model = Classifier(masked_folder, ["x", "y"], length=16, seed=3)  # its dropout is 0.1
+    examples = model.encode(texts(1), ["x", "y"] * 10)
+    assert model.unpacked(model.packed(examples)) == examples
+    users = {"u": examples[:5], "nobody": [], "v": examples[5:9]}
+    wanted = [FineTuning("a", examples, TUNING, "on a"), FineTuning("b", [], STEPS, "on b")]
+    expected = sums_after(model, wanted[:1], users)
+    work = SimpleNamespace(kept={}, once=None)
+
+    def once(name: str, about: Any, make: Callable[[Path | None], Any]) -> Any:
+        work.kept[name] = make(None)
+        if name == "a":
+            done.append(True)
+        return work.kept[name]
+
+    done = list[bool]()
+    work.once = once
+    with pytest.raises(RuntimeError, match=r"^on b: process 1 of 1 ended with 1: .*no text to "):
+        # One after the other in a process each: the second finds nothing to learn from.
+        sums_after(model, wanted, users, at_once=2, work=work, begun=_after(done, "b"))
+    assert np.array_equal(np.array(work.kept["a"]), expected["a"])
+
+
+def _after(done: list[bool], name: str) -> Any:
+    """`begun`: the fine-tuning of this name waits for the other."""
+
+    @contextmanager
+    def begun(own: str) -> Any:
+        while own == name and not done:
+            time.sleep(0.05)
+        yield
+
+    return begun
+
+
+class Named:
+    """A model as far as digests go."""
+
+    def said(self) -> dict[str, Any]:
+        return {"model": "of nothing"}
+
+    def packed(self, rows: Any) -> Any:
+        return rows
+
+
+def jobs(*names: str) -> list[FineTuning]:
+    return [FineTuning(name, [[1, 2]], TUNING, f"on {name}") for name in names]
+
+
+def faked(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> list[str]:
+    """Processes that end when they are cut; `act` is called in the thread of each. Names of those
+    that were begun, and `NAME cut`."""
+    seen: list[str] = []
+
+    def another(
+        said: Any, rows: Any, users: Any, tuning: Any, progress: Any, stage: str, **more: Any
+    ) -> Any:
+        name, line = stage.removeprefix("on "), more["line"]
+        seen.append(name)
+        act(name)
+        command = [sys.executable, "-c", "import os; os.read(0, 1)"]
+        if name.startswith("long"):
+            assert subprocess.run(command, stdin=line.end, timeout=60).returncode == 0
+            seen.append(f"{name} cut")
+            raise RuntimeError(f"{stage}: ended")
+        return [[len(name)]]
+
+    monkeypatch.setattr(side_by_side, "sums_by_another", another)
+    return seen
+
+
+def test_an_error_ends_the_others_and_is_the_one_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(name: str) -> None:
+        if name == "bad":
+            raise RuntimeError("on bad: process 1 of 1 ended with 1: ValueError: none")
+
+    seen = faked(monkeypatch, act)
+    work = Work(tmp_path / "work")
+    with pytest.raises(RuntimeError, match="on bad"):
+        sums_after(Named(), jobs("long", "good", "bad", "late"), {}, at_once=2, work=work)
+    assert sorted(seen) == ["bad", "good", "long", "long cut"] and seen[-1] == "long cut"
+    monkeypatch.setattr(side_by_side, "sums_by_another", None)
+    assert sums_after(Named(), jobs("good"), {}, at_once=2, work=work)["good"].tolist() == [[4]]
+
+
+def test_an_interruption_ends_all_and_loses_nothing_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(name: str) -> None:
+        if name == "long 2":
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    seen = faked(monkeypatch, act)
+    work = Work(tmp_path / "work")
+    with pytest.raises(KeyboardInterrupt):
+        sums_after(Named(), jobs("first", "long 1", "long 2", "late"), {}, at_once=2, work=work)
+    assert sorted(seen) == ["first", "long 1", "long 1 cut", "long 2", "long 2 cut"]
+    seen = faked(monkeypatch, lambda name: None)
+    found = sums_after(Named(), jobs("first", "last"), {}, at_once=2, work=work)
+    assert seen == ["last"] and found["first"].tolist() == [[5]]
+
+
+def test_a_process_ends_with_whoever_wanted_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "privsyn_flower.evaluation.process", str(tmp_path)]
+    with Line() as line:
+        os.mkfifo(tmp_path / several.JOB)  # it waits for its job for ever
+        process = subprocess.Popen(command, stdin=line.end)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        line.cut()
+        assert process.wait(60) == CUT
