@@ -102,7 +102,11 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
     )  # fmt: skip
     work = estimate(task, shape, machine)
     need = memory(task, shape, machine.device) + 8 * (length or 0)
-    first, topics, embedder = 0.0, recipe_of(config).candidates(config), shape_of("embedder", config)
+    first, topics, embedder = (
+        0.0,
+        recipe_of(config).candidates(config),
+        shape_of("embedder", config),
+    )
     if topics and embedder is not None:  # they travel with the parameters, for texts that have rows
         down = None if down is None else down + topics * (embedder.dimension + TOPIC_BYTES)
         first = estimate(_embedding(config), embedder, machine).seconds

@@ -32,7 +32,8 @@ def test_pictures_are_written(tmp_path):
     words = [("graph", "vertex"), ("rain", "storm"), ("soup",)]
     noisy, true = np.array([0.6, 0.4, 0.0]), np.array([0.7, 0.2, 0.1])
     alone, both = (
-        draw_topics(words, noisy, shown, tmp_path / f"{shown is None}.png") for shown in (None, true)
+        draw_topics(words, noisy, shown, tmp_path / f"{shown is None}.png")
+        for shown in (None, true)
     )
     assert both.read_bytes() != alone.read_bytes() and alone.stat().st_size > 2000
     with pytest.raises(ValueError):
