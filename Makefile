@@ -89,6 +89,7 @@ benchmarks: install  ## generation where `make vllm` has been run, an 8B model w
 	$(BIN)/python benchmarks/vote_round.py
 	$(BIN)/python benchmarks/score_round.py
 	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/topics.py
 	$(BIN)/python benchmarks/embedders.py
 	$(BIN)/python benchmarks/discrete_gaussian.py
 	$(BIN)/python benchmarks/secure_round.py

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
@@ -94,11 +94,12 @@ def private_folder(path: Path) -> Path:
     return path
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes], *, mode: int = 0o666) -> None:
     """Write `data` to `path`: whole and on disk when this returns, or the old file is there.
 
-    mode: of the file, less the umask. When the disk refuses, nothing is left behind, and OSError
-    names `path`.
+    data: all of it, or its parts one after another, which need not fit into memory together. mode:
+    of the file, less the umask. When the disk refuses, nothing is left behind, and OSError names
+    `path`.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,14 +126,14 @@ def create_private(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _written(path: Path, data: bytes, mode: int) -> Iterator[Path]:
+def _written(path: Path, data: bytes | Iterable[bytes], mode: int) -> Iterator[Path]:
     """A file beside `path` with `data` on disk, gone when the block ends."""
     scratch = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         scratch.unlink(missing_ok=True)  # of a process of this number that was killed
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         with os.fdopen(os.open(scratch, flags, mode), "wb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
         yield scratch

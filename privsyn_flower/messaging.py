@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from flwr.app import Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 Arrived = Callable[[int, int], None]
@@ -115,4 +115,11 @@ def send_and_wait(
 def record_bytes(content: RecordDict) -> int:
     """Bytes of a message's arrays and config values, as Flower counts them."""
     arrays = sum(record.count_bytes() for record in content.array_records.values())
-    return arrays + sum(record.count_bytes() for record in content.config_records.values())
+    return arrays + sum(map(_config_bytes, content.config_records.values()))
+
+
+def _config_bytes(record: ConfigRecord) -> int:
+    """Flower's count raises on an empty string, which travels like any other value."""
+    empty = {key for key, value in record.items() if isinstance(value, str | bytes) and not value}
+    rest = ConfigRecord({key: value for key, value in record.items() if key not in empty})
+    return rest.count_bytes() + sum(map(len, empty))

@@ -151,6 +151,11 @@ class RunFolder:
         """One row per finished round, from the checkpoints (so a kill cannot double a row)."""
         return [json.loads(f.read_text(encoding="utf-8"))["metrics"] for f in self._checkpoints()]
 
+    def exchanges(self) -> list[Json]:
+        """The rows of `metrics`; of a run without rounds, those of the questions in their place."""
+        beside = sorted((self.path / "evaluations").glob("*/"))
+        return self.metrics() or [row for path in beside for row in RunFolder(path).metrics()]
+
     def _checkpoints(self) -> list[Path]:
         return sorted((self.path / "checkpoints").glob("round-[0-9][0-9][0-9][0-9].json"))
 

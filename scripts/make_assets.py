@@ -6,8 +6,8 @@
 The first reads the public side of a configuration's federation (public packages only; texts that
 share 13 words in a row with a private user's are left out already), trains the three tiny models
 without a time budget, and writes them with MANIFEST.json (hashes, recipes, package versions). The
-second takes up what `scripts/train_small.py CORPUS.jsonl.gz OUT` wrote: the folders OUT/small-*,
-with what the corpus is made of.
+second takes up what `scripts/train_small.py CORPUS.jsonl.gz OUT` and `scripts/train_conditional.py`
+wrote: the folders OUT/small-* with what the corpus is made of, and OUT/conditional.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from privsyn_flower.text.tiny.training import train_model
 
 ROOT = Path(__file__).resolve().parent.parent
 ORDER = ("downstream", "generator", "infiller")  # the first gives the others their tokenizer
+CONDITIONAL = "conditional"  # tiny, but trained by scripts/train_conditional.py on a GPU
 
 
 def main() -> None:
@@ -55,8 +56,8 @@ def main() -> None:
 
 
 def take(assets: Path, trained: Path, corpus: Path) -> None:
-    """Take up the small models that lie in `trained`, with what the manifest says about them:
-    their training.json, and the packages of the corpus they have read.
+    """Take up the small models, and the tiny conditional one, that lie in `trained`, with what the
+    manifest says about them: their training.json, and the packages of the corpus they have read.
 
     Raises SystemExit when there are none, or when one names another corpus.
     """
@@ -67,9 +68,15 @@ def take(assets: Path, trained: Path, corpus: Path) -> None:
     sides[FURTHER] = [name for name in read["versions"] if name not in known]
     origin = {"packages": sides, "versions": read["versions"], "words": read["words"]}
     manifest = json.loads((assets / MANIFEST).read_text("utf-8"))
-    names = [name for kind in SMALL if (trained / (name := str(embedded(kind, "small")))).is_dir()]
+    small = [str(embedded(kind, "small")) for kind in SMALL]
+    names = [name for name in (*small, CONDITIONAL) if (trained / name).is_dir()]
     if not names:
-        raise SystemExit(f"{trained} has no folder small-*: scripts/train_small.py makes them")
+        raise SystemExit(
+            f"{trained} has no folder small-* or {CONDITIONAL}: scripts/train_small.py and "
+            "scripts/train_conditional.py make them"
+        )
+    if CONDITIONAL in names and manifest["packages"] != {k: sides[k] for k in manifest["packages"]}:
+        raise SystemExit(f"{corpus}: its public packages are not those of the tiny models")
     for name in names:
         training = json.loads((trained / name / "training.json").read_text("utf-8"))
         if training.get("corpus_sha256", digest := file_digest(corpus)) != digest:
@@ -78,7 +85,8 @@ def take(assets: Path, trained: Path, corpus: Path) -> None:
             folder = shutil.copytree(trained / name, Path(scratch) / name)
             shutil.rmtree(assets / name, ignore_errors=True)
             folder.rename(assets / name)
-        manifest["models"][name] = {**origin, "training": training}
+        # The tiny one has read what the tiny models have, which the manifest says of all.
+        manifest["models"][name] = {**(origin if name in small else {}), "training": training}
     write_manifest(assets, **manifest)
     print(f"{', '.join(names)}: {assets}")
 

@@ -59,11 +59,14 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True)
 class Corpus:
-    """pieces: of each module. groups: a run's public samples. examples: prompts of the expand
-    format with what follows them, of groups held out. validation: public texts held out."""
+    """pieces: of each module; packages: its package. groups: a run's public samples; held: those
+    that are held out, and examples: prompts of the expand format with what follows them, of these.
+    validation: public texts held out."""
 
     pieces: list[list[str]]
+    packages: list[str]
     groups: list[list[str]]
+    held: list[list[str]]
     examples: list[tuple[str, str]]
     validation: list[str]
 
@@ -84,6 +87,7 @@ def read(path: Path) -> Corpus:
         )
     kept_groups = [g for i, g in enumerate(groups) if i % every != first or len(g) < 4]
     modules = [row["texts"] for row in rows if "module" in row]
+    names = [row["module"].partition(":")[0] for row in rows if "module" in row]
     flat = [text for texts in modules for text in texts]
     kept = set(keep_first([[text for group in held for text in group], flat])[1])
     places = iter(range(len(flat)))
@@ -93,7 +97,15 @@ def read(path: Path) -> Corpus:
         for group in held
         for i in range(0, len(group) - 3, 4)
     ]
-    return Corpus([p for p in pieces if p], kept_groups, examples[:600], rows[1]["validation"])
+    some = [i for i, texts in enumerate(pieces) if texts]
+    return Corpus(
+        [pieces[i] for i in some],
+        [names[i] for i in some],
+        kept_groups,
+        held,
+        examples[:600],
+        rows[1]["validation"],
+    )
 
 
 def bpe_of(corpus: Corpus) -> Tokenizer:

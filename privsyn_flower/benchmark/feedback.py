@@ -17,6 +17,7 @@ from privsyn_flower.benchmark.pictures import principal_plane
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
 
 Feedback = tuple[dict[str, Any], list[F32]]  # figures, and what was asked about: (m, d) each
@@ -39,6 +40,24 @@ def vote_feedback(record: RunRecord, private: Private, seeds: Sequence[str]) -> 
     shares, candidates = vote_shares(record, private, private.config)
     seen = seed_votes(seeds, private.federation.public(), private, private.config)
     return {"true_votes": shares | seen}, candidates
+
+
+def topic_feedback(query: Query, shares: F64, private: Private) -> tuple[dict[str, Any], F64]:
+    """The noisy shares (m,) of topics against the users' true ones: figures, and the true (m,).
+
+    distance: total variation between the two, which is 0 for equal ones and 1 for shares of other
+    topics; uniform: that of equal shares, what is known without asking. kept: the part of the true
+    shares that is on topics with a noisy one.
+    """
+    counts = private.answers(query)
+    true = counts / max(float(counts.sum()), 1e-12)
+    even = np.full(len(true), 1 / len(true))
+    figures = {
+        "distance": round(float(np.abs(shares - true).sum() / 2), 4),
+        "uniform": round(float(np.abs(even - true).sum() / 2), 4),
+        "kept": round(float(true[shares > 0].sum()), 4),
+    }
+    return {"true_topics": figures}, true
 
 
 def response_feedback(

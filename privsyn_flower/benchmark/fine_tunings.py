@@ -146,13 +146,13 @@ def classification(
     keep: Path | None = None,
     at_once: int = 1,
 ) -> dict[str, Any]:
-    """As `next_token`, for the classes of `popri.labels`: accuracy and macro-F1.
+    """As `next_token`, for the public class list: accuracy and macro-F1.
 
     Public text takes part where it has labels, a control where its text has. `pretrained` has a
     head of random weights: it shows what knowing nothing gives. `majority` needs no model
     (POPri, section 5: epsilon = 0 on OpenReview).
     """
-    options, classes = config.evaluation, split_list(config.popri.labels)
+    options, classes = config.evaluation, config.classes
     length, device = options.sequence_length, config.models.device
     model = Classifier(downstream, classes, length=length, device=device, seed=config.seed)
 

@@ -14,6 +14,7 @@ from privsyn_flower.evaluation.drawing import BLUE, GREY, pyplot, save
 Floats = npt.NDArray[np.floating]
 
 SHOWN = 2000  # points of one set that are drawn
+SHOWN_TOPICS, SHOWN_WORDS = 24, 4  # topics of a picture, and keywords of each
 
 
 def principal_plane(reference: Floats) -> tuple[Floats, Floats]:
@@ -98,6 +99,33 @@ def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
     panel.set_ylabel("Frechet distance of the responses")
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.legend(fontsize=8, frameon=False)
+    panel.spines[["top", "right"]].set_visible(False)
+    return save(figure, path)
+
+
+def draw_topics(
+    keywords: Sequence[Sequence[str]], noisy: Floats, true: Floats | None, path: Path
+) -> Path:
+    """Shares of the largest topics, as released and as they are, as bars and points.
+
+    keywords, noisy, true: of m topics. The true shares are PRIVATE, so they are for benchmarks
+    only; None draws without them. Writes a PNG to `path`. Raises ValueError without topics.
+    """
+    if not len(noisy):
+        raise ValueError("no topics to draw")
+    plt = pyplot()
+    rank = noisy if true is None else np.maximum(noisy, true)
+    shown = np.argsort(-rank, kind="stable")[:SHOWN_TOPICS][::-1]  # the largest on top
+    places = np.arange(len(shown))
+    figure, panel = plt.subplots(figsize=(7.2, 0.26 * len(shown) + 1.2))
+    panel.barh(places, noisy[shown], color=BLUE, height=0.7, label="noisy, as released")
+    if true is not None:
+        label = "true (benchmark only, not covered by epsilon)"
+        panel.plot(true[shown], places, "o", color="black", markersize=4, label=label)
+    words = [", ".join(keywords[topic][:SHOWN_WORDS]) for topic in shown]
+    panel.set_yticks(places, words, fontsize=7)
+    panel.set_xlabel(f"share of the text, the {len(shown)} largest of {len(noisy)} topics")
+    panel.legend(fontsize=8, frameon=False, loc="lower right")
     panel.spines[["top", "right"]].set_visible(False)
     return save(figure, path)
 

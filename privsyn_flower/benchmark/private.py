@@ -15,6 +15,7 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
 from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes
 from privsyn_flower.text.protocols import Embedder
 
@@ -62,6 +63,20 @@ class Private:
             samples_cap=self.config.data.samples_per_user,
             neighbors=options.neighbors,
             metric=options.metric,
+        )
+
+    def answers(self, query: Query) -> F64:
+        """The users' true, clipped answers (m,) to a question of votes, without noise."""
+        asked = query.options
+        return shard_votes(
+            self.rows,
+            self.owners,
+            query.question(),
+            clip=str(asked["clip"]),
+            bound=query.bound,
+            samples_cap=int(asked["samples-cap"]),
+            neighbors=int(asked["neighbors"]),
+            metric=str(asked["metric"]),
         )
 
     def mean_cosines(self, candidates: F32) -> F32:

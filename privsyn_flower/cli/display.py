@@ -145,17 +145,17 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     texts = islice(read_jsonl(path), SHOWN_TEXTS)
     return [
         f"the result is ready in {folder}: {made}",
-        *(f"    {_one_line(row['text'])}" for row in texts),
+        *(f"    {one_line(row['text'])}" for row in texts),
         *verdict_lines(summary),
         f"privacy: {summary['privacy_short']}",
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str, most: int = 90) -> str:
     """The beginning of a text, for a terminal."""
     plain = "".join(c for c in " ".join(text.split()) if c.isprintable())
-    return plain if len(plain) <= 90 else f"{plain[:87]}..."
+    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
 
 
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:

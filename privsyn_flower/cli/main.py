@@ -15,6 +15,7 @@ from privsyn_flower.cli.embedder import embedder_app
 from privsyn_flower.cli.errors import Commands, fail
 from privsyn_flower.cli.federation import federation_app
 from privsyn_flower.cli.node import node_app
+from privsyn_flower.cli.topics import topics_app
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
@@ -31,6 +32,7 @@ app.add_typer(data_app, name="data")
 app.add_typer(node_app, name="node")
 app.add_typer(embedder_app, name="embedder")
 app.add_typer(federation_app, name="federation")
+app.add_typer(topics_app, name="topics")
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
@@ -239,6 +241,35 @@ def audit(
     typer.echo(json.dumps(found.to_dict()) if as_json else described(found))
     if found.contradiction:
         raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run of method = 'ctcl'.")],
+    samples: Annotated[int, typer.Option(min=1, help="Texts to write.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File of JSON lines; RUN/generated-SEED-SAMPLES.jsonl.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other text with another one.")] = 0,
+) -> None:
+    """More synthetic text of a finished run: no private data, no federation, no privacy spent.
+
+    Called again after it was stopped, it goes on. The last line on stdout is the file.
+    """
+    from privsyn_flower.cli.generate import generate_command
+    from privsyn_flower.runs import failure
+
+    try:
+        found = generate_command(run, samples, out, seed)
+    except (ValueError, RuntimeError) as error:
+        raise fail(str(error), 1) from None
+    except OSError as error:
+        raise fail(failure(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the same command goes on where it was", 130) from None
+    if found.written.dropped:
+        typer.secho(f"{found.written.dropped} texts were degenerate and are left out", err=True)
+    print(found.path)
 
 
 @app.command()

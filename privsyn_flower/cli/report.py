@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.display import verdict_lines
+from privsyn_flower.cli.display import one_line, verdict_lines
 
 Summary = Mapping[str, Any]
 
+SHOWN = 200  # characters of a text
 RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
 START = "random_public"
 DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
@@ -95,6 +96,7 @@ def report(summaries: Sequence[Summary]) -> str:
             lines = [f"| {' | '.join(row)} |" for row in rows]
             told = [line for summary in own for line in _told(summary)]
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
+    blocks += [_topics(summary) for summary in summaries if "topics" in summary]
     return "\n\n".join(blocks)
 
 
@@ -102,6 +104,21 @@ def _told(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     lines = verdict_lines(summary)
     return [f"- {summary['method']}, epsilon {_epsilon(summary)}: {line}" for line in lines]
+
+
+def _topics(summary: Summary) -> str:
+    """The largest topics of a run that writes by topic, with some of their texts; all public."""
+    found = summary["topics"]
+    lines = [
+        f"**Text by topic: {summary['method']}, epsilon {_epsilon(summary)}**",
+        "",
+        f"The largest of {found['used']} topics with a noisy share, of {found['count']}:",
+        "",
+    ]
+    for topic in found["largest"]:
+        lines.append(f"- {topic['share']:.1%}: {', '.join(topic['keywords'])}")
+        lines += [f"  - {one_line(text, SHOWN)}" for text in topic["texts"]]
+    return "\n".join(lines)
 
 
 def _epsilon(summary: Summary) -> str:

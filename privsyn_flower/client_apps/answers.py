@@ -299,7 +299,8 @@ def _taking(users: UserTexts, query: Query, ticket: Ticket, noise: Noise, node: 
     else:
         distance = total_variation(query, noise)
         asked[asked] = node.records.take(*asking, noise.multiplier, distance, node.policy, schedule)
-    return Taking(asked, asked & coins(len(users), noise.sampling_rate))
+    counted = asked & coins(len(users), noise.sampling_rate)
+    return Taking(counted if node.central else asked, counted)
 
 
 def _vectors_or_zero(

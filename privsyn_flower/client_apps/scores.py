@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 from flwr.app import Context, Message
 
 from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.labels import classes_of, labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_embedder
 from privsyn_flower.client_apps.votes import asked_rows
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.packing import LARGEST
-from privsyn_flower.protocol.question import MOST_CLASSES, Query
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.scores import LARGEST_ENTRY, Score, shard_scores
 
@@ -79,16 +79,10 @@ def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:
 
 def _labels(query: Query) -> list[str]:
     """The public class list; empty for a question without classes. Raises WireError."""
-    if "labels" not in query.options:
-        return []
     try:
-        labels = json.loads(str(query.options["labels"]))
-    except (ValueError, RecursionError):
-        raise _malformed("the labels are not a list") from None
-    names = isinstance(labels, list) and all(isinstance(name, str) and name for name in labels)
-    if not names or not 1 <= len(labels) <= MOST_CLASSES or len(set(labels)) != len(labels):
-        raise _malformed("the labels are not distinct names")
-    return list(labels)
+        return labels_of(query)
+    except ValueError as error:
+        raise _malformed(str(error)) from None
 
 
 def user_scores(
@@ -100,7 +94,7 @@ def user_scores(
     classes = samples = None
     if labels:
         classes = np.repeat(query.extra["classes"].astype(np.intp), groups)
-        samples = _classes(users, of_all, labels)[taking.asked[of_all]]
+        samples = classes_of(users, of_all, labels)[taking.asked[of_all]]
     return shard_scores(
         rows,
         owner,
@@ -115,22 +109,6 @@ def user_scores(
         plan=plan,
         counted=taking.counted,
     )
-
-
-def _classes(users: UserTexts, owner: np.ndarray[Any, Any], labels: list[str]) -> I64:
-    """The class of each row, PRIVATE: its label's place in the public list, -1 outside it.
-
-    A user has a row for each text, or none at all where its texts could not be embedded.
-    """
-    from privsyn_flower.data import label_of  # loaded where texts are, not by every stage
-
-    place = {name: number for number, name in enumerate(labels)}
-    rows = np.bincount(owner, minlength=len(users))
-    found = [
-        [place.get(label_of(text), -1) for text in texts] if count else []
-        for count, texts in zip(rows, users.values(), strict=True)
-    ]
-    return np.array([number for own in found for number in own], dtype=np.int64)
 
 
 def _malformed(text: str) -> WireError:

@@ -1,28 +1,36 @@
 """The answer to an update query: what training on each user's texts changes, clipped and summed.
 
 The question brings named parameters for a base model that the node has itself (see
-`text/models/parameters.py`), and the numbers of the local training. All of it is checked before a
-private text is opened. Users are trained one after another on one resident model, which starts
-from the round's parameters for each of them.
+`text/models/parameters.py`), the numbers of the local training and maybe conditions of the texts
+(see `training/conditions.py`). All of it is checked before a private text is opened. Users are
+trained one after another on one resident model, which starts from the round's parameters for each
+of them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import F64, I64
+from privsyn_flower.arrays import F32, F64, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
+from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.client_apps.node.policy import check_model
+from privsyn_flower.client_apps.votes import user_rows
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import answer_hello, is_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.updates import shard_updates, update_bound
 from privsyn_flower.randomness import seeded
+from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.parameters import (
     Parameters,
     ParametersError,
@@ -30,10 +38,13 @@ from privsyn_flower.text.models.parameters import (
     longest_sequence,
     unpack_parameters,
 )
+from privsyn_flower.training.conditions import Asked, Conditions
 from privsyn_flower.training.layout import trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
-from privsyn_flower.training.models import LocalModel, load_model
+from privsyn_flower.training.models import LoadedLM, load_model
 from privsyn_flower.training.options import LocalTraining
+
+T = TypeVar("T")
 
 
 def update(message: Message, context: Context) -> Message:
@@ -50,11 +61,30 @@ def check_update(query: Query, node: Node) -> None:
         if not query.dense or not query.rotation:
             raise ValueError(f"encoding = {query.options.get('encoding')!r} is not dense")
         options = LocalTraining.from_options(query.options)
+        asked = Asked.from_options(query.options)
     except ValueError as error:
         raise WireError(Refusal.MALFORMED, str(error)) from None
     folder = base_model(query, node)
     if query.rows.size or query.extra:  # else this is the head alone
         _shipped(query, folder, options)
+        _conditions(query)
+    if asked is not None and asked.topics:
+        if node.policy is not None:
+            check_model(node.policy, asked.embedder)
+        check_embedder(_about(query, asked.embedder), node)
+
+
+def _about(query: Query, embedder: str) -> Query:
+    """The question as one about texts' embeddings, for whoever looks at nothing else of it."""
+    return replace(query, model=embedder)
+
+
+def _conditions(query: Query) -> Conditions | None:
+    """What a question that passed `check_update` conditions texts on. Raises WireError."""
+    try:
+        return Conditions.from_query(query.options, query.extra)
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, f"the conditions: {error}") from None
 
 
 def clipping(query: Query) -> tuple[float, float]:
@@ -76,13 +106,17 @@ def clipping(query: Query) -> tuple[float, float]:
 
 def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
     """The question's parameters, which fit the base and the length of the answer."""
-    if query.rows.size or set(query.extra) != {"parameters"}:
-        raise WireError(Refusal.MALFORMED, "the question's arrays are not its parameters alone")
+    asked = Asked.from_options(query.options)
+    own, longest_source = (asked.arrays, asked.max_source) if asked else (set[str](), 0)
+    if query.rows.size or set(query.extra) != {"parameters", *own}:
+        raise WireError(
+            Refusal.MALFORMED, f"the question's arrays are not {sorted({'parameters', *own})} alone"
+        )
     try:
         shapes, linear = base_shapes(folder), linear_weights(folder)
         longest = longest_sequence(folder)
     except Exception as error:
-        raise WireError(Refusal.MODEL, f"{folder} is no causal language model: {error}") from error
+        raise WireError(Refusal.MODEL, f"{folder} is no language model: {error}") from error
     try:
         parameters = unpack_parameters(query.extra["parameters"], shapes)
         layout = trained_layout(parameters, query.options)
@@ -96,10 +130,17 @@ def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
             Refusal.MALFORMED,
             f"{layout.length} trained parameters with an answer of {query.length} coordinates",
         )
-    if options.sequence_length > longest:
+    encoder = encodes(folder)
+    if encoder and asked is None:
+        raise WireError(Refusal.MALFORMED, f"{folder} reads conditions, and there are none")
+    # An encoder has the condition to itself; else the text comes after it.
+    both = (longest_source, options.sequence_length)
+    if (max(both) if encoder else sum(both)) > longest:
+        with_source = f" with condition.max-source = {longest_source}" if asked else ""
         raise WireError(
             Refusal.MALFORMED,
-            f"training.sequence-length = {options.sequence_length} is above the base's {longest}",
+            f"training.sequence-length = {options.sequence_length}{with_source} is above the "
+            f"base's {longest}",
         )
     return parameters
 
@@ -116,13 +157,14 @@ def user_updates(
     options = LocalTraining.from_options(query.options)
     parameters = _shipped(query, folder, options)
     clip_norm, indicator = clipping(query)
+    conditions = _conditions(query)
     with load_model(folder, node.device).load(parameters, options.trained) as model:
         try:
-            model.rehearse(options)
+            model.rehearse(options, conditions.max_source if conditions else 0)
         except Exception as error:  # nobody's text was opened: the cause is the question's size
             raise WireError(Refusal.MEMORY, f"a step on made-up tokens failed: {error}") from error
         return shard_updates(
-            _deltas(query, users, taking, model, options, node),
+            _deltas(query, users, taking, model, options, node, conditions),
             counted=taking.counted[taking.asked],
             length=query.length,
             clip_norm=clip_norm,
@@ -135,27 +177,77 @@ def _deltas(
     query: Query,
     users: UserTexts,
     taking: Taking,
-    model: LocalModel,
+    model: LoadedLM,
     options: LocalTraining,
     node: Node,
+    conditions: Conditions | None,
 ) -> Iterator[F64 | None]:
     """The delta (d,) of each user asked, PRIVATE, one after another; None where there is none.
 
+    Where the local training is one plain SGD step, several users' are computed at once.
+    """
+    asking = (query, users, taking, options, node, conditions)
+    group = model.group(options, conditions.max_source if conditions else 0)
+    if group is None:
+        return _each(model.train, *asking)
+    return group.deltas(_each(model.rows, *asking))
+
+
+def _each(
+    work: Callable[..., T | None],
+    query: Query,
+    users: UserTexts,
+    taking: Taking,
+    options: LocalTraining,
+    node: Node,
+    conditions: Conditions | None,
+) -> Iterator[T | None]:
+    """What `work` makes of each asked user's texts, PRIVATE; None where that fails.
+
     The order of a user's texts is drawn for the seed, the round (by its rotation) and the user.
     """
-    for (user, texts), asked in zip(users.items(), taking.asked, strict=True):
+    everyone = _owned(query, users, node, conditions)
+    for user, own, asked in zip(users, everyone, taking.asked, strict=True):
         if not asked:
             continue
-        delta = None
+        made = None
         with alone(node, "one user's training failed; that user counts nothing"):
             rng = seeded(options.seed, query.rotation.hex(), "order", user)
-            delta = model.train(texts, options, rng)
-        yield delta
+            if conditions is None:
+                made = work(own.texts, options, rng)
+            else:
+                told = conditions.pairs(own.texts, own.rows)
+                made = work(told[0], options, rng, told[1], conditions.max_source)
+        yield made
+
+
+class _Own(NamedTuple):
+    """One user's texts, and their embeddings (n, d) where topics are asked for; PRIVATE."""
+
+    texts: Sequence[str]
+    rows: F32
+
+
+def _owned(
+    query: Query, users: UserTexts, node: Node, conditions: Conditions | None
+) -> Iterator[_Own]:
+    """Each user's own, from the cache of embeddings, which embeds one user at a time."""
+    if conditions is None or conditions.topics is None:
+        for texts in users.values():
+            yield _Own(texts, np.zeros((0, 0), dtype=np.float32))
+        return
+    rows, owner = user_rows(_about(query, conditions.topics.embedder), users, node)
+    ends = np.searchsorted(owner, np.arange(len(users)), side="right").tolist()
+    for first, last, texts in zip([0, *ends[:-1]], ends, users.values(), strict=True):
+        yield _Own(texts, rows[first:last])
 
 
 def update_tokens(query: Query) -> int:
-    """Most tokens of one user, over all steps of the local training."""
-    return LocalTraining.from_options(query.options).most_tokens
+    """Most tokens of one user, over all steps of the local training, conditions included."""
+    options = LocalTraining.from_options(query.options)
+    asked = Asked.from_options(query.options)
+    source = asked.max_source if asked else 0
+    return options.max_steps * options.batch_size * (options.sequence_length + source)
 
 
 UPDATE = Kind(check_update, user_updates, update_tokens)

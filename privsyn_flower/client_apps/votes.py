@@ -8,6 +8,7 @@ from flwr.app import Context, Message
 
 from privsyn_flower.arrays import F32, I32, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
+from privsyn_flower.client_apps.labels import classes_of, labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_embedder
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
@@ -27,9 +28,13 @@ def check_votes(query: Query, node: Node) -> None:
     options = query.options
     known = options.get("clip") in get_args(Clip) and options.get("metric") in get_args(Metric)
     whole = all(isinstance(options.get(key), int) for key in ("neighbors", "samples-cap"))
-    if not known or not whole or len(query.rows) not in (0, query.length):
+    try:
+        size, odd = divmod(query.length, max(1, len(labels_of(query))))
+    except ValueError as error:
+        raise WireError(Refusal.MALFORMED, f"the vote query is malformed: {error}") from None
+    if not known or not whole or odd or len(query.rows) not in (0, size):
         raise WireError(Refusal.MALFORMED, "the vote query's options are not known here")
-    if not 1 <= int(options["neighbors"]) <= query.length or int(options["samples-cap"]) < 1:
+    if not 1 <= int(options["neighbors"]) <= size or int(options["samples-cap"]) < 1:
         raise WireError(Refusal.MALFORMED, "neighbors or samples-cap is out of range")
     if query.extra:  # a projection would make another size of them
         raise WireError(Refusal.MALFORMED, f"a vote query with {sorted(query.extra)}")
@@ -67,8 +72,10 @@ def user_votes(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
-    rows, owner, _ = asked_rows(query, users, taking, node)
-    options = query.options
+    rows, owner, of_all = asked_rows(query, users, taking, node)
+    options, labels, own = query.options, labels_of(query), None
+    if labels:
+        own = classes_of(users, of_all, labels)[taking.asked[of_all]]
     return shard_votes(
         rows,
         owner,
@@ -80,6 +87,8 @@ def user_votes(
         metric=cast(Metric, options["metric"]),
         plan=plan,
         counted=taking.counted,
+        classes=max(1, len(labels)),
+        sample_classes=own,
     )
 
 

@@ -18,6 +18,7 @@ from privsyn_flower.config.section import (
 from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from privsyn_flower.config.ctcl import CtclConfig
     from privsyn_flower.config.data import DataConfig
     from privsyn_flower.config.dp_prompt import DPPromptConfig
     from privsyn_flower.config.evaluation import EvaluationConfig
@@ -40,6 +41,7 @@ else:
     __getattr__ = on_demand(
         __name__,
         AveragingConfig="training",
+        CtclConfig="ctcl",
         DataConfig="data",
         DPPromptConfig="dp_prompt",
         EvaluationConfig="evaluation",
@@ -68,6 +70,7 @@ else:
 __all__ = [
     "AveragingConfig",
     "ConfigError",
+    "CtclConfig",
     "DPPromptConfig",
     "DataConfig",
     "EvaluationConfig",

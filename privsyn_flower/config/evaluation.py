@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from privsyn_flower.config.section import Section, split_list
+from privsyn_flower.config.section import Section
 
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
@@ -69,7 +69,8 @@ class EvaluationConfig(Section):
     )
     controls: str = Field(
         "all", description="what the result is compared with: all, or a list of noise, "
-        "unaligned (popri) and random-public; empty: nothing"
+        "unaligned (popri), no-private-step, histogram-only, training-only (ctcl) and "
+        "random-public; empty: nothing"
     )  # fmt: skip
 
     @property
@@ -99,16 +100,18 @@ class EvaluationConfig(Section):
                 "beside 'pe': set it to '', and run the other method by itself"
             )
         if self.task == "classification":
-            if not config.uses("popri") or not config.popri.labels:
+            key, classes = "ctcl" if config.uses("ctcl") else "popri", config.classes
+            given = getattr(config, key).labels
+            if not (config.uses("popri") or config.uses("ctcl")) or not classes:
                 raise ValueError(
                     f"evaluation.task = 'classification' with method = {config.method!r} and "
-                    f"popri.labels = {config.popri.labels!r}: it needs method = 'popri' or "
+                    f"{key}.labels = {given!r}: it needs method = 'popri', 'ctcl' or "
                     "'public-only' and labels, so that synthetic text has classes"
                 )
-            if len(split_list(config.popri.labels)) < 2:
+            if len(classes) < 2:
                 raise ValueError(
-                    f"evaluation.task = 'classification' with popri.labels = "
-                    f"{config.popri.labels!r}: at least 2 classes are needed"
+                    f"evaluation.task = 'classification' with {key}.labels = "
+                    f"{given!r}: at least 2 classes are needed"
                 )
             if self.rival == "pretext":
                 raise ValueError(

@@ -12,13 +12,24 @@ from privsyn_flower.config.section import Section
 class ModelsConfig(Section):
     """`[models]`: an embedded model (tiny, small), a local folder, or a Hugging Face name."""
 
-    kinds: ClassVar[tuple[str, ...]] = ("embedder", "infiller", "generator", "downstream")
+    kinds: ClassVar[tuple[str, ...]] = (
+        "embedder",
+        "infiller",
+        "generator",
+        "conditional",
+        "downstream",
+    )
 
     embedder: str = Field(
         "minilm", description="minilm, minilm-int8, ngram-DIM, a folder, or a hub name"
     )
     infiller: str = Field("tiny", description="masked LM: tiny, small, a folder, or a hub name")
     generator: str = Field("tiny", description="causal LM: tiny, small, a folder, or a hub name")
+    conditional: str = Field(
+        "tiny",
+        description="CTCL's generator, which writes from keywords: tiny, small, a folder, or a hub "
+        "name of a causal or an encoder-decoder model",
+    )
     downstream: str = Field(
         "tiny",
         description="model that is fine-tuned or trained: tiny, "

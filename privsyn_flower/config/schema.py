@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from privsyn_flower.config.ctcl import CtclConfig
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.dp_prompt import DPPromptConfig
 from privsyn_flower.config.evaluation import EvaluationConfig
@@ -23,7 +24,14 @@ from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsC
 from privsyn_flower.config.pe import PeConfig, SftConfig
 from privsyn_flower.config.popri import PopriConfig
 from privsyn_flower.config.pretext import PreTextConfig
-from privsyn_flower.config.section import ConfigError, Scalar, Section, explain, flatten
+from privsyn_flower.config.section import (
+    ConfigError,
+    Scalar,
+    Section,
+    explain,
+    flatten,
+    split_list,
+)
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
@@ -32,6 +40,7 @@ METHODS = {  # method -> its tables; each checks what it needs of the others
     "popri": ("popri",),
     "dp-fedavg": ("training",),
     "dp-ftrl": ("training", "ftrl"),
+    "ctcl": ("ctcl", "training", "ftrl"),
     # Rows that the papers compare with; nobody is asked.
     "public-only": ("popri",),  # its classes
     "expand-only": (),
@@ -54,14 +63,15 @@ class RunConfig(Section):
         "popri",
         "dp-fedavg",
         "dp-ftrl",
+        "ctcl",
         "public-only",
         "expand-only",
         "expand-private",
         "dp-prompt",
     ] = Field(
         "pretext",
-        description="synthetic text: pretext, pe, popri; training: dp-fedavg, dp-ftrl; baselines "
-        "that ask nobody: public-only, expand-only, expand-private, dp-prompt",
+        description="synthetic text: pretext, pe, popri, ctcl; training: dp-fedavg, dp-ftrl; "
+        "baselines that ask nobody: public-only, expand-only, expand-private, dp-prompt",
     )
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
     delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
@@ -115,6 +125,7 @@ class RunConfig(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig)
     dp_prompt: DPPromptConfig = Field(default_factory=DPPromptConfig)
     ftrl: FtrlConfig = Field(default_factory=FtrlConfig)
+    ctcl: CtclConfig = Field(default_factory=CtclConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     expand: ExpandConfig = Field(default_factory=ExpandConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
@@ -141,7 +152,7 @@ class RunConfig(Section):
 
     def _check_tables(self) -> None:
         """What the method's tables and the common ones need; some belong to their methods alone."""
-        for name in ("ftrl", "training", "pe", "sft"):
+        for name in ("ftrl", "training", "pe", "sft", "ctcl"):
             table = getattr(self, name)
             if not self.uses(name) and table != type(table)():
                 owners = " or ".join(repr(method) for method in METHODS if name in METHODS[method])
@@ -149,11 +160,15 @@ class RunConfig(Section):
                     f"keys of {name} belong to method = {owners}, and it is {self.method!r}: leave "
                     "them out"
                 )
-        for name in (*METHODS[self.method], "data", "evaluation"):
+        tables = [name for name in METHODS[self.method] if self.uses(name)]
+        for name in (*tables, "data", "evaluation"):
             getattr(self, name).check(self)
 
     def uses(self, table: str) -> bool:
-        """Whether a table is the method's."""
+        """Whether a table is the method's; CTCL's rounds are DP-FTRL's with a trusted aggregator,
+        and DP-FedAvg's else."""
+        if (self.method, table) == ("ctcl", "ftrl"):
+            return self.training.noise == "aggregator"
         return table in METHODS[self.method]
 
     @property
@@ -168,20 +183,33 @@ class RunConfig(Section):
 
     @property
     def trains(self) -> bool:
-        """Whether the method trains a model on the nodes, and writes no text."""
-        return self.uses("training")
+        """Whether the result is a model that the nodes trained, and no text."""
+        return self.uses("training") and not self.uses("ctcl")
+
+    @property
+    def updates(self) -> bool:
+        """Whether the rounds ask for changes of a model, `models.TRAINED` (`trained`)."""
+        return self.trains or (self.uses("ctcl") and self.ctcl.generator_training)
+
+    @property
+    def trained(self) -> str:
+        """The key in `[models]` of what is trained on the nodes."""
+        return "conditional" if self.uses("ctcl") else "downstream"
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The public class list of the method's texts; empty without classes."""
+        return self.ctcl.classes if self.uses("ctcl") else split_list(self.popri.labels)
 
     @property
     def trusts_aggregator(self) -> bool:
         """Whether the noise is Gaussian and added by the aggregator, which sees sums without."""
-        return self.trains and self.training.noise == "aggregator"
+        return self.updates and self.training.noise == "aggregator"
 
     @property
     def local_steps(self) -> int:
         """Most local steps of a user in a round: only public numbers bound a node's work."""
-        training = self.training
-        batches = -(-self.data.samples_per_user // training.batch_size)
-        return training.max_steps or batches * training.epochs
+        return self.training.steps(self.data.samples_per_user)
 
     def _check_sampler(self) -> None:
         """Each sampler has its own key, and the other one at its default."""

@@ -72,9 +72,12 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
     data = config.data.model_copy(
         update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
     )
-    names = ("embedder", "infiller", "generator", "downstream")
     models = config.models.model_copy(
-        update={name: model(getattr(config.models, name)) for name in names}
+        update={name: model(getattr(config.models, name)) for name in config.models.kinds}
+    )
+    topics = config.ctcl.topics
+    ctcl = config.ctcl.model_copy(
+        update={"topics": topics if topics == "train" else absolute(topics)}
     )
     generation = config.generation.model_copy(
         update={"vllm_python": absolute(config.generation.vllm_python)}
@@ -88,6 +91,7 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             "ledger": absolute(config.ledger),
             "data": data,
             "models": models,
+            "ctcl": ctcl,
         }
     )
 

@@ -1,4 +1,4 @@
-"""`[training]` and `[ftrl]`: the keys of DP-FedAvg and DP-FTRL."""
+"""`[training]` and `[ftrl]`: the keys of DP-FedAvg and DP-FTRL, which CTCL's rounds are, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from privsyn_flower.config.section import Section
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
 
-ServerOptimizerName = Literal["fedavg", "fedavgm", "fedadam", "fedyogi"]
+ServerOptimizerName = Literal["fedavg", "fedavgm", "fedadam", "fedyogi", "adamw"]
 MechanismName = Literal[
     "independent", "tree", "tree-honaker", "tree-restart", "banded", "banded-optimised", "blt"
 ]
@@ -35,19 +35,43 @@ class AveragingConfig(Section):
     server_momentum: float = Field(0.9, ge=0, lt=1, description="fedavgm, fedadam, fedyogi")
     beta_2: float = Field(0.99, ge=0, lt=1, description="fedadam, fedyogi: of the second moment")
     tau: float = Field(1e-3, gt=0, description="fedadam, fedyogi: added to its root")
+    server_schedule: Literal["constant", "linear"] = Field(
+        "constant", description="of the server's step over the rounds; linear: falls to 0 after "
+        "the last"
+    )  # fmt: skip
+    server_warm_up_rounds: int = Field(
+        0, ge=0, description="first rounds, over which the server's step grows to its full size"
+    )
+    server_weight_decay: float = Field(
+        0.0, ge=0, description="adamw: decoupled, share of the weights times the step's rate"
+    )
     noise: Literal["nodes", "aggregator"] = Field(
         "nodes", description="who adds it: nodes (the server learns noisy sums only), or an "
         "aggregator that is trusted with the sums"
     )  # fmt: skip
 
     @model_validator(mode="after")
-    def _one_bound(self) -> Self:
+    def _what_goes_together(self) -> Self:
         if self.adaptive_clipping and self.noise != "nodes":
             raise ValueError(
                 "training.adaptive-clipping = true needs training.noise = 'nodes': the noise of a "
                 "trusted aggregator is made for one bound in all rounds"
             )
+        if self.server_weight_decay and self.server_optimizer != "adamw":
+            raise ValueError(
+                f"training.server-weight-decay = {self.server_weight_decay} belongs to "
+                f"training.server-optimizer = 'adamw', and it is {self.server_optimizer!r}: set it "
+                "to 0"
+            )
         return self
+
+    def check_rounds(self, rounds: int) -> None:
+        """Raises ValueError unless a round is left after the server's warm-up."""
+        if self.server_warm_up_rounds and self.server_warm_up_rounds >= rounds:
+            raise ValueError(
+                f"training.server-warm-up-rounds = {self.server_warm_up_rounds} must be below "
+                f"rounds = {rounds}: lower it, or raise rounds"
+            )
 
 
 class LocalConfig(Section):
@@ -86,9 +110,13 @@ class LocalConfig(Section):
             )
         return self
 
+    def steps(self, samples: int) -> int:
+        """Most local steps of a user with so many texts in a round: a public number."""
+        return self.max_steps or -(-samples // self.batch_size) * self.epochs
+
 
 class TrainingConfig(AveragingConfig, LocalConfig):
-    """`[training]`: DP-FedAvg and DP-FTRL, training of `models.downstream` on the nodes."""
+    """`[training]`: training on the nodes, of `models.downstream`, or of CTCL's generator."""
 
     public_steps: int = Field(
         0, ge=0, description="fine-tuning on public text before round 1; 0: none"
@@ -98,7 +126,8 @@ class TrainingConfig(AveragingConfig, LocalConfig):
     )
 
     def check(self, config: RunConfig) -> None:
-        """What cannot go with Gaussian noise of a trusted aggregator."""
+        """What the run's rounds, and Gaussian noise of a trusted aggregator, cannot go with."""
+        self.check_rounds(config.rounds)
         if self.noise != "aggregator":
             return
         if config.sampler != "full":

@@ -19,6 +19,7 @@ from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods import recipe_of
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
+TOPIC_BYTES = 4 + 10 * 12  # of a topic beside its row: the row's scale, and ten keywords in JSON
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,13 @@ class Exchange:
 
 def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
     """Of a configuration with rounds; a device as fast as `machine`."""
-    if config.trains:
+    if config.updates:
         return _training(config, machine)
     embedder, count = shape_of("embedder", config), recipe_of(config).length(config)
     bits, up = _answer(config, count)
     if embedder is None:
         return Exchange(count, bits, None, up, None, None, False, None)
-    data = config.data
-    tokens = tokens_of(data.sample_words)
-    task = Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
+    data, task = config.data, _embedding(config)
     embedding = estimate(task, embedder, machine)
     products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations["4"]
     need = memory(task, embedder, machine.device) + 4 * count * embedder.dimension
@@ -92,18 +91,31 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
 
 
 def _training(config: RunConfig, machine: Machine) -> Exchange:
-    shape, training = shape_of("downstream", config), config.training
+    shape, training = shape_of(config.trained, config), config.training
     length, down = trained(config, shape)
     bits, up = _answer(config, length)
     if shape is None:
         return Exchange(length, bits, down, up, None, None, False, None)
     task = Task(
-        "rounds", "", "fine-tuning", "downstream", config.local_steps * training.batch_size,
+        "rounds", "", "fine-tuning", config.trained, config.local_steps * training.batch_size,
         config.evaluation.sequence_length, training.batch_size, nodes=True,
     )  # fmt: skip
     work = estimate(task, shape, machine)
     need = memory(task, shape, machine.device) + 8 * (length or 0)
-    return Exchange(length, bits, down, up, work.seconds, work.seconds, work.timed, need)
+    first, topics = 0.0, recipe_of(config).candidates(config)
+    embedder = shape_of("embedder", config)
+    if topics and embedder is not None:  # they travel with the parameters, for texts that have rows
+        down = None if down is None else down + topics * (embedder.dimension + TOPIC_BYTES)
+        first = estimate(_embedding(config), embedder, machine).seconds
+    seconds = work.seconds
+    return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need)
+
+
+def _embedding(config: RunConfig) -> Task:
+    """Of one user's texts."""
+    data = config.data
+    tokens = tokens_of(data.sample_words)
+    return Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
 
 
 def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | None]:
@@ -115,7 +127,7 @@ def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | N
     more = int(training.adaptive_clipping)
     if training.parameters == "full":
         return (None, None) if shape is None else (shape.parameters + more, 4 * shape.parameters)
-    folder = model_files("downstream", config.models.downstream, config)
+    folder = model_files(config.trained, getattr(config.models, config.trained), config)
     if folder is None:
         return None, None
     from privsyn_flower.training import Layout

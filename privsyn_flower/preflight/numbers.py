@@ -55,7 +55,7 @@ def promise(config: RunConfig) -> Findings:
 def noise_of(config: RunConfig) -> tuple[float, float, str]:
     """Standard deviation of the noise in bounds of one answer, answers in the sum, which sum."""
     users, rounds = config.data.users, config.rounds
-    if not config.trains:
+    if not config.updates:
         drawn = config.cohort_nodes / config.nodes if config.cohort_nodes else 1.0
         return (
             promised(config).main.multiplier,
@@ -102,9 +102,10 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
         noise_multiplier=main.multiplier,
         min_surviving_weight=config.min_surviving_weight,
         nodes=config.cohort_nodes or config.nodes,
+        sampling_rate=main.rate,
         distance=promised(config).distance,
     )
-    options: dict[str, OptionValue] = {"encoding": "dense"} if config.trains else {}
+    options: dict[str, OptionValue] = {"encoding": "dense"} if config.updates else {}
     rows, scales = np.zeros((0, 0), dtype=np.int8), np.zeros(0, dtype=np.float32)
     query = Query("", rows, scales, length, 1.0, "", options)
     if config.trusts_aggregator:
@@ -114,11 +115,9 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
 
 def candidates(config: RunConfig) -> Findings:
     """Whether nodes take a question of so many candidates, where their dimension is known."""
-    if config.trains:
-        return
     recipe, embedder = recipe_of(config), config.models.embedder
-    length, width = recipe.length(config), known_dimension(embedder)
-    if width and length * width > LARGEST:
+    length, width = recipe.candidates(config), known_dimension(embedder)
+    if length and width and length * width > LARGEST:
         yield Finding(
             f"{length:,} candidates of {width:,} dimensions (models.embedder = {embedder!r}) are "
             f"{length * width:,} numbers, and nodes refuse a question of more than {LARGEST:,}: "

@@ -166,7 +166,7 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     disk = disk_of(config, shapes, models)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
-    length, _ = trained(config, shapes.get("downstream")) if config.trains else (None, None)
+    length, _ = trained(config, shapes.get(config.trained)) if config.updates else (None, None)
     found = [
         *check_ready(config, folder),
         *_data(config),
@@ -273,13 +273,13 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
     """Bytes on disk: models to fetch, the run folder, and the cache of a simulation."""
     run, cache, data = 0, 0, config.data
     embedder, generator = shapes.get("embedder"), shapes.get("generator")
-    if config.trains:
-        length, down = trained(config, shapes.get("downstream"))
+    if config.updates:
+        length, down = trained(config, shapes.get(config.trained))
         run += KEPT_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
-    elif embedder is not None:
-        if baseline(config) is None:
+    if not config.trains and embedder is not None:
+        if baseline(config) is None and not config.updates:
             size = recipe_of(config).length(config)
             run += config.rounds * size * (embedder.dimension + 12)
         run += recipe_of(config).texts(config) * data.sample_words * WORD_BYTES

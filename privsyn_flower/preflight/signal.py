@@ -105,7 +105,9 @@ def _update(config: RunConfig, coordinates: int | None) -> Signal:
     noise, answers, summed = noise_of(config)
     clip = config.training.clip_norm
     if coordinates is None:
-        note = "over the whole vector: unknown, the size of models.downstream is not known here"
+        note = (
+            f"over the whole vector: unknown, the size of models.{config.trained} is not known here"
+        )
     else:
         whole = noise * math.sqrt(coordinates)
         note = (

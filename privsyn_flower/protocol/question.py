@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -123,6 +123,17 @@ class Query:
             "metric": metric,
         }
         return cls("votes", rows, scales, len(rows), float(bound), model, options)
+
+    def by_class(self, labels: Sequence[str]) -> Query:
+        """This vote question, to be answered for each of the public classes apart: (classes m,).
+
+        A text votes among the candidates of its own class, candidate j of class c at place
+        c m + j; texts of no class in the list do not vote. Raises ValueError on labels that are not
+        distinct names.
+        """
+        _class_numbers([], labels, 0)
+        options = {**self.options, "labels": json.dumps(list(labels))}
+        return replace(self, length=len(labels) * len(self.rows), options=options)
 
     @classmethod
     def scores(
@@ -335,6 +346,6 @@ def check_range(query: Query, noise: Noise, weight: float) -> None:
     plan = integer_plan(query, noise)
     multiplier = noise.multiplier if noise.source == "nodes" else 0.0
     if isinstance(plan, DensePlan):
-        check_dense(plan, multiplier, weight, noise.min_weight)
+        check_dense(plan, multiplier, weight, noise.min_weight, noise.sampling_rate)
     else:
         check_plan(plan, multiplier, weight, noise.min_weight)

@@ -55,6 +55,8 @@ def shard_votes(
     metric: str = "l2",
     plan: UserEncoder | None = None,
     counted: ArrayLike | None = None,
+    classes: int = 1,
+    sample_classes: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped vote vector: (m,) float64, PRIVATE.
 
@@ -71,6 +73,8 @@ def shard_votes(
     `plan.sensitivity`, and only then summed: (m,) int64.
     counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
     is the same for those who are not.
+    sample_classes: (n,) the class of each row, PRIVATE, of so many `classes`; -1: none, and no
+    vote. The vector is then (classes m,): candidate j of class c has place c m + j.
     Raises ValueError on shapes and parameters, which are all public.
     """
     vote_sensitivity(clip, bound)
@@ -86,10 +90,15 @@ def shard_votes(
     question = prepare(_rows("candidates", candidates), neighbors, metric)
     kept, user_of_row = _first_rows(owners, samples_cap)  # (v,), (v,)
     chosen, voted = nearest_candidates(rows, kept, question)  # (w, k), (w,): rows that are finite
+    if sample_classes is not None:
+        own = np.asarray(sample_classes)  # (n,)
+        own = (own if kept is None else own[kept])[voted]  # (w,)
+        chosen, voted = (chosen + question.size * own[:, None])[own >= 0], voted[own >= 0]
     voters = np.repeat(user_of_row[voted], neighbors)  # (w k,)
     names = np.unique(owners)  # (u,)
     summed = np.ones(len(names), bool) if counted is None else np.asarray(counted)[names]
-    return _clipped_sum(voters, chosen.ravel(), question.size, clip, bound, plan, summed)
+    size = classes * question.size
+    return _clipped_sum(voters, chosen.ravel(), size, clip, bound, plan, summed)
 
 
 def vote_sensitivity(clip: str, bound: float) -> float:

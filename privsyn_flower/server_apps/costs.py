@@ -21,7 +21,7 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
     evaluations. seconds: of the stages. Server seconds are wall time without the exchange with
     the nodes. Bytes are those of one user on a node of its own.
     """
-    run, metrics = run_id(folder), folder.metrics()
+    run, metrics = run_id(folder), folder.exchanges()
     nodes = cache_folder(config) / "nodes"
     rounds = read_timings(nodes, run)
     beside = [
@@ -29,6 +29,8 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
         for path in folder.path.glob("evaluations/*")
         for row in read_timings(nodes, f"{run}-{path.name}")
     ]
+    if not rounds:  # a run of questions without rounds
+        rounds, beside = beside, []
     asked = sum(row["users"] for row in rounds) * share_asked(config)
     users = config.data.users
     outside = sum(max(0.0, row["seconds"] - row.get("exchange_seconds", 0.0)) for row in metrics)
@@ -38,7 +40,8 @@ def costs(config: RunConfig, folder: RunFolder, seconds: Mapping[str, float]) ->
         "server_wall_seconds": round(outside + sum(seconds.get(s, 0.0) for s in SERVER_STAGES), 1),
         "bytes_up_per_user_round": max((r["bytes_up_per_node"] for r in metrics), default=0),
         "bytes_down_per_user_round": max((r["bytes_down_per_node"] for r in metrics), default=0),
-        "releases": len(metrics) + len(list(folder.path.glob("evaluations/*/releases/*.npz"))),
+        "releases": len(folder.metrics())
+        + len(list(folder.path.glob("evaluations/*/releases/*.npz"))),
     }
 
 

@@ -38,6 +38,9 @@ RESULTS = {  # a stage's file: once it is there, the stage has nothing to do
     "control": "control.jsonl",
     "unaligned": "unaligned.jsonl",
     "rival": "rival.jsonl",
+    "no_private_step": "no_private_step.jsonl",
+    "histogram_only": "histogram_only.jsonl",
+    "training_only": "training_only.jsonl",
 }
 INITIAL = "initial.jsonl"  # of `methods.pe`
 KEPT = ("models", "public")  # stages whose results other runs may have left in the cache

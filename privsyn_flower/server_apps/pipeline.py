@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privsyn_flower.runs import UNFINISHED, write_json
+from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.runs import UNFINISHED, RunFolder, write_json
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
@@ -21,8 +22,8 @@ from privsyn_flower.strategies.engine.rounds import Strategy
 
 
 class Pipeline(Run):
-    """The stages: data, models, public, rounds, evaluation, result, summary, benchmark. A method
-    that asks nobody has neither rounds nor evaluation."""
+    """The stages: data, models, public, what is asked before the rounds, rounds, evaluation,
+    result, summary, benchmark. A method that asks nobody has none of those that ask."""
 
     def run(self) -> None:
         """All stages; the summary marks the result as complete, and then the run."""
@@ -48,10 +49,14 @@ class Pipeline(Run):
         write_json(path, {**self.summary(done, samples), **figures})
 
     def _asked(self, method: Recipe[Any], strategy: Strategy) -> int:
-        """The rounds, and what is asked after them, on the ledger; how many were released."""
+        """The rounds, and what is asked before and after them, on the ledger; how many were
+        released."""
+        done = 0
         with self.charged():
-            with self.clock("rounds"):
-                done = self._rounds(strategy)
+            method.prepare(strategy)
+            if self.has_rounds:
+                with self.clock("rounds"):
+                    done = self._rounds(strategy)
             method.evaluate(strategy)
         return done
 
@@ -60,7 +65,13 @@ class Pipeline(Run):
         correlation = self.session.promise.main.correlation
         independent = correlation is None or correlation.name == "independent"
         what, _ = method.question(self.config)
-        found = verdict(self.folder.metrics(), figures, what=what, independent=independent)
+        rows = self.folder.metrics() if self.has_rounds else []
+        found = verdict(rows, figures, what=what, independent=independent)
+        for phase in self.session.promise.phases:
+            if phase.name != ROUNDS and not phase.evaluates:
+                beside = RunFolder(self.folder.path / "evaluations" / phase.name).metrics()
+                told = verdict(beside, {}, what=phase.name, independent=True)
+                found["sentences"] += told["sentences"]
         return {**figures, "verdict": found}
 
     def _rounds(self, strategy: Strategy) -> int:

@@ -20,6 +20,7 @@ from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
@@ -72,6 +73,11 @@ class Run:
             node_caches=cache_folder(self.config) / NODES,
         )
 
+    @property
+    def has_rounds(self) -> bool:
+        """Whether the promise pays for rounds, and not only for questions beside them."""
+        return self.asks and any(phase.name == ROUNDS for phase in self.session.promise.phases)
+
     def run(self) -> None:
         """All stages; the summary marks the run as complete."""
         raise NotImplementedError
@@ -98,7 +104,7 @@ class Run:
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
-        config, metrics = self.config, self.folder.metrics()
+        config, metrics = self.config, self.folder.exchanges()
         data = config.data
         source = data.private_packages if data.source == "docstrings" else data.path
         down = max((row["bytes_down_per_node"] for row in metrics), default=0)
@@ -109,7 +115,7 @@ class Run:
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
             "rounds": done,
-            "rounds_planned": config.rounds if self.asks else 0,
+            "rounds_planned": config.rounds if self.has_rounds else 0,
             "ended_early": self.ended_early or None,
             "participations_per_user": min(done, self.statement.most_participations),
             "unit": self.statement.unit,

@@ -21,6 +21,8 @@ WORDS = {
     "noise_votes": "noise in the votes' place",
     "noise_scores": "noise in the scores' place",
     "noise_updates": "noise in the updates' place",
+    "noise_answers": "noise in the place of both answers",
+    "no_private_step": "the generator before any private step",
 }
 
 

@@ -1,10 +1,11 @@
 """Strategies to plug into a Flower ServerApp.
 
-`from privsyn_flower.strategies import DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
+`from privsyn_flower.strategies import CTCL, DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
 """
 
 from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
 from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
+from privsyn_flower.strategies.ctcl import CTCL
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.engine.cohort import RoundPlan
@@ -23,6 +24,7 @@ from privsyn_flower.strategies.synthesis.preferences import preference_pairs
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 
 __all__ = [
+    "CTCL",
     "DPFTRL",
     "Caps",
     "DPFedAvg",

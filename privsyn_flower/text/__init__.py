@@ -29,6 +29,8 @@ if TYPE_CHECKING:
         parse_completion,
     )
     from privsyn_flower.text.retrieval import Mixed, Retrieval
+    from privsyn_flower.text.topic_training import make_topics
+    from privsyn_flower.text.topics import TopicModel, load_topics, save_topics
 else:
     __getattr__ = on_demand(
         __name__,
@@ -38,12 +40,16 @@ else:
         ModelUnavailableError="models.pretrained",
         Retrieval="retrieval",
         TooFewTextsError="prompts",
+        TopicModel="topics",
         embedder_fingerprint="embedders",
         expand="prompts",
         expand_prompt="prompts",
         load_embedder="embedders",
+        load_topics="topics",
+        make_topics="topic_training",
         parse_completion="prompts",
         resolve_device="models.devices",
+        save_topics="topics",
     )
 
 __all__ = [
@@ -57,12 +63,16 @@ __all__ = [
     "ModelUnavailableError",
     "Retrieval",
     "TooFewTextsError",
+    "TopicModel",
     "Trained",
     "Trainer",
     "embedder_fingerprint",
     "expand",
     "expand_prompt",
     "load_embedder",
+    "load_topics",
+    "make_topics",
     "parse_completion",
     "resolve_device",
+    "save_topics",
 ]

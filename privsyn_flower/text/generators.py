@@ -19,6 +19,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, I64, Bools
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
+from privsyn_flower.text.models.decoding import STOP_EVERY, CausalBatch
 from privsyn_flower.text.models.devices import empty_cache, map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
@@ -31,8 +32,6 @@ logger = logging.getLogger("privsyn_flower")
 
 KEY = "models.generator"
 PLACE = "<<prompt>>"  # stands for the prompt in a chat template
-STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much as a small model
-SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
 
 
 class HuggingFaceGenerator:
@@ -41,6 +40,7 @@ class HuggingFaceGenerator:
     Args:
         model: folder or hub name.
         temperature, top_p: of the sampling (1.0 and 1.0 in the paper).
+        repetition_penalty: of the tokens that a completion has already; 1: none.
         max_tokens: new tokens in a completion (85 in the paper's code).
         batch_size: completions that are generated side by side.
         device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
@@ -50,12 +50,16 @@ class HuggingFaceGenerator:
         progress: True for a bar on stderr in long calls, or a function to call.
     """
 
+    key = KEY  # of the configuration, named in errors
+    auto_class = "AutoModelForCausalLM"
+
     def __init__(
         self,
         model: str | os.PathLike[str],
         *,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        repetition_penalty: float = 1.0,
         max_tokens: int = 85,
         batch_size: int = 64,
         device: str = "auto",
@@ -64,18 +68,19 @@ class HuggingFaceGenerator:
         chat: bool = False,
         progress: bool | Progress = True,
     ) -> None:
-        check_sampling("expand", temperature, top_p)
+        check_sampling("expand", temperature, top_p, repetition_penalty)
         if min(max_tokens, batch_size) < 1:
             raise ValueError(f"expand: {max_tokens=} and {batch_size=} must be at least 1")
         if isinstance(stop, str) or not all(stop):
             raise ValueError(f"stop = {stop!r}: must be a sequence of non-empty strings")
         self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.repetition_penalty = repetition_penalty
         self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
         self.device = resolve_device(device)
         self._name, self._dtype, self._closed = model, dtype, False
         self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
         self._adapter: Path | None = None  # its folder, also while the model rests
-        self.tokenizer, self.chat = load_tokenizer(model, KEY), chat
+        self.tokenizer, self.chat = load_tokenizer(model, self.key), chat
         self._turn = chat_turn(self.tokenizer, model) if chat else ([], [])
         self.model = self._load()
         self._context = int(getattr(self.model.config, "max_position_embeddings", 1 << 30))
@@ -105,7 +110,7 @@ class HuggingFaceGenerator:
 
         def decode_batch(batch: list[int]) -> list[str]:
             draws = uniforms[batch].reshape(-1, self.max_tokens)
-            return _Batch(self, [encoded[i] for i in batch], n, draws).run()
+            return self._batch([encoded[i] for i in batch], n, draws)
 
         result: list[list[str]] = [[] for _ in prompts]
         done = map_batches(decode_batch, batches, self.device)
@@ -122,7 +127,7 @@ class HuggingFaceGenerator:
         AdapterError for a folder that is missing, damaged or of another base.
         """
         self._wake(adapted=False)
-        base = base_of(self._name, self.model, KEY)
+        base = base_of(self._name, self.model, self.key)
         if folder is not None:
             check_adapter(folder, base)
         if self._adapted is not None:
@@ -149,7 +154,7 @@ class HuggingFaceGenerator:
         empty_cache(self.device)
 
     def _load(self) -> Any:
-        return load_model("AutoModelForCausalLM", self._name, KEY, self.device, self._dtype)
+        return load_model(self.auto_class, self._name, self.key, self.device, self._dtype)
 
     def _wake(self, *, adapted: bool = True) -> None:
         """The model in memory. adapted: with the adapter that it wore before it rested."""
@@ -160,6 +165,10 @@ class HuggingFaceGenerator:
         self.model = self._load()
         if adapted and self._adapter is not None:
             self.use_adapter(self._adapter)
+
+    def _batch(self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32) -> list[str]:
+        """Completions of prompts of similar length, one after another."""
+        return CausalBatch(self, prompts, copies, uniforms).run()
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         if not len(prompts):
@@ -206,16 +215,19 @@ class HuggingFaceGenerator:
         logits: torch.Tensor = self.model(**arguments).logits
         return logits[:, -1]
 
-    def choose(self, logits: torch.Tensor, uniforms: F32) -> I64:
-        """(r, v), (r,) -> (r,) drawn tokens."""
+    def choose(self, logits: torch.Tensor, uniforms: F32, seen: I64 | None = None) -> I64:
+        """(r, v), (r,), tokens of each completion so far (r, t) -> (r,) drawn tokens."""
         import torch
 
+        before = seen if self.repetition_penalty != 1 else None
         chosen = choose_tokens(
             logits,
             torch.from_numpy(uniforms).to(logits.device),
             temperature=self.temperature,
             top_p=self.top_p,
             banned=self._banned,
+            repetition_penalty=self.repetition_penalty,
+            seen=None if before is None else torch.from_numpy(before).to(logits.device),
         )
         tokens: I64 = chosen.cpu().numpy()
         return tokens
@@ -272,78 +284,3 @@ def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int],
         for part in (before, after)
     )
     return list(first), list(last)
-
-
-class _Batch:
-    """Prompts of similar length, `copies` completions each, decoded side by side."""
-
-    def __init__(
-        self,
-        owner: HuggingFaceGenerator,
-        prompts: Sequence[Sequence[int]],
-        copies: int,
-        uniforms: F32,
-    ) -> None:
-        import torch
-        from transformers import StaticCache
-
-        self.owner, self.copies, self.uniforms = owner, copies, uniforms
-        self.length = max(len(ids) for ids in prompts)
-        steps = uniforms.shape[1]
-        # Padding on the left, so that the next token has one place in every row.
-        ids = np.zeros((len(prompts), self.length), dtype=np.int64)
-        attention = np.ones((len(prompts), self.length + steps), dtype=np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, self.length - len(prompt) :] = prompt
-            attention[row, : self.length - len(prompt)] = 0
-        self.ids = torch.from_numpy(ids).to(owner.device)
-        self.attention = torch.from_numpy(attention).to(owner.device)
-        self.positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
-        # Allocated once: a growing cache is copied whole at every step (30 % slower on a CPU).
-        self.cache = StaticCache(config=owner.model.config, max_cache_len=self.length + steps)
-        self.tokens = np.zeros((len(uniforms), steps), dtype=np.int64)
-        self.sizes = np.zeros(len(uniforms), dtype=np.int64)  # tokens of each completion
-
-    def run(self) -> list[str]:
-        """Decode until every row has ended, stopped or reached the limit."""
-        import torch
-
-        with torch.inference_mode():
-            logits = self._step(self.ids, 0, self.length)
-            rows = np.arange(len(self.tokens))  # completion that each row of the batch belongs to
-            going = np.ones(len(rows), dtype=np.bool_)  # rows that still count
-            logits = self._keep(logits, rows // self.copies)
-            for step in range(self.tokens.shape[1]):
-                chosen = self.owner.choose(logits, self.uniforms[rows, step])
-                self.tokens[rows, step] = chosen
-                going &= ~self.owner.ended(chosen)
-                self.sizes[rows[going]] = step + 1
-                if step % STOP_EVERY == STOP_EVERY - 1:
-                    going[going] = ~self.owner.stopped(self.tokens[rows[going], : step + 1])
-                if not going.any() or step + 1 == self.tokens.shape[1]:
-                    break
-                if going.mean() < SHRINK_AT:
-                    kept = np.flatnonzero(going)
-                    self._keep(logits, kept)
-                    rows, chosen, going = rows[kept], chosen[kept], going[kept]
-                ids = torch.from_numpy(chosen[:, None]).to(self.owner.device)
-                logits = self._step(ids, self.length + step, self.length + step + 1)
-        return [
-            self.owner.text(row[:size]) for row, size in zip(self.tokens, self.sizes, strict=True)
-        ]
-
-    def _step(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Feed the tokens at places start..stop -> logits for the next one."""
-        attention, positions = self.attention[:, :stop], self.positions[:, start:stop]
-        return self.owner.forward(ids, attention, positions, self.cache)
-
-    def _keep(self, logits: torch.Tensor, rows: I64) -> torch.Tensor:
-        """Reduce (or repeat) the batch to `rows`, in cache, masks and logits."""
-        import torch
-
-        index = torch.from_numpy(rows).to(self.owner.device)
-        if len(rows) != logits.shape[0] or not np.array_equal(rows, np.arange(len(rows))):
-            for layer in self.cache.layers:
-                layer.keys, layer.values = layer.keys[index], layer.values[index]
-            self.attention, self.positions = self.attention[index], self.positions[index]
-        return logits[index]

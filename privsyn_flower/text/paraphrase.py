@@ -90,8 +90,11 @@ class Paraphraser(ABC):
         prompts = [paraphrase_prompt(text) for text in texts]
         return [drawn for (drawn,) in self.complete(prompts, 1, rng)]
 
-    def choose(self, logits: torch.Tensor, uniforms: F32) -> I64:
-        """(r, v), (r,) -> (r,) drawn tokens; logits are clipped first, NaN is the lower end."""
+    def choose(self, logits: torch.Tensor, uniforms: F32, seen: I64 | None = None) -> I64:
+        """(r, v), (r,) -> (r,) drawn tokens; logits are clipped first, NaN is the lower end.
+
+        seen: not looked at; a repetition penalty would widen the range that epsilon counts with.
+        """
         import torch
 
         low, high = self.clip

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from privsyn_flower.text.models.encoder_decoders import auto_class
 from privsyn_flower.text.models.parameters import DOWN, UP, base_shapes
 from privsyn_flower.training.layout import matches
 from privsyn_flower.training.low_rank import initial_factors, linear_weights
@@ -85,5 +86,5 @@ def _weights(folder: Path) -> Arrays:
     """The base's parameters by name, float32."""
     from privsyn_flower.text.models.pretrained import load_model
 
-    model = load_model("AutoModelForCausalLM", folder, "models.downstream", "cpu", "float32")
+    model = load_model(auto_class(folder), folder, "models.downstream", "cpu", "float32")
     return {name: value.numpy().astype(np.float32) for name, value in model.named_parameters()}

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.digests import file_digest
-from privsyn_flower.text.models.parameters import DOWN, UP
+from privsyn_flower.text.models.parameters import DOWN, UP, empty_model
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ WEIGHT = ".weight"
 
 
 def linear_weights(folder: Path) -> dict[str, bool]:
-    """Weights of a causal LM's linear layers -> whether they are stored as (inputs, outputs).
+    """Weights of a language model's linear layers -> whether they are stored as (inputs, outputs).
 
     From the configuration alone; the last layer, from hidden states to tokens, is not among them.
     """
@@ -38,14 +38,7 @@ def linear_weights(folder: Path) -> dict[str, bool]:
 
 @functools.lru_cache(maxsize=4)
 def _linear_weights(folder: Path, _config: str) -> dict[str, bool]:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from privsyn_flower.text.models.pretrained import know_model
-
-    know_model(folder)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    model = empty_model(folder)
     head = model.get_output_embeddings()
     return {
         name + WEIGHT: transposed
@@ -78,21 +71,24 @@ def added(
 ) -> Iterator[None]:
     """Inside, the layers of these weights add inputs times the product of their factors.
 
-    pairs: weight's name -> up (rows, k), down (k, columns). Raises ValueError for a weight that
-    is no linear layer's.
+    pairs: weight's name -> up (rows, k), down (k, columns), looked up anew in every pass. Raises
+    ValueError for a weight that is no linear layer's.
     """
     with contextlib.ExitStack() as hooks:
-        for name, (up, down) in pairs.items():
+        for name in pairs:
             module = model.get_submodule(name.removesuffix(WEIGHT))
             transposed = _transposed(module) if name.endswith(WEIGHT) else None
             if transposed is None:
                 raise ValueError(f"{name} is no weight of a linear layer: it takes no factors")
-            hooks.callback(module.register_forward_hook(_adds(up, down, transposed)).remove)
+            hooks.callback(module.register_forward_hook(_adds(pairs, name, transposed)).remove)
         yield
 
 
-def _adds(up: torch.Tensor, down: torch.Tensor, transposed: bool) -> Any:
+def _adds(
+    pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], name: str, transposed: bool
+) -> Any:
     def hook(_module: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        up, down = pairs[name]
         first, second = (up, down) if transposed else (down.T, up.T)
         return output + (inputs[0] @ first) @ second
 

@@ -12,47 +12,36 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F64, Ints
 from privsyn_flower.randomness import seeded
+from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
 from privsyn_flower.text.models.parameters import DOWN, UP
 from privsyn_flower.training.layout import Layout
 from privsyn_flower.training.low_rank import added
 from privsyn_flower.training.options import LocalTraining
+from privsyn_flower.training.per_example import (
+    GroupGradients,
+    Pairs,
+    Rows,
+    one_plain_step,
+    users_together,
+)
 
 if TYPE_CHECKING:
     import torch
 
 Arrays = Mapping[str, NDArray[Any]]
-Rows = Sequence[Sequence[int]]
 
 MOST_TOKENS = 1 << 24  # of one user; beyond it texts are left out
 TOKEN_CHARACTERS = 64  # of a text's tokens on average; what is beyond them is not looked at
-
-
-class LocalModel(Protocol):
-    """What a node needs of a model: the round's parameters are in it, a user's delta comes out."""
-
-    @property
-    def layout(self) -> Layout:
-        """Which coordinates of a delta belong to which array."""
-
-    def train(
-        self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
-    ) -> F64 | None:
-        """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
-
-        It depends on these texts, the parameters, the options and rng alone: every call starts
-        from the round's parameters.
-        """
 
 
 class CausalLM:
@@ -93,6 +82,7 @@ class CausalLM:
                     layout,
                     [leaves[name] for name in layout.names],
                     [tensors[name] for name in layout.names],
+                    pairs,
                     self._rehearsed,
                 )
             finally:
@@ -111,9 +101,10 @@ class CausalLM:
 
 
 class LoadedLM:
-    """A causal LM at the round's parameters; a `LocalModel`. Made by `CausalLM.load`.
+    """A causal LM at the round's parameters. Made by `CausalLM.load`.
 
-    leaves: the tensors that are trained, in the layout's order; start: their values before.
+    leaves: the tensors that are trained, in the layout's order; start: their values before. pairs:
+    the low-rank factors by the name of their weight.
     """
 
     def __init__(
@@ -122,67 +113,142 @@ class LoadedLM:
         layout: Layout,
         leaves: list[torch.Tensor],
         start: list[torch.Tensor],
+        pairs: Pairs,
         rehearsed: set[tuple[Any, ...]],
     ) -> None:
         self.layout = layout
-        self._scorer, self._leaves, self._start = scorer, leaves, start
+        self._scorer, self._leaves, self._start, self._pairs = scorer, leaves, start, pairs
         self._rehearsed = rehearsed
 
     def train(
-        self, texts: Sequence[str], options: LocalTraining, rng: np.random.Generator
+        self,
+        texts: Sequence[str],
+        options: LocalTraining,
+        rng: np.random.Generator,
+        conditions: Sequence[str] | None = None,
+        max_source: int = 0,
     ) -> F64 | None:
-        """See `LocalModel`. A text is tokenised once and cut to options.sequence_length tokens.
+        """The change (d,) that training on one user's texts makes, PRIVATE; None without text.
+
+        conditions: what each text is learned from, of at most max_source tokens; only the text's
+        own tokens have a loss. None: texts by themselves. It depends on these arguments and the
+        parameters alone: every call starts from the round's parameters.
+        """
+        rows = self.rows(texts, options, rng, conditions, max_source)
+        return self._fit(rows, options, rng) if rows else None
+
+    def rows(
+        self,
+        texts: Sequence[str],
+        options: LocalTraining,
+        rng: np.random.Generator,
+        conditions: Sequence[str] | None = None,
+        max_source: int = 0,
+    ) -> Rows:
+        """What `train` learns from: a text is tokenised once and cut to options.sequence_length.
 
         What is read of a user's texts is bounded by the options: at random as many texts as the
         steps take, the beginning of each.
         """
         length, most = options.sequence_length, options.max_steps * options.batch_size
+        chosen: Sequence[int] = range(len(texts))
         if len(texts) > most:
-            texts = [texts[i] for i in rng.choice(len(texts), size=most, replace=False)]
-        texts = [text[: length * TOKEN_CHARACTERS] for text in texts]
-        rows = self._scorer.encode(texts, max_tokens=MOST_TOKENS, length=length)
-        return self._fit(rows, options, rng) if rows else None
+            chosen = rng.choice(len(texts), size=most, replace=False).tolist()
+        read = [texts[i][: length * TOKEN_CHARACTERS] for i in chosen]
+        if conditions is None:
+            plain = self._scorer.encode(read, max_tokens=MOST_TOKENS, length=length)
+            return [(row, 1) for row in plain]
+        told = [conditions[i][: max_source * TOKEN_CHARACTERS] for i in chosen]
+        return self._paired(told, read, length, max_source)
 
-    def rehearse(self, options: LocalTraining) -> None:
+    def group(self, options: LocalTraining, max_source: int = 0) -> GroupGradients | None:
+        """What turns many users' `rows` into their deltas at once; None: they are trained alone."""
+        width, device = max_source + options.sequence_length, self._scorer.device
+        users = users_together(options, width, self.layout.length, device)
+        if users < 2 or self._scorer.encodes:
+            return None
+        self._reset()
+        return GroupGradients(
+            self._scorer.model,
+            self.layout,
+            self._leaves,
+            self._pairs,
+            rate=options.learning_rate,
+            shape=(users, options.batch_size, width),
+        )
+
+    def _paired(
+        self, conditions: Sequence[str], texts: Sequence[str], length: int, max_source: int
+    ) -> Rows:
+        """Rows of one user's pairs; a text without tokens has none."""
+        pairs = [Pair(*own) for own in zip(conditions, texts, strict=True)]
+        pairs = pairs[: MOST_TOKENS // (length + max_source)]
+        encoded = self._scorer.encode_pairs(pairs, length=length, max_source=max_source)
+        rows = [(ids, leading) for ids, leading in encoded if len(ids) > leading + 1]  # and its end
+        for ids, _ in rows:
+            self._scorer.check(ids)
+        return rows
+
+    def rehearse(self, options: LocalTraining, max_source: int = 0) -> None:
         """One step on the largest batch, of made-up tokens; raises what that raises.
 
         So that a question which needs too much memory fails for every text, or for none. What
         went well once in this process is not tried again.
         """
-        width = options.sequence_length
-        count = min(options.batch_size, _together(width))
-        size = (count, width, options.optimizer, options.momentum > 0, self.layout.digest())
-        if size not in self._rehearsed:
+        width = max_source + options.sequence_length
+        size = (width, replace(options, seed=0), self.layout.digest())
+        if size in self._rehearsed:
+            return
+        group = self.group(options, max_source)
+        if group is not None:
+            group.rehearse()
+        else:
+            count = min(options.batch_size, _together(width))
             once = replace(options, epochs=1, max_steps=1)
-            self._fit([[0] * width] * count, once, seeded(0, "rehearsal"))
-            self._rehearsed.add(size)
+            self._fit([([0] * width, max(1, max_source))] * count, once, seeded(0, "rehearsal"))
+        self._rehearsed.add(size)
 
     def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> F64:
         """Local SGD or AdamW from the round's parameters (McMahan et al. 2018, UserUpdate)."""
         import torch
 
-        with torch.no_grad():
-            for leaf, start in zip(self._leaves, self._start, strict=True):
-                leaf.copy_(start)
+        self._reset()
         optimizer = _optimizer(self._leaves, options)
         with one_worker(), torch.enable_grad():
             for batch in batches(len(rows), options, rng):
                 optimizer.zero_grad()
                 self._backward([rows[i] for i in batch])
+                if one_plain_step(options):  # without the rounding of parameters plus a change
+                    return self._flat(-options.learning_rate)
                 optimizer.step()
         return self._delta()
 
+    def _reset(self) -> None:
+        import torch
+
+        with torch.no_grad():
+            for leaf, start in zip(self._leaves, self._start, strict=True):
+                leaf.copy_(start)
+
+    def _flat(self, factor: float) -> F64:
+        """factor times the gradient (d,); zeros for what the loss does not depend on."""
+        gradients = {
+            name: np.zeros(leaf.shape) if leaf.grad is None else leaf.grad.cpu().numpy()
+            for name, leaf in zip(self.layout.names, self._leaves, strict=True)
+        }
+        flat = self.layout.flatten(gradients)
+        flat *= factor
+        return flat
+
     def _backward(self, rows: Rows) -> None:
         """Gradient of the mean loss over a batch's predicted tokens, in parts that fit."""
-        together = _together(max(len(row) for row in rows))
-        tokens = sum(len(row) - 1 for row in rows)
+        together = _together(max(len(row) for row, _ in rows))
+        tokens = _predicted(rows)
         for first in range(0, len(rows), together):
             part = rows[first : first + together]
-            ids, mask = pad_rows(part, 0)  # padding comes after all that is looked at
-            ids, mask = ids.to(self._scorer.device), mask.to(self._scorer.device)
-            loss = causal_loss(self._scorer.model, ids, mask)
+            loss = self._scorer.loss(part)
             if len(part) < len(rows):
-                loss = loss * (sum(len(row) - 1 for row in part) / tokens)
+                loss = loss * (_predicted(part) / tokens)
             loss.backward()  # type: ignore[no-untyped-call]
 
     def _delta(self) -> F64:
@@ -222,6 +288,11 @@ def load_model(folder: Path, device: str) -> CausalLM:
 @functools.lru_cache(maxsize=1)
 def _load(folder: Path, _fingerprint: str, device: str) -> CausalLM:
     return CausalLM(load_scorer(folder, device))
+
+
+def _predicted(rows: Rows) -> int:
+    """Tokens of these rows that have a loss."""
+    return sum(len(row) - leading for row, leading in rows)
 
 
 def _together(width: int) -> int:

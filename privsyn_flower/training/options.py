@@ -73,11 +73,6 @@ class LocalTraining:
         if not isinstance(self.trained, str) or not self.trained.strip(" ,"):
             raise ValueError(f"training.trained = {self.trained!r} must name the trained arrays")
 
-    @property
-    def most_tokens(self) -> int:
-        """Of one user in one round, whatever the user wrote: steps x texts x length."""
-        return self.max_steps * self.batch_size * self.sequence_length
-
     def to_options(self) -> dict[str, Value]:
         """The fields as a query's options, `training.learning-rate` and so on."""
         return {_key(field.name): getattr(self, field.name) for field in fields(self)}

@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from privsyn_flower.benchmark.pictures import draw_accuracy, draw_rounds, principal_plane
+from privsyn_flower.benchmark.pictures import (
+    draw_accuracy,
+    draw_rounds,
+    draw_topics,
+    principal_plane,
+)
 
 
 def test_plane_holds_the_two_widest_directions():
@@ -24,6 +29,15 @@ def test_pictures_are_written(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     bars = {"random_public": [0.2, 0.19, 0.21], "synthetic": [0.25, 0.24, 0.26]}
     assert draw_accuracy(bars, tmp_path / "accuracy.png").stat().st_size > 2000
+    words = [("graph", "vertex"), ("rain", "storm"), ("soup",)]
+    noisy, true = np.array([0.6, 0.4, 0.0]), np.array([0.7, 0.2, 0.1])
+    alone, both = (
+        draw_topics(words, noisy, shown, tmp_path / f"{shown is None}.png")
+        for shown in (None, true)
+    )
+    assert both.read_bytes() != alone.read_bytes() and alone.stat().st_size > 2000
+    with pytest.raises(ValueError):
+        draw_topics([], noisy[:0], None, tmp_path / "x.png")
     with pytest.raises(ValueError):
         draw_rounds([], rounds[0], tmp_path / "x.png")
     with pytest.raises(ValueError):

@@ -96,3 +96,14 @@ def test_what_is_no_summary_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ReportError, match=r"summary\.json"):
         read_summary(tmp_path)
+
+
+def test_text_by_topic_is_shown() -> None:
+    topics = {
+        "count": 64, "used": 40,
+        "largest": [{"keywords": ["graph", "edge"], "share": 0.25, "texts": ["A graph.\nIt has"]}],
+    }  # fmt: skip
+    text = report([summary("ctcl", SECURE, topics=topics), summary("pretext", SECURE)])
+    assert "The largest of 40 topics with a noisy share, of 64:" in text
+    assert "- 25.0%: graph, edge\n  - A graph. It has" in text
+    assert text.count("Text by topic") == 1

@@ -26,6 +26,7 @@ from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from tests.client_apps import (
     test_answers,
+    test_conditional_updates,
     test_dropin,
     test_dropin_evaluation,
     test_evaluation,
@@ -34,11 +35,13 @@ from tests.client_apps import (
 )
 from tests.conftest import node_context, sentences
 
-KINDS = ["votes", "scores", "evaluation", "update", "drop-in", "drop-in evaluation"]
+KINDS = ["votes", "scores", "evaluation", "update", "plain step", "drop-in", "drop-in evaluation"]
 FINE = 2.0**26  # of an encoding: noise of 1e-6 of it is still many integers
 NAMES = [f"u{number}" for number in range(6)]
 USERS: dict[str, Sequence[str]] = {name: sentences(3, n) for n, name in enumerate(NAMES)}
 Users = Mapping[str, Sequence[str]]
+
+KINDS.insert(4, "pairs")  # updates on texts with their topics' keywords
 
 
 @dataclass
@@ -74,6 +77,8 @@ class Asked:
 
 def asked(kind: str, folder: Path, base: Path) -> Asked:
     """base: of the language model that evaluations and updates are about."""
+    if kind == "pairs":
+        return Asked(test_conditional_updates.about(base), _handler(UPDATE, folder, base))
     if kind == "votes":
         return Asked(test_answers.question(), _handler(VOTES, folder))
     if kind == "scores":
@@ -82,6 +87,9 @@ def asked(kind: str, folder: Path, base: Path) -> Asked:
         return Asked(test_evaluation.question(base), _handler(EVALUATION, folder, base))
     if kind == "update":
         return Asked(test_updates.question(base), _handler(UPDATE, folder, base))
+    if kind == "plain step":  # several users at once
+        options = replace(test_updates.OPTIONS, max_steps=1)
+        return Asked(test_updates.question(base, options=options), _handler(UPDATE, folder, base))
     if kind == "drop-in":
         return Asked(test_dropin.question(), _train)
     return Asked(test_dropin_evaluation.evaluation(), _evaluate)

@@ -71,3 +71,14 @@ def test_its_owner_may_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PRIVSYN_SIMULATION", "1")
     assert in_simulation(node_context({}))
     assert open_dropin(node_context(SIMULATED | {"weight": 1})).policy is not None
+
+
+@pytest.mark.parametrize(("partitions", "aggregation"), [(1, "plain"), (4, "plain"), (4, "secure")])
+def test_the_only_node_of_a_trusted_server_is_central(
+    monkeypatch: pytest.MonkeyPatch, partitions: int, aggregation: str
+) -> None:
+    ray(monkeypatch, actor="0123")
+    served = {"nodes": partitions, "aggregation": aggregation, "data.users": 8}
+    node = open_node(node_context({"partition-id": 0, "num-partitions": partitions}, served))
+    assert node.central == (partitions == 1)
+    assert not node.facts.deployed

@@ -19,6 +19,7 @@ import pytest
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.updates import UPDATE
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.privacy import epsilon
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
@@ -26,6 +27,8 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Ticket
+from privsyn_flower.text import digests
+from privsyn_flower.training.models import LoadedLM
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
 from tests.client_apps.test_answers import question
 from tests.conftest import node_context
@@ -42,6 +45,7 @@ Calls = Counter[tuple[Any, ...]]  # safetensors shuffles its arrays, so the orde
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(digests, "RESTED", -1)  # of a young model's files, too, they are kept
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -103,6 +107,38 @@ def test_a_failed_coin_costs_the_node_the_same_work(
     assert everybody.total() > 100
     assert (everybody - fewer, fewer - everybody) == (Counter(), Counter())
     assert (some_of_them != all_of_them).any() and some_of_them.any() == (fallen == "some")
+
+
+def test_a_central_node_works_for_those_who_count(
+    tmp_path: Path,
+    causal_folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its server is in the same house: the sum is the same, and the others' work is saved."""
+    bare(monkeypatch)
+    one = asked("plain step", tmp_path, causal_folder)
+    one.rate = 0.5
+    monkeypatch.setattr(answers, "coins", lambda count, rate: COINS["some"])
+    real, trained = LoadedLM.rows, list[list[str]]()
+
+    def watched(self: LoadedLM, texts: list[str], *args: Any) -> Any:
+        trained.append(texts)
+        return real(self, texts, *args)
+
+    monkeypatch.setattr(LoadedLM, "rows", watched)
+    sums, texts = [], []
+    for rnd, central in enumerate((False, True), 1):
+        node = Node(
+            Hello(6, 0, deployed=False), tmp_path / "node", "ngram-64", "cpu", None, None,
+            lambda: USERS, lambda: causal_folder, central,
+        )  # fmt: skip
+        trained.clear()
+        reply = answers.reply(one.message(rnd), node_context({}), node, UPDATE)
+        sums.append(one.integers(reply, rnd))
+        texts.append(list(trained))
+    counted = [own for own, coin in zip(USERS.values(), COINS["some"], strict=True) if coin]
+    assert texts == [list(USERS.values()), counted]
+    assert sums[0].any() and np.abs(sums[0] - sums[1]).max() <= 1  # float32, and its place
 
 
 def test_a_node_counts_a_round_whatever_the_coin(

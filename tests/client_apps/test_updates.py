@@ -276,7 +276,7 @@ def test_memory_is_tried_on_made_up_tokens_first(
     from privsyn_flower.training import models
 
     def full(self: LoadedLM, rows: Any) -> Any:
-        assert {token for row in rows for token in row} == {0}
+        assert {token for row, _ in rows for token in row} == {0}
         raise MemoryError
 
     models._load.cache_clear()  # what was rehearsed in this process is not tried again

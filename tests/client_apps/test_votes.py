@@ -17,6 +17,7 @@ from privsyn_flower.client_apps.main import hello
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
+from privsyn_flower.data import LabelledText
 from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
@@ -76,6 +77,47 @@ def test_votes_are_the_sum_of_normalised_user_votes(tmp_path: Path, loopback: An
         counts = vote_histogram(load_embedder(EMBEDDER).embed(texts), query.question())
         want += counts / np.linalg.norm(counts)
     assert np.allclose(got, want, atol=5 / 4096)  # each user is truncated to an integer
+
+
+def test_votes_by_class_are_those_of_each_class_apart(tmp_path: Path, loopback: Any) -> None:
+    """Texts of no class in the list do not vote, and a user's norm is over all its classes."""
+    labels = {"u0": "aab", "u1": "abc", "u2": "ccc", "u3": "b", "u4": ""}
+    users = {
+        name: [LabelledText(text, label) for text, label in zip(USERS[name], own, strict=False)]
+        for name, own in labels.items()
+    }
+    query = ask()[0].by_class(["a", "b"])
+    assert query.length == 20 and len(query.rows) == 10
+    message = wire.ask(query, TICKET, noise(1e-5), 1, 5, 60.0)
+    got = vector(reply(message, node(tmp_path, lambda: users)), query)
+    embedder, want = load_embedder(EMBEDDER), np.zeros(20)
+    for texts in users.values():
+        counts = np.concatenate(
+            [
+                vote_histogram(embedder.embed([*own, "x"])[:-1], query.question())
+                for own in ([t for t in texts if t.label == label] for label in "ab")
+            ]
+        )
+        want += counts / max(1.0, np.linalg.norm(counts))
+    assert np.count_nonzero(want[:10]) and np.count_nonzero(want[10:])
+    assert np.allclose(got, want, atol=5 / 4096)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"labels": '["a", "a"]'}, {"labels": "[]"}, {"labels": '["a", "b", "c"]'}, {"labels": "a"}],
+)
+def test_classes_that_do_not_fit_are_refused(tmp_path: Path, loopback: Any, changes: Any) -> None:
+    query = ask()[0].by_class(["a", "b"])
+    query = replace(query, options={**query.options, **changes})
+    message = wire.ask(query, TICKET, noise(1e-5), 1, 5, 60.0)
+    refused = reply(message, node(tmp_path, lambda: pytest.fail("private text was opened")))
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(refused, TICKET, query.length, 32)
+    assert caught.value.code is Refusal.MALFORMED
+    for labels in (["a", "a"], [""], []):
+        with pytest.raises(ValueError, match="labels must be"):
+            ask()[0].by_class(labels)
 
 
 def test_noise_has_the_share_of_the_nodes_weight(tmp_path: Path, loopback: Any) -> None:

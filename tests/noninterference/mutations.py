@@ -26,7 +26,8 @@ OPTIONS = (
     "option.cycle", "option.min-separation", "option.max-participations", "option.encoding",
     "option.rotation", "option.neighbors", "option.samples-cap", "option.labels", "option.metrics",
     "option.dimension", "option.server-round", "option.arrays", "option.config.lr", "weight",
-    "extra", "protocol", "stage", "session", "cohort", "list", "sealed", "signers", "signatures",
+    "option.condition.topics", "option.condition.labels", "option.condition.max-source", "extra",
+    "protocol", "stage", "session", "cohort", "list", "sealed", "signers", "signatures",
 )  # fmt: skip
 RECORDS = ("ask", "question", "secagg", "hello", "answer", "odd", "")
 

@@ -263,9 +263,9 @@ def _fail_on_marked(monkeypatch: Any) -> None:
         check(texts, MemoryError)
         return real_encode(self, texts, **options)
 
-    def train(self: LoadedLM, texts: Any, options: Any, rng: Any) -> Any:
+    def train(self: LoadedLM, texts: Any, options: Any, rng: Any, *more: Any) -> Any:
         clean = [text.replace(RAISES, "") for text in texts]
-        delta = real_train(self, clean, options, rng)  # the model has learned of it by then
+        delta = real_train(self, clean, options, rng, *more)  # the model has learned of it by then
         check(texts, RuntimeError)
         return delta
 

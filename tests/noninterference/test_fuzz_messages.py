@@ -48,6 +48,7 @@ FUZZED = [
     Case("dp-fedavg", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("dp-fedavg", True, "jsonl", values=(("training.adaptive-clipping", True),)),
     Case("dp-ftrl", True, "jsonl"),
+    Case("ctcl", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("app", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("app", True, "jsonl"),
 ]

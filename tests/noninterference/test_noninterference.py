@@ -29,6 +29,8 @@ from .worlds import Case, app_world, population, world
 __all__ = ["forced", "rig"]  # fixtures
 FULL = os.environ.get("PRIVSYN_NONINTERFERENCE") == "full"
 
+COINS = (("sampler", "poisson"), ("sampling-rate", 0.5), ("epsilon", 20.0))
+
 # Between them: every method, both kinds of node, every format, with and without labels, masked
 # sums and plain ones, coins, turns, evaluations and both parties that may add the noise.
 FEW: list[tuple[Case, tuple[str, ...]]] = [
@@ -46,6 +48,8 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
     ),
     (Case("dp-fedavg", False, "jsonl", held_out=True), ("together", "blank")),
     (Case("dp-ftrl", True, "jsonl"), ("together", "raising")),
+    (Case("ctcl", True, "jsonl", labels=True), ("together", "raising")),
+    (Case("ctcl", False, "csv", values=COINS), ("together",)),
     (Case("app", True, "csv"), ("together", "raising")),
     (Case("app-ftrl", False, "jsonl", values=(("aggregation", "plain"),)), ("together", "empty")),
 ]
@@ -54,7 +58,7 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
 def every() -> Iterator[tuple[Case, tuple[str, ...]]]:
     """The whole matrix: each kind of hostile text by itself, and all that can be together."""
     kinds = (*HOSTILE, "together")
-    for method in ("pretext", "popri", "dp-fedavg", "dp-ftrl", "app", "app-ftrl"):
+    for method in ("pretext", "popri", "dp-fedavg", "dp-ftrl", "ctcl", "app", "app-ftrl"):
         for deployed in (False, True):
             for format_ in FORMATS:
                 for labels in (False, True):

@@ -93,7 +93,25 @@ FTRL: dict[str, Any] = {
     "ftrl.min-separation": 2,
     "ftrl.schedule": "users",
 }
-METHODS = {"pretext": SYNTHETIC, "popri": POPRI, "dp-fedavg": TRAINING, "dp-ftrl": FTRL}
+CTCL: dict[str, Any] = {
+    **TRAINING,
+    "method": "ctcl",
+    "training.evaluate": False,
+    "ctcl.topic-count": 4,
+    "ctcl.topic-threshold": 0.0,
+    "ctcl.histogram-multiplier": 0.0,
+    "ctcl.max-source": 16,
+    "expand.samples": 4,
+    "expand.min-words": 1,
+    "expand.max-tokens": 8,
+}
+METHODS = {
+    "pretext": SYNTHETIC,
+    "popri": POPRI,
+    "dp-fedavg": TRAINING,
+    "dp-ftrl": FTRL,
+    "ctcl": CTCL,
+}
 
 
 @dataclass(frozen=True)
@@ -137,6 +155,7 @@ class Case:
             "models.embedder": "ngram-32",
             "models.generator": str(models),
             "models.downstream": str(models),
+            "models.conditional": str(models),
             "models.device": "cpu",
             **METHODS[self.method],
         }
@@ -151,6 +170,8 @@ class Case:
         values |= {"data.label-column": "label"} if self.labels else {}
         if self.labels and self.method == "popri":
             values |= CLASSES
+        if self.labels and self.method == "ctcl":
+            values |= {"ctcl.labels": ",".join(LABELS)}
         return RunConfig.from_flat({**values, **dict(self.values)})
 
 

@@ -362,3 +362,10 @@ def test_refusals_are_bound_to_their_ticket(loopback: Any) -> None:
         "protocol": wire.PROTOCOL,
         "code": "policy",
     }
+
+
+def test_empty_strings_have_a_size() -> None:
+    config = ConfigRecord({"kind": "update", "words": "", "bytes": b""})
+    without = ConfigRecord({"kind": "update"})
+    found, rest = (record_bytes(RecordDict({"c": one})) for one in (config, without))
+    assert found == rest + len("words") + len("bytes")

@@ -138,7 +138,7 @@ def test_a_recipe_has_phases_or_a_claim_without(method: str) -> None:
     config = configured(method, benchmark=True)
     found = recipe_of(config)
     assert bool(found.phases(config)) == (found.baseline(config) is None)
-    assert found.loads(config) <= {"embedder", "infiller", "generator", "downstream"}
+    assert found.loads(config) <= set(config.models.kinds)
     assert "random-public" in found.controls
     key, least = found.first_texts(config)
     assert least == (config.flat()[key] if key else 0)
@@ -150,7 +150,7 @@ def test_a_recipe_answers(method: str) -> None:
     config = configured(method)
     found = recipe_of(config)
     kind, options = found.question(config)
-    assert kind in ("votes", "scores", "update") and (kind == "update") == config.trains
+    assert kind in ("votes", "scores", "update") and (kind == "update") == config.updates
     assert found.length(config) >= 1 and options.get("bound", 1.0) > 0
     assert {"noise", "random-public"} <= set(found.controls)
 

@@ -13,12 +13,15 @@ from hypothesis.extra.numpy import arrays
 
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.strategies.averaging.server_optimizers import (
+    AdamW,
     FedAdam,
     FedAvg,
     FedAvgM,
     FedYogi,
+    Schedule,
     ServerOptimizer,
     server_optimizer,
+    server_schedule,
 )
 
 GAINS = arrays(np.float64, (5, 3), elements=st.floats(-10, 10, width=32))
@@ -68,7 +71,7 @@ def test_fedyogi_by_hand() -> None:
     assert path[:, 0] == pytest.approx([first, first, first + third], rel=1e-14)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi"])
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi", "adamw"])
 def test_arguments_stay_as_they_are(name: Any) -> None:
     """A repeated step from the same slots gives the same bits, as a resumed round needs."""
     optimizer = server_optimizer(AveragingConfig(server_optimizer=name, server_learning_rate=0.3))
@@ -96,6 +99,55 @@ def test_an_optimiser_has_its_numbers_of_the_configuration() -> None:
         )
         return server_optimizer(config)
 
+    assert made("adamw") == AdamW(0.3, 0.9, 0.999, 1e-8)
     assert made("fedavg") == FedAvg(0.3) and made("fedavgm") == FedAvgM(0.3, 0.4)
     assert made("fedadam") == FedAdam(0.3, 0.4, 0.5, 0.6)
     assert made("fedyogi") == FedYogi(0.3, 0.4, 0.5, 0.6)
+
+
+@pytest.mark.parametrize(("linear", "warm_up", "decay"), [(False, 0, 0.0), (True, 3, 0.1)])
+def test_adamw_is_torchs(linear: bool, warm_up: int, decay: float) -> None:
+    """Parameters after each of ten steps equal torch.optim.AdamW's on the negative means."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    start, means = rng.normal(size=6), rng.normal(size=(10, 6)) * 10.0 ** rng.integers(-6, 2, 6)
+    config = AveragingConfig(
+        server_optimizer="adamw",
+        server_learning_rate=0.05,
+        server_schedule="linear" if linear else "constant",
+        server_warm_up_rounds=warm_up,
+        server_weight_decay=decay,
+    )
+    steps, ours = server_schedule(config, len(means)), server_optimizer(config)
+    leaf = torch.tensor(start, requires_grad=True)
+    theirs = torch.optim.AdamW([leaf], lr=0.05, weight_decay=decay)
+    falls = [1 / 3, 2 / 3, 1.0, *(k / 7 for k in range(7, 0, -1))]
+    parameters, slots = start, ours.start(6)
+    for rnd, mean in enumerate(means, 1):
+        theirs.param_groups[0]["lr"] = 0.05 * (falls[rnd - 1] if linear else 1.0)
+        leaf.grad = torch.tensor(-mean)
+        theirs.step()
+        change, slots = ours.step(mean, slots)
+        parameters = parameters + steps.scaled(rnd, change, parameters, 0.05)
+        assert parameters == pytest.approx(leaf.detach().numpy(), rel=1e-13, abs=1e-15)
+
+
+def test_a_schedule_by_hand() -> None:
+    rising = Schedule(linear=True, warm_up=2, rounds=6)
+    assert [rising.factor(rnd) for rnd in range(1, 7)] == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+    falling = Schedule(linear=True, rounds=4)
+    assert [falling.factor(rnd) for rnd in range(1, 5)] == [1.0, 0.75, 0.5, 0.25]
+    assert [Schedule(warm_up=2, rounds=9).factor(rnd) for rnd in (1, 2, 3, 9)] == [0.5, 1, 1, 1]
+
+
+def test_a_constant_rate_leaves_the_bits_of_a_change() -> None:
+    change = np.random.default_rng(0).normal(size=5)
+    assert Schedule(rounds=3).scaled(2, change, np.ones(5), 0.3).tobytes() == change.tobytes()
+
+
+def test_bad_combinations_name_their_key() -> None:
+    with pytest.raises(ValueError, match=r"server-weight-decay = 0.1 .*'adamw'.*'fedadam'"):
+        AveragingConfig(server_optimizer="fedadam", server_weight_decay=0.1)
+    config = AveragingConfig(server_optimizer="adamw", server_warm_up_rounds=4)
+    with pytest.raises(ValueError, match=r"server-warm-up-rounds = 4 must be below rounds = 4"):
+        server_schedule(config, 4)

@@ -374,6 +374,25 @@ def test_a_folder_of_another_training_is_refused(tmp_path: Path) -> None:
         begun(folder=tmp_path, server_optimizer="fedavgm").restore(first.state())
 
 
+def test_a_resumed_adamw_goes_on_at_its_round(tmp_path: Path) -> None:
+    """Its bias correction counts steps and its rate falls with the rounds: both survive."""
+    keys: dict[str, Any] = {"server_optimizer": "adamw", "server_schedule": "linear"}
+    keys |= {"server_warm_up_rounds": 2, "server_weight_decay": 0.1}
+    sums = np.random.default_rng(3).normal(size=(5, 8))
+    straight = begun(folder=tmp_path / "a", **keys)
+    for rnd, released in enumerate(sums, 1):
+        straight.learn(rnd, released, 0.1)
+    broken = begun(folder=tmp_path / "b", **keys)
+    for rnd in (1, 2, 3):
+        broken.learn(rnd, sums[rnd - 1], 0.1)
+    resumed = begun(folder=tmp_path / "b", **keys)
+    resumed.restore(broken.state())
+    for rnd in (4, 5):
+        resumed.learn(rnd, sums[rnd - 1], 0.1)
+    assert resumed.master.tobytes() == straight.master.tobytes()
+    assert resumed.slots["steps"] == 5
+
+
 def test_begin_and_attach_come_in_any_order(tmp_path: Path) -> None:
     one, other = begun(folder=tmp_path / "a"), begun()
     with pytest.raises(RuntimeError, match="attach"):

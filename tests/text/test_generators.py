@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text.generators import STOP_EVERY, HuggingFaceGenerator
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.decoding import STOP_EVERY
 from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.pretrained import load_tokenizer
 from privsyn_flower.text.models.sampling import choose_tokens
@@ -116,7 +117,7 @@ class Script:
         self.steps: list[int] = [0] * len(scripts)
         self.widths: list[int] = []
 
-    def choose(self, logits: Any, uniforms: np.ndarray) -> np.ndarray:
+    def choose(self, logits: Any, uniforms: np.ndarray, seen: Any = None) -> np.ndarray:
         """The uniform of row r is r / 100, which says whose turn it is."""
         self.widths.append(len(uniforms))
         tokens = []

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from privsyn_flower.text.models.sampling import choose_tokens  # noqa: E402
+from privsyn_flower.text.models.sampling import choose_tokens, penalised  # noqa: E402
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0], [0.0, 0.5, 0.4, 2.0, 1.9]])
 
@@ -55,3 +55,29 @@ def test_rows_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("privsyn_flower.text.models.sampling.BLOCK_VALUES", 21)
     assert choose_tokens(logits, uniforms).equal(whole)
     assert choose_tokens(logits[10:12], uniforms[10:12]).equal(whole[10:12])
+
+
+def test_repetition_penalty_of_the_library() -> None:
+    """Tokens seen twice are made less likely once; whether a logit is positive or not."""
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    seen = torch.tensor([[0, 2, 0], [3, 4, 1]])
+    expected = RepetitionPenaltyLogitsProcessor(1.5)(seen, LOGITS)
+    assert penalised(LOGITS, seen, 1.5).equal(expected)
+    assert not expected.equal(LOGITS)
+    uniforms = torch.linspace(0, 1, 201)[:-1]
+    drawn = choose_tokens(
+        LOGITS[:1].expand(200, 5), uniforms, repetition_penalty=1.5, seen=seen[:1].expand(200, 3)
+    )
+    assert drawn.equal(choose_tokens(expected[:1].expand(200, 5), uniforms))
+
+
+def test_ranks_of_equal_weights_do_not_matter() -> None:
+    """The last bit of a logit changes at most what is drawn at the nucleus' edge."""
+    logits = torch.zeros(1, 600)
+    nudged = logits.clone()
+    nudged[0, ::7] += 1e-7
+    uniforms = torch.linspace(0, 1, 1001)[:-1]
+    moved = choose_tokens(nudged.expand(1000, 600), uniforms, top_p=0.999)
+    kept = choose_tokens(logits.expand(1000, 600), uniforms, top_p=0.999)
+    assert float((moved == kept).float().mean()) > 0.9

@@ -12,7 +12,7 @@ import torch
 
 from privsyn_flower.text import HuggingFaceGenerator
 from privsyn_flower.text.tiny.assets import FURTHER, MANIFEST, PACKAGE_ASSETS, SMALL, find_asset
-from scripts import make_assets, make_corpus, train_small
+from scripts import make_assets, make_corpus, train_conditional, train_small
 
 CONFIG = """
 epsilon = 7.58
@@ -50,7 +50,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few steps of both models, a hundred times smaller: the code is the same."""
+    """A few steps of each model, a hundred times smaller: the code is the same."""
     folder = tmp_path_factory.mktemp("trained")
     sizes = {"VOCABULARY": 400, "WIDTH": 32, "LAYERS": 1, "HEADS": 2, "BATCH_TOKENS": 1024}
     threads = torch.get_num_threads()
@@ -59,15 +59,20 @@ def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             patch.setattr(train_small, name, size)
         torch.set_num_threads(1)
         call(patch, train_small, corpus, folder, "--seconds", "0.5")
+        patch.setattr(train_conditional, "PACKAGE_ASSETS", folder)  # goes on from that generator
+        for name, size in {"BATCH_TOKENS": 1024, "CHECKED": 8, "DRAWS": 2}.items():
+            patch.setattr(train_conditional, name, size)
+        some = ("--only", "small-conditional", "--seconds", "0.5", "--steps", "4")
+        call(patch, train_conditional, corpus, folder, *some)
         torch.set_num_threads(threads)
     return folder
 
 
 def emptied(folder: Path) -> Path:
-    """The shipped manifest without the small models, and none of their folders."""
+    """The shipped manifest without the models that --take takes, and none of their folders."""
     manifest = json.loads((PACKAGE_ASSETS / MANIFEST).read_text())
     for name in list(manifest["models"]):
-        if name.startswith("small-"):
+        if name.startswith("small-") or name == make_assets.CONDITIONAL:
             del manifest["models"][name]
         else:
             (folder / name).symlink_to(PACKAGE_ASSETS / name)
@@ -92,8 +97,8 @@ def test_the_shipped_folders_give_the_shipped_manifest(
         "--take", PACKAGE_ASSETS, "--corpus", tmp_path / "corpus.jsonl.gz", "--assets", assets,
     )  # fmt: skip
     assert (assets / MANIFEST).read_bytes() == (PACKAGE_ASSETS / MANIFEST).read_bytes()
-    for kind in SMALL:
-        shipped, taken = PACKAGE_ASSETS / f"small-{kind}", assets / f"small-{kind}"
+    for name in [f"small-{kind}" for kind in SMALL] + [make_assets.CONDITIONAL]:
+        shipped, taken = PACKAGE_ASSETS / name, assets / name
         assert {p.name for p in taken.iterdir()} == {p.name for p in shipped.iterdir()}
 
 
@@ -114,9 +119,13 @@ def test_what_the_scripts_make_is_taken_up_and_says_what_it_read(
         config = json.loads((asset.folder / "config.json").read_text())
         assert not any(value for key, value in config.items() if key.endswith("dropout"))
     assert sorted(path.name for path in assets.iterdir() if "small" in path.name) == [
+        "small-conditional",
         "small-generator",
         "small-infiller",
     ]
+    said = json.loads((assets / "small-conditional" / "training.json").read_text())
+    assert said["steps"] <= 4 and said["texts"] > 600
+    assert set(said["held_out_nats_a_character"]["after"]) >= {"own", "group", "area", "wrong"}
     generator = HuggingFaceGenerator(assets / "small-generator", max_tokens=4, progress=False)
     assert len(generator.complete(["Return the"], 2, np.random.default_rng(0))[0]) == 2
 
@@ -132,6 +141,10 @@ def test_a_model_of_another_corpus_is_not_taken(
         call(monkeypatch, make_assets, "--take", trained, "--corpus", other, "--assets", assets)
     with pytest.raises(SystemExit, match="small-"):
         call(monkeypatch, make_assets, "--take", assets, "--corpus", corpus, "--assets", assets)
+    shutil.copytree(trained / "small-conditional", tmp_path / "tiny" / make_assets.CONDITIONAL)
+    with pytest.raises(SystemExit, match="not those of the tiny models"):
+        take = ("--take", tmp_path / "tiny", "--corpus", corpus, "--assets", assets)
+        call(monkeypatch, make_assets, *take)
     shutil.copytree(trained / "small-infiller", tmp_path / "one" / "small-infiller")
     with pytest.raises(SystemExit):  # which corpus has to be said
         call(monkeypatch, make_assets, "--take", tmp_path / "one", "--assets", assets)

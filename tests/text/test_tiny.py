@@ -11,6 +11,8 @@ import torch
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
 from privsyn_flower.data.docstrings import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
+from privsyn_flower.text.conditional import open_conditional
+from privsyn_flower.text.conditions import Pair, condition
 from privsyn_flower.text.models.batches import encode, pad_rows, token_batches
 from privsyn_flower.text.tiny.assets import (
     PACKAGE_ASSETS,
@@ -34,7 +36,7 @@ def groups(seed=0, count=40):
     return [[" ".join(WORDS[(s + i) % 12] for i in range(14)) for s in run] for run in runs]
 
 
-CORPORA = {"downstream": groups(), "generator": groups(), "infiller": groups()}
+CORPORA = dict.fromkeys(RECIPES, groups())
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,6 +92,14 @@ def test_models_load_as_hugging_face_folders(cache):
     complete = HuggingFaceGenerator(str(generator), max_tokens=12, device="cpu")
     texts = complete.complete([expand_prompt(groups()[0][:3])], 2, np.random.default_rng(0))
     assert len(texts[0]) == 2 and all(isinstance(text, str) for text in texts[0])
+    conditional = train(CORPORA, "conditional", cache, steps=8)
+    write = open_conditional(conditional, max_tokens=12, device="cpu", progress=False)
+    assert len(write.complete([condition(["alpha"])], 2, np.random.default_rng(0))[0]) == 2
+    longer = open_conditional(
+        train(CORPORA, "conditional", cache, steps=40), max_tokens=12, device="cpu", progress=False
+    )
+    pairs = [Pair(condition([text.split()[0]]), text) for group in groups(9) for text in group]
+    assert longer.loss(pairs) < write.loss(pairs) - 0.5
     infiller = train(CORPORA, "infiller", cache, steps=8)
     vary = MaskFill(str(infiller), device="cpu", progress=False)
     varied = vary.vary(["alpha beta gamma delta river"], np.random.default_rng(0))
@@ -123,7 +133,7 @@ def test_too_little_text_leaves_no_folder(tmp_path):
 
 
 def test_unknown_kind_and_steps_are_named():
-    with pytest.raises(ValueError, match="downstream, generator, infiller"):
+    with pytest.raises(ValueError, match="downstream, generator, conditional, infiller"):
         recipe("oracle")
     with pytest.raises(ValueError, match=r"models\.train-steps = -1"):
         recipe("infiller", -1)
@@ -249,18 +259,20 @@ def test_the_shipped_models_serve_the_demo_and_know_no_private_package(kind):
     assert not asset.knows(split_list(demo.data.private_packages))
     folder = asset.folder
     assert folder == PACKAGE_ASSETS / kind
-    assert json.loads((folder / "training.json").read_text())["recipe"] == USUAL[kind]
+    if kind != "conditional":  # trained on a GPU, by scripts/train_conditional.py
+        assert json.loads((folder / "training.json").read_text())["recipe"] == USUAL[kind]
     versions = json.loads((PACKAGE_ASSETS / "MANIFEST.json").read_text())["versions"]
     private = {canonical(name) for name in split_list(demo.data.private_packages)}
     assert private and not private & {canonical(name) for name in versions}
     assert (folder / "model.safetensors").stat().st_size < 4e6
 
 
-@pytest.mark.parametrize("kind", ["generator", "infiller"])
+@pytest.mark.parametrize("kind", ["generator", "conditional", "infiller"])
 def test_the_small_models_serve_the_demo_and_know_no_private_package(kind):
     demo = load_config(Path(__file__).parents[2] / "configs" / "demo.toml")
     private = split_list(demo.data.private_packages)
-    assert getattr(demo.models, kind) == "small" and embedded(kind, "small") == f"small-{kind}"
+    assert getattr(demo.models, kind) == ("tiny" if kind == "conditional" else "small")
+    assert embedded(kind, "small") == f"small-{kind}"
     asset = find_asset(f"small-{kind}")
     assert asset.is_of(package_sides(demo)) and len(asset.packages["further"]) > 100
     assert private and not asset.knows(private)
@@ -278,6 +290,29 @@ def test_a_small_model_that_knows_what_is_private_is_refused():
     )
     with pytest.raises(ConfigError, match=r"models.generator = 'small'.*has read sympy, private"):
         ensure_model("generator", None, demo)
+
+
+DOCUMENTED = {
+    "matrix eigenvalues symmetric": "Compute the eigenvalues of a symmetric matrix.",
+    "socket connection timeout": "Raised when the connection to the socket has a timeout.",
+    "tokenizer vocabulary tokens": "Return the tokens of the vocabulary of the tokenizer.",
+    "polynomial coefficients roots": "Find the roots of a polynomial with these coefficients.",
+}
+
+
+@pytest.mark.parametrize("name", ["conditional", "small-conditional"])
+def test_the_shipped_conditional_generators_use_their_condition(name):
+    """Held-out loss as it was measured, and here: texts cost less after their own keywords."""
+    found = json.loads((PACKAGE_ASSETS / name / "training.json").read_text())
+    after = found["held_out_nats_a_character"]["after"]
+    assert after["own"] < after["group"] < after["area"] < after["wrong_area"] < after["wrong"]
+    model = open_conditional(PACKAGE_ASSETS / name, max_tokens=8, device="cpu", progress=False)
+    told = [condition(words.split()) for words in DOCUMENTED]
+    own, wrong, none = (
+        model.loss([Pair(*pair) for pair in zip(said, DOCUMENTED.values(), strict=True)])
+        for said in (told, told[1:] + told[:1], [""] * len(told))
+    )
+    assert own < none - 0.5 and own < wrong - 1
 
 
 def test_there_is_no_small_downstream_model():

@@ -302,7 +302,9 @@ def test_nobody_sees_who_was_trained_before(folder: Path) -> None:
         with model.load(parameters) as loaded:
             loaded.train(sentences(30, 8), replace(options, learning_rate=1e3), rng(3))
             with pytest.raises(IndexError):
-                loaded._fit([[1, 2, 3], [10**6, 5]], replace(options, batch_size=1), rng(1))
+                loaded._fit(
+                    [([1, 2, 3], 1), ([10**6, 5], 1)], replace(options, batch_size=1), rng(1)
+                )
             after = loaded.train(TEXTS, options, rng())
         assert np.array_equal(alone, after)
 
@@ -321,10 +323,12 @@ def test_large_batches_go_through_in_parts(folder: Path, monkeypatch: Any) -> No
     options = replace(OPTIONS, epochs=1, batch_size=100)
     whole = delta_of(model, parameters, options)
     calls = []
-    real = models.causal_loss
+    real = lm_metrics.causal_loss
     monkeypatch.setattr(models, "BATCH_TOKENS", 24)
     monkeypatch.setattr(
-        models, "causal_loss", lambda m, ids, mask: calls.append(ids.shape) or real(m, ids, mask)
+        lm_metrics,
+        "causal_loss",
+        lambda m, ids, *more: calls.append(ids.shape) or real(m, ids, *more),
     )
     parts = delta_of(model, parameters, options)
     assert len(calls) == 3 and max(rows * width for rows, width in calls) <= 24
@@ -344,16 +348,15 @@ def test_one_copy_of_the_weights_serves_training_and_evaluation(folder: Path) ->
 
 
 def test_a_rehearsal_is_one_step_on_made_up_tokens_once(folder: Path, monkeypatch: Any) -> None:
-    from privsyn_flower.training import models
 
     model, parameters, seen = CausalLM(lm_metrics.load_scorer(folder, "cpu")), moved(folder), []
-    real = models.causal_loss
+    real = lm_metrics.causal_loss
 
-    def watched(lm: Any, ids: Any, mask: Any) -> Any:
+    def watched(lm: Any, ids: Any, *more: Any) -> Any:
         seen.append(ids)
-        return real(lm, ids, mask)
+        return real(lm, ids, *more)
 
-    monkeypatch.setattr(models, "causal_loss", watched)
+    monkeypatch.setattr(lm_metrics, "causal_loss", watched)
     options = replace(OPTIONS, batch_size=1000, epochs=50, sequence_length=64)
     alone = delta_of(model, parameters)
     seen.clear()
@@ -373,3 +376,92 @@ def test_factors_of_what_is_no_linear_layer_are_refused(folder: Path) -> None:
     pair = {f"{name}.up": np.ones((rows, 1), np.float32), f"{name}.down": np.ones((1, 32))}
     with pytest.raises(ValueError, match="takes no factors"), load_model(folder, "cpu").load(pair):
         pytest.fail("never inside")
+
+
+# Pairs -------------------------------------------------------------------------------------------
+
+CONDITIONS = ["Keywords: river, stone", "", *(f"Keywords: {i}, lemma" for i in range(5))]
+
+
+def pair_options(batch_size: int = len(TEXTS), **values: Any) -> LocalTraining:
+    return replace(OPTIONS, epochs=1, batch_size=batch_size, learning_rate=1.0, **values)
+
+
+def conditioned(model: CausalLM, parameters: dict[str, Any], conditions: Any, **values: Any) -> Any:
+    options = pair_options(**values)
+    with model.load(parameters) as loaded:
+        return loaded.train(TEXTS, options, rng(), conditions, 9)
+
+
+def test_one_step_of_rate_one_is_minus_the_gradient_of_the_pair_loss(folder: Path) -> None:
+    """As a loop by hand has it: prompt, text and its end, with a loss on the last two alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    parameters = moved(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder, split_special_tokens=True)
+    lm = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    lm.load_state_dict({name: torch.tensor(a) for name, a in parameters.items()}, strict=False)
+    losses, count = [], 0
+    for text, condition in zip(TEXTS, CONDITIONS, strict=True):
+        blank = tokenizer("\n\n", add_special_tokens=False)["input_ids"]
+        before = tokenizer((condition or "Document:") + "\n\n")["input_ids"]
+        if len(before) > 9:
+            before = before[: 9 - len(blank)] + blank
+        own = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if not own:
+            continue
+        own = [*own, tokenizer.eos_token_id][: OPTIONS.sequence_length]
+        logits = lm(torch.tensor([before + own])).logits[0]
+        said = logits[len(before) - 1 : -1].log_softmax(-1)
+        losses.append(-said[range(len(own)), own].sum())
+        count += len(own)
+    (sum(losses) / count).backward()
+    layout = Layout.of(parameters)
+    want = -layout.flatten({name: p.grad.numpy() for name, p in lm.named_parameters()})
+    got = conditioned(load_model(folder, "cpu"), parameters, CONDITIONS)
+    assert np.abs(got - want).max() < 1e-5 * np.abs(want).max()
+
+
+def test_a_condition_is_read_and_has_no_loss(folder: Path, monkeypatch: Any) -> None:
+    """Other words in it change what is predicted after them, and are themselves not predicted."""
+
+    model, parameters, seen = load_model(folder, "cpu"), moved(folder), []
+    real = lm_metrics.causal_loss
+
+    def watched(lm: Any, ids: Any, mask: Any, leading: Any) -> Any:
+        seen.append((ids, mask, leading))
+        return real(lm, ids, mask, leading)
+
+    monkeypatch.setattr(lm_metrics, "causal_loss", watched)
+    first = conditioned(model, parameters, CONDITIONS)
+    other = conditioned(model, parameters, [f"Keywords: tea {i}" for i in range(len(TEXTS))])
+    assert np.abs(first - other).max() > 1e-3
+    (ids, mask, leading), *_ = seen
+    changed = ids.clone()
+    for row, count in enumerate(leading):  # labels alone: the model reads the same ids
+        changed[row, 1:count] = 7
+    from privsyn_flower.text.models.batches import causal_labels
+
+    assert (causal_labels(ids, mask, leading) == causal_labels(changed, mask, leading)).all()
+    assert not (causal_labels(ids, mask) == causal_labels(changed, mask)).all()
+
+
+def test_pairs_go_through_in_parts_and_are_bounded(folder: Path, monkeypatch: Any) -> None:
+    from privsyn_flower.training import models
+
+    model, parameters = load_model(folder, "cpu"), moved(folder)
+    whole = conditioned(model, parameters, CONDITIONS)
+    monkeypatch.setattr(models, "BATCH_TOKENS", 24)
+    parts = conditioned(model, parameters, CONDITIONS)
+    assert np.abs(parts - whole).max() < 1e-5 < 1e-3 < np.abs(whole).max()
+    widths = []
+    real = lm_metrics.pad_rows
+    monkeypatch.setattr(
+        lm_metrics, "pad_rows", lambda rows, pad: widths.extend(map(len, rows)) or real(rows, pad)
+    )
+    long = ["Keywords: " + "lemma, " * 10_000] * len(TEXTS)
+    assert conditioned(model, parameters, long, max_steps=1, batch_size=3) is not None
+    assert len(widths) <= 3 and max(widths) == 9 + OPTIONS.sequence_length
+    with model.load(parameters) as loaded:
+        assert loaded.train(["", ""], OPTIONS, rng(), ["Keywords: a", ""], 9) is None

@@ -32,6 +32,7 @@ from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 PLACES = ("run-folder", "cache", "assets")  # where things lie: no part of what is measured
 MODELS = ("embedder", "infiller", "generator", "downstream")
+TOPICS = ("embedder", "conditional", "downstream")  # of CTCL
 NOTE = "cell.json"  # in a run folder: the cell that it was started for
 ASKED = "cell.toml"  # and the file that it was started with
 
@@ -175,7 +176,7 @@ def models_used(config: RunConfig) -> dict[str, str]:
 
     Of those that a run may use; a model of the hub is known by its name alone.
     """
-    keys = ("downstream",) if config.trains else MODELS
+    keys = TOPICS if config.uses("ctcl") else ("downstream",) if config.trains else MODELS
     path = (Path(config.assets).expanduser() if config.assets else PACKAGE_ASSETS) / MANIFEST
     shipped = json.loads(path.read_text(encoding="utf-8"))["models"] if path.exists() else {}
     found = {}

@@ -47,8 +47,9 @@ class Node:
 
     Texts with a label are `data.LabelledText`s. policy: what its owner allows; None in
     simulation, where one machine plays all parties. downstream: finds the folder of the language
-    model whose changes may be evaluated; None: this node has none. failures: of the users' data, in
-    the answer that is being made.
+    model whose changes may be evaluated; None: this node has none. central: the only node of a
+    simulation whose server is trusted with it: nobody is there whom its time could tell anything.
+    failures: of the users' data, in the answer that is being made.
     """
 
     facts: Hello
@@ -59,6 +60,7 @@ class Node:
     noise_seed: int | None
     load: Callable[[], UserTexts]
     downstream: Callable[[], Path | None] = lambda: None
+    central: bool = False
     failures: Failures = field(default_factory=Failures)
 
     @property
@@ -234,6 +236,7 @@ def _simulated(context: Context) -> Node:
         noise_seed=shard.noise_seed,
         load=shard.load,
         downstream=shard.downstream,
+        central=shard.central,
     )
 
 

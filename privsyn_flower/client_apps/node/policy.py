@@ -193,9 +193,14 @@ def check_query(
     else:
         _at_most("length", length, policy.max_candidates, "max-candidates")
     _at_most("neighbors", neighbors, policy.max_neighbors, "max-neighbors")
+    check_model(policy, model)
+    _at_most("round", round, policy.max_rounds_per_run, "max-rounds-per-run")
+
+
+def check_model(policy: Policy, model: str) -> None:
+    """Refuse a model, by its fingerprint, that the owner did not name: raises WireError."""
     if policy.allowed_models:
         _one_of("model", model, policy.allowed_models, "allowed-models")
-    _at_most("round", round, policy.max_rounds_per_run, "max-rounds-per-run")
 
 
 def check_work(policy: Policy, tokens: int) -> None:

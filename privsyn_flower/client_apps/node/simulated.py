@@ -39,6 +39,11 @@ class Shard:
         return shard_sizes(self.config.data.users, self.partitions)[self.partition]
 
     @property
+    def central(self) -> bool:
+        """Whether it has everybody's text, and the server is trusted with its vector."""
+        return self.partitions == 1 and self.config.aggregation == "plain"
+
+    @property
     def cache(self) -> Path:
         """The node's own folder."""
         return cache_folder(self.config) / "nodes" / f"{self.partition}-of-{self.partitions}"
@@ -56,14 +61,16 @@ class Shard:
         """The folder of the language model that the server starts from."""
         from privsyn_flower.evaluation.public import public_start
         from privsyn_flower.text.models.lm_metrics import base_folder
+        from privsyn_flower.text.tiny.assets import embedded
         from privsyn_flower.text.tiny.models import ensure_model
 
-        config, name = self.config, self.config.models.downstream
-        tiny = name in ("tiny", "lstm")
-        if not tiny and not config.trains:
+        config, kind = self.config, self.config.trained
+        name: str = getattr(config.models, kind)
+        made = embedded(kind, name) is not None or (kind, name) == ("downstream", "lstm")
+        if not made and not config.trains:
             return base_folder(name)
         federation = self._federation()
-        base = ensure_model("downstream", federation, config) if tiny else base_folder(name)
+        base = ensure_model(kind, federation, config) if made else base_folder(name)
         return public_start(config, federation, base) if config.trains else base
 
     def _federation(self) -> Federation:

@@ -28,6 +28,12 @@ from typing import Any
 
 FINAL_INTERVAL = 1e-4  # discretisation of the privacy loss for a number that is claimed
 SEARCH_INTERVAL = 1e-3  # while searching: still an upper bound, five times faster
+# The error of an interval grows with the rounds and with their noise's smallness: 2,000 rounds of
+# noise 0.94 at rate 0.002 cost 0.946, and 0.974 or 1.667 by the two above. So the numbers that are
+# claimed take a tenth of theirs where it matters, and a search that stopped early goes on finely.
+FINEST_INTERVAL = 1e-5
+_ROUGH = 0.02  # relative difference of two intervals that a third is tried for
+_CLOSE = 1e-3  # of epsilon: as near to the target as a search must come
 # The closed form subtracts nearly equal numbers once the noise is very large. Epsilon falls
 # with noise, so the value at this multiplier is an upper bound beyond it.
 LARGEST_MULTIPLIER = 1e6
@@ -139,8 +145,9 @@ def epsilon(
 def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_INTERVAL) -> float:
     """Epsilon of all these releases together, of a plan that is fixed before the first.
 
-    Exact where no rate is below 1, else by privacy loss distributions, which round up. Raises
-    ValueError on arguments, AccountingError on numerical failure.
+    Exact where no rate is below 1, else by privacy loss distributions, which round up: less with a
+    finer interval, and at FINAL_INTERVAL a finer one is tried where that matters. Raises ValueError
+    on arguments, AccountingError on numerical failure.
     """
     releases = {key: count for key, count in releases.items() if count}
     squares = [count * mu_squared(z) for (z, _), count in releases.items()]
@@ -152,10 +159,17 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
     noisy = {key: count for key, count in releases.items() if not math.isinf(key[0])}
     if all(rate == 1.0 for _, rate in noisy) or math.isinf(unsampled):
         return unsampled
-    # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
-    interval = max(interval, interval * unsampled / 50)
-    # Both are upper bounds: sampling never costs privacy.
-    return min(_pld_epsilon(tuple(sorted(noisy.items())), delta, interval), unsampled)
+    kinds = tuple(sorted(noisy.items()))
+
+    def at(interval: float) -> float:
+        # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
+        return _pld_epsilon(kinds, delta, max(interval, interval * unsampled / 50))
+
+    # All are upper bounds: sampling never costs privacy.
+    found = min(at(interval), unsampled)
+    if interval == FINAL_INTERVAL and at(SEARCH_INTERVAL) > (1 + _ROUGH) * found:
+        found = min(at(FINEST_INTERVAL), found)
+    return found
 
 
 @functools.lru_cache(maxsize=256)  # seconds, and a run's plan, ledger and sentence ask the same
@@ -181,7 +195,8 @@ def calibrate(
     """Smallest noise multiplier whose epsilon does not exceed `target_epsilon`.
 
     The safe end of a bisection: within 1e-9 (closed form; for an epsilon below 1e-3, within 1e-11
-    of epsilon) or 1e-4 (sampled) of the smallest, and never below it. Other arguments as in
+    of epsilon) of the smallest, or at an epsilon within a thousandth of the target (sampled), and
+    never below the smallest. Other arguments as in
     `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets
     the target.
     """
@@ -223,6 +238,9 @@ def calibrate_beside(
         raise ValueError(_nothing_left(target_epsilon, delta))
     # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
     found = _smallest(lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact)
+    if together(found, FINAL_INTERVAL) < target_epsilon * (1 - _CLOSE):
+        finely = functools.partial(together, interval=FINAL_INTERVAL)
+        found = _closer(finely, target_epsilon, found)
     while together(found, FINAL_INTERVAL) > target_epsilon:
         found *= 1 + 1e-5
     return found
@@ -267,6 +285,32 @@ def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) 
     while high > low * (1 + 1e-6):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if epsilon_of(middle) > target else (low, middle)
+    return high
+
+
+def _closer(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
+    """A multiplier below `high`, which keeps the target, that keeps it too, and within _CLOSE.
+
+    By secants of the logarithms, between which epsilon is almost a straight line: three or four
+    values in place of a bisection's fourteen, which take a tenth of a second each and more.
+    """
+    aim = math.log(target * (1 - _CLOSE / 2))
+    low, place, slope = 0.0, math.log(high), -1.0
+    gap = math.log(epsilon_of(high)) - aim
+    for _ in range(20):
+        following = place - gap / slope
+        if not low < math.exp(following) < high:  # a bend: halve what is left
+            following = math.log(math.sqrt(max(low, high / 2) * high))
+        value = epsilon_of(math.exp(following))
+        if value <= target:
+            high = math.exp(following)
+            if value > target * (1 - _CLOSE):
+                break
+        else:
+            low = math.exp(following)
+        before, gap = gap, math.log(value) - aim
+        slope = min(-0.01, (gap - before) / (following - place))
+        place = following
     return high
 
 

@@ -3,7 +3,8 @@
 `full`: every user, in every round. `poisson`: each user's node tosses a coin of this rate,
 secretly. All nodes answer, with their noise; users whose coin fails contribute zeros, and cost
 their node the same work as the others: else the time of an answer would tell the server how the
-coin fell. `fixed`: the server draws that many nodes, without replacement.
+coin fell (a simulation's only node, whose server is trusted with its vector, saves that work).
+`fixed`: the server draws that many nodes, without replacement.
 
 Sampling amplifies privacy only against those who do not see who was sampled: the coins against
 those who see only sums, never against a user's own node. A draw of the server claims nothing. The

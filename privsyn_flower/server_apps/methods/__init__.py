@@ -20,6 +20,7 @@ FILES = {  # of this room; each has its recipe under the name RECIPE
     "popri": "popri",
     "dp-fedavg": "dp_fedavg",
     "dp-ftrl": "dp_ftrl",
+    "ctcl": "ctcl",
     "public-only": "public_only",
     "expand-only": "expand_only",
     "expand-private": "expand_private",

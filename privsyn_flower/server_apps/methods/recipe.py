@@ -32,12 +32,14 @@ class Recipe(ABC, Generic[S]):
     """One method around its rounds: first what a configuration says, then the stages of a run.
 
     controls: names for `evaluation.controls`. libraries: modules that the method needs besides
-    those of its models. length_keys: the keys that `length` comes of.
+    those of its models. length_keys: the keys that `length` comes of. keeps_generator: a finished
+    run writes more text at any time (`strategies.synthesis.topic_writing`).
     """
 
     controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     libraries: ClassVar[tuple[str, ...]] = ()
     length_keys: ClassVar[str] = ""
+    keeps_generator: ClassVar[bool] = False
 
     # Of a configuration, before anything is loaded ---------------------------------------
 
@@ -69,6 +71,11 @@ class Recipe(ABC, Generic[S]):
     def length(cls, config: RunConfig) -> int:
         """Coordinates of an answer; 1 where only the model will tell."""
         return 1
+
+    @classmethod
+    def candidates(cls, config: RunConfig) -> int:
+        """Texts or topics of the largest question about them: their embeddings travel."""
+        return cls.length(config)
 
     @classmethod
     @abstractmethod
@@ -117,6 +124,9 @@ class Recipe(ABC, Generic[S]):
 
         Raises ConfigError for what the rounds would only stumble over.
         """
+
+    def prepare(self, strategy: S) -> None:
+        """Before the first round: what is asked first, and paid for."""
 
     def evaluate(self, strategy: S) -> None:
         """After the last round: what is asked once more, and paid for."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -53,7 +53,16 @@ EARLIER = "the evaluation that was paid for is of an earlier model: the training
 NO_ROWS: npt.NDArray[Any] = np.zeros((0, 0))  # there is no text to draw
 
 
-class Training(Recipe[TrainingStrategy]):
+class Updating(ABC):
+    """A recipe whose rounds ask for changes of a model."""
+
+    @classmethod
+    @abstractmethod
+    def algorithm(cls, config: RunConfig) -> TrainingStrategy:
+        """The strategy of the rounds as the configuration has it; nothing is trained yet."""
+
+
+class Training(Updating, Recipe[TrainingStrategy]):
     """Both trainings: they differ in their noise, and in whose turn it is.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
@@ -64,11 +73,6 @@ class Training(Recipe[TrainingStrategy]):
     start: Path
     model: Path
     evaluation: dict[str, Any] | None = None
-
-    @classmethod
-    @abstractmethod
-    def algorithm(cls, config: RunConfig) -> TrainingStrategy:
-        """The strategy as the configuration has it; nothing is trained yet."""
 
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
@@ -95,23 +99,19 @@ class Training(Recipe[TrainingStrategy]):
         return "update", {}
 
     @classmethod
+    def candidates(cls, config: RunConfig) -> int:
+        return 0
+
+    @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
         return {"downstream"}
 
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
         """The public start, the users' local steps, and the benchmark's fine-tunings."""
-        training = config.training
-        users = cls.algorithm(config).expected_users(config.data.users, config.nodes)
-        local = Task(
-            "rounds", "local steps of all users on their nodes", "fine-tuning", "downstream",
-            round(users * config.local_steps * training.batch_size),
-            config.evaluation.sequence_length, training.batch_size, times=config.rounds,
-            nodes=True, key="training.batch-size",
-        )  # fmt: skip
         compared = fine_tunings(config, []) if config.benchmark else []
         start = start_tuning(config, "public")
-        return [*tiny_models(config, {"downstream"}), *start, local, *compared]
+        return [*tiny_models(config, {"downstream"}), *start, local_steps(config), *compared]
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)
@@ -257,9 +257,21 @@ class Training(Recipe[TrainingStrategy]):
 def training_strategy(config: RunConfig) -> TrainingStrategy:
     """The configured method's algorithm. Raises ConfigError for a method that trains nothing."""
     recipe = recipe_of(config)
-    if not issubclass(recipe, Training):
+    if not config.updates or not issubclass(recipe, Updating):
         raise ConfigError(f"method = {config.method!r} trains no model")
     return recipe.algorithm(config)
+
+
+def local_steps(config: RunConfig) -> Task:
+    """What the users' training on their nodes computes, in all rounds."""
+    training = config.training
+    users = training_strategy(config).expected_users(config.data.users, config.nodes)
+    return Task(
+        "rounds", "local steps of all users on their nodes", "fine-tuning", config.trained,
+        round(users * config.local_steps * training.batch_size),
+        config.evaluation.sequence_length, training.batch_size, times=config.rounds,
+        nodes=True, key="training.batch-size",
+    )  # fmt: skip
 
 
 def _facts(found: Mapping[str, Estimate]) -> dict[str, Any]:

@@ -25,7 +25,10 @@ from privsyn_flower.queries.updates import update_bound
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.adaptive_clipping import AdaptiveClipping
-from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer
+from privsyn_flower.strategies.averaging.server_optimizers import (
+    server_optimizer,
+    server_schedule,
+)
 from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout, trained_layout
@@ -96,9 +99,10 @@ class GeneralisedFedAvg(Strategy):
         training.trained names are trained, the others travel and stay as they are. model: what
         the nodes compare with theirs. options: of the local training, and of an app's own.
         noise_multiplier: the calibrated one, for adaptive clipping. nodes: those the run waits
-        for, where some of them are drawn. Raises ValueError on an array with NaN or infinity, and
-        where nothing can be trained.
+        for, where some of them are drawn. Raises ValueError on an array with NaN or infinity,
+        where nothing can be trained, and on fewer rounds than the server's warm-up.
         """
+        self.steps = server_schedule(self.config, rounds)
         self.layout = trained_layout(parameters, options)
         self.start_arrays = {name: np.array(array) for name, array in parameters.items()}
         _check_arrays(self.start_arrays)
@@ -145,6 +149,8 @@ class GeneralisedFedAvg(Strategy):
         mean = released[:dimension] / self.denominator
         with np.errstate(over="ignore", invalid="ignore"):
             change, slots = self.optimizer.step(mean, self.slots)
+            rate = self.config.server_learning_rate
+            change = self.steps.scaled(rnd, change, self.master, rate)
             master = self.master + change
             sent = self.layout.unflatten(master, self.start_arrays)
         if not all(np.isfinite(array).all() for array in sent.values()):

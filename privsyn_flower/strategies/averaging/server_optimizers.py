@@ -2,7 +2,8 @@
 
 Each is a small class of public numbers over one flat vector: `step` takes the mean and what the
 optimiser remembers, and returns the change of the parameters and what it remembers next. Neither
-touches its arguments, and the same arguments give the same bits.
+touches its arguments, and the same arguments give the same bits. Every change is a multiple of the
+learning rate, and so is the decay; a schedule multiplies both by a factor of the round's number.
 """
 
 from __future__ import annotations
@@ -103,6 +104,70 @@ class FedYogi(FedAdam):
         return before - (1 - self.beta_2) * squares * np.sign(before - squares)
 
 
+@dataclass(frozen=True)
+class AdamW:
+    """Adam with bias correction (Kingma and Ba 2015, arXiv 1412.6980, Algorithm 1).
+
+    After t steps w^t = w^{t-1} + eta (m^t / (1 - beta_1^t)) / (sqrt(v^t / (1 - beta_2^t)) + 1e-8),
+    m and v as in FedAdam from m = v = 0, with its usual beta_1 = 0.9 and beta_2 = 0.999. On means
+    of one user's negative gradients, clipped and with noise, it is DP-Adam. The decay of the
+    weights is apart from it (Loshchilov and Hutter 2019, arXiv 1711.05101): see `Schedule`.
+    """
+
+    learning_rate: float
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-8
+
+    def start(self, length: int) -> dict[str, F64]:
+        return {"first": np.zeros(length), "second": np.zeros(length), "steps": np.zeros(1)}
+
+    def step(self, mean: F64, slots: Slots) -> tuple[F64, dict[str, F64]]:
+        first = self.beta_1 * slots["first"] + (1 - self.beta_1) * mean
+        second = self.beta_2 * slots["second"] + (1 - self.beta_2) * np.square(mean)
+        steps = slots["steps"] + 1
+        taken = float(steps[0])
+        root = np.sqrt(second / (1 - self.beta_2**taken)) + self.epsilon
+        change = self.learning_rate / (1 - self.beta_1**taken) * first / root
+        return change, {"first": first, "second": second, "steps": steps}
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What the server's step of a round is multiplied by, and the decay that goes with it.
+
+    warm_up: rounds in which the factor rises evenly, to 1 in the last of them; the first is no
+    zero, because its answers have been paid for. linear: from there it falls evenly, by as much in
+    each round, and would be 0 after the last. decay: of the weights, apart from the gradients.
+    """
+
+    linear: bool = False
+    warm_up: int = 0
+    decay: float = 0.0
+    rounds: int = 0
+
+    def factor(self, rnd: int) -> float:
+        """Of round rnd, from 1; above 0 in all rounds of the run."""
+        if rnd <= self.warm_up:
+            return rnd / self.warm_up
+        left = max(0, self.rounds + 1 - rnd)
+        return left / (self.rounds - self.warm_up) if self.linear else 1.0
+
+    def scaled(self, rnd: int, change: F64, parameters: F64, rate: float) -> F64:
+        """The round's change of the parameters: the optimiser's, and the decay at its rate."""
+        factor = self.factor(rnd)
+        if not self.decay:
+            return change if factor == 1.0 else factor * change
+        return factor * (change - rate * self.decay * parameters)
+
+
+def server_schedule(config: AveragingConfig, rounds: int) -> Schedule:
+    """The schedule of a configuration over so many rounds. Raises ValueError on too few."""
+    config.check_rounds(rounds)
+    linear = config.server_schedule == "linear"
+    return Schedule(linear, config.server_warm_up_rounds, config.server_weight_decay, rounds)
+
+
 def server_optimizer(config: AveragingConfig) -> ServerOptimizer:
     """The optimiser of a configuration; numbers that it does not have are not looked at."""
     rate, momentum = config.server_learning_rate, config.server_momentum
@@ -110,5 +175,7 @@ def server_optimizer(config: AveragingConfig) -> ServerOptimizer:
         return FedAvg(rate)
     if config.server_optimizer == "fedavgm":
         return FedAvgM(rate, momentum)
+    if config.server_optimizer == "adamw":
+        return AdamW(rate)
     adaptive = FedAdam if config.server_optimizer == "fedadam" else FedYogi
     return adaptive(rate, momentum, config.beta_2, config.tau)

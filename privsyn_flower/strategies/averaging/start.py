@@ -180,14 +180,14 @@ class TrainingStrategy(GeneralisedFedAvg):
             terms,
             how,
             said={"data": "data", "adaptive_clipping": self.clipping is not None},
-            kept={"evaluation": evaluation.promise if evaluation else None, **self._kept(made)},
+            kept={"evaluation": evaluation.promise if evaluation else None, **self.kept(made)},
             keys=Path(noise_keys) if noise_keys else None,
             greeting="train",
             progress=progress or log_rounds,
             node_caches=cache_folder(RunConfig()) / DROP_IN,
         )
         logger.info("privacy: %s", session.statement.sentence())
-        self._doubt(session)
+        self.doubt(session)
         with session.folder.lock(), session.begun():
             self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
             with session.running(self) as engine:
@@ -236,7 +236,7 @@ class TrainingStrategy(GeneralisedFedAvg):
                 "does not read it: give an AveragingConfig, and what the app needs in train_config"
             )
 
-    def _doubt(self, session: Session) -> None:
+    def doubt(self, session: Session) -> None:
         """Warn of numbers that cannot give much: a model is the sum of its rounds."""
         main, users = session.promise.main, session.terms.users
         noise = main.equivalent * math.sqrt(main.rounds)
@@ -245,7 +245,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         answers = self.expected_users(users, session.terms.nodes) * main.rounds
         session.doubt(noise, answers, summed=f"the sum of all {main.rounds} rounds")
 
-    def _kept(self, made: Promise) -> dict[str, Any]:
+    def kept(self, made: Promise) -> dict[str, Any]:
         """What must not change while a run lasts, beside its promise."""
         kept: dict[str, Any] = {
             "turns": "users" if self.schedule.get("cycle") else f"nodes {made.main.cycle}"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flwr.serverapp import Grid
 
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import NODES
-from privsyn_flower.privacy.promise import ROUNDS, Phase, promise
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
@@ -40,16 +40,37 @@ class SynthesisResult:
 
 
 class SynthesisStrategy(Strategy):
-    """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp."""
+    """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp.
+
+    noise_keys: folder for the key of an aggregator's noise, where a method has such noise.
+    """
 
     seeds: list[str]
+    noise_keys: Path | None = None
 
     def attach(self, folder: RunFolder) -> None:
         """Where the strategy may keep files of its own; called before the first round."""
 
-    def phases(self, spare_rounds: int = 1) -> list[Phase]:
-        """What is asked of the users: the method's rounds, with noise of the nodes."""
+    def phases(self, spare_rounds: int = 1, *, nodes: int = 0) -> list[Phase]:
+        """What is asked of the users: the method's rounds, with noise of the nodes. nodes: those
+        the run waits for."""
         return [Phase(ROUNDS, self.rounds, spare_rounds)]
+
+    def said(self) -> dict[str, Any]:
+        """What else the statement says (`PrivacyStatement`)."""
+        return {}
+
+    def kept(self, made: Promise) -> dict[str, Any]:
+        """What must not change while a run lasts, beside its promise."""
+        return {}
+
+    def ready(self, session: Session) -> None:
+        """Before anything is asked: warn of numbers that cannot give much, and attach files."""
+        session.doubt(session.promise.main.equivalent, answers=session.terms.users)
+        self.attach(session.folder)
+
+    def prepare(self, session: Session) -> None:
+        """What is asked once, before the rounds; a run that goes on finds the answer."""
 
     @telling
     def start(
@@ -85,8 +106,8 @@ class SynthesisStrategy(Strategy):
         promise something else than those that `folder` was begun with. Noise that leaves nothing of
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
         """
-        made = promise(epsilon, delta, self.phases(spare_rounds), ledger_epsilon=ledger_epsilon)
-        noise = made.main.equivalent
+        phases = self.phases(spare_rounds, nodes=nodes)
+        made = promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
         terms = Terms(
             users,
             min_surviving_weight,
@@ -105,20 +126,24 @@ class SynthesisStrategy(Strategy):
             made,
             terms,
             aggregation or SecureAggregation(),
+            said=self.said(),
+            kept=self.kept(made),
+            keys=self.noise_keys,
             progress=progress,
             node_caches=cache_folder(RunConfig()) / NODES,
         )
-        session.doubt(noise, answers=users)
-        self.attach(session.folder)
-        with session.folder.lock(), session.begun() as book, session.running(self) as engine:
-            done = engine.run()
+        self.ready(session)
+        with session.folder.lock(), session.begun() as book:
+            self.prepare(session)
+            with session.running(self) as engine:
+                done = engine.run()
             spent = book.spent_epsilon(run=engine.plan.run)
         return SynthesisResult(
             list(self.seeds),
             done,
             epsilon,
             delta,
-            noise,
+            made.main.equivalent,
             spent,
             session.statement,
             ended_early=engine.ended_early,

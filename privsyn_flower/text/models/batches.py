@@ -67,12 +67,30 @@ def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, tor
     return torch.from_numpy(ids), torch.from_numpy(mask)
 
 
-def causal_loss(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean next-token cross-entropy in nats over the positions that `mask` (n, l) attends to."""
+def causal_loss(
+    model: Any, ids: torch.Tensor, mask: torch.Tensor, leading: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Mean next-token cross-entropy in nats over the positions that `mask` (n, l) attends to.
+
+    leading: how many first tokens of each row carry no loss (a prompt's); None: none of them.
+    """
     import torch
 
     logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
-    labels = ids.masked_fill(mask == 0, IGNORED)[:, 1:]
+    labels = causal_labels(ids, mask, leading)
     return torch.nn.functional.cross_entropy(
         logits.reshape(-1, logits.shape[-1]).float(), labels.reshape(-1), ignore_index=IGNORED
     )
+
+
+def causal_labels(
+    ids: torch.Tensor, mask: torch.Tensor, leading: Sequence[int] | None = None
+) -> torch.Tensor:
+    """The tokens (n, l - 1) that are to be predicted; IGNORED where there is no loss."""
+    import torch
+
+    labels = ids.masked_fill(mask == 0, IGNORED)
+    if leading is not None:
+        first = torch.tensor(list(leading), device=ids.device)[:, None]
+        labels = labels.masked_fill(torch.arange(ids.shape[1], device=ids.device) < first, IGNORED)
+    return labels[:, 1:]

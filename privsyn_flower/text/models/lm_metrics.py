@@ -13,9 +13,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from privsyn_flower.text.conditions import Pair, encode_pairs, encode_sources, encode_texts
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.batches import IGNORED, encode, pad_rows, unknown_token
+from privsyn_flower.text.models.batches import IGNORED, causal_loss, encode, pad_rows, unknown_token
 from privsyn_flower.text.models.devices import one_worker, resolve_device
+from privsyn_flower.text.models.encoder_decoders import (
+    auto_class,
+    decoder_start,
+    encodes,
+    seq2seq_loss,
+)
 from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
@@ -31,7 +38,10 @@ BATCH_TOKENS = 2048  # padded tokens that go through the model at once
 
 
 class Scorer:
-    """A causal LM in float32 and its tokenizer. Raises ModelUnavailableError."""
+    """A language model in float32 and its tokenizer. Raises ModelUnavailableError.
+
+    encodes: it is an encoder-decoder, which learns pairs and measures no texts.
+    """
 
     def __init__(self, folder: Path, device: str) -> None:
         key = "downstream"
@@ -39,7 +49,8 @@ class Scorer:
             raise ModelUnavailableError(f"{key} = {str(folder)!r} holds no *.safetensors file")
         self.device = resolve_device(device)
         self.tokenizer = load_tokenizer(folder, key)
-        self.model = load_model("AutoModelForCausalLM", folder, key, self.device, "float32")
+        self.encodes = encodes(folder)
+        self.model = load_model(auto_class(folder), folder, key, self.device, "float32")
         self._unknown = unknown_token(self.tokenizer)
         self._named = dict(self.model.named_parameters())
         self._busy = threading.Lock()
@@ -79,17 +90,43 @@ class Scorer:
         A text is tokenised once and cut to `length` tokens; a row of n has n - 1 to predict.
         """
         rows: list[list[int]] = []
-        left, known = max_tokens, self.model.get_input_embeddings().num_embeddings
+        left = max_tokens
         for text in texts:
             if left == 0:
                 break
             (row,) = encode(self.tokenizer, [text], min(length, left + 1))
-            if max(row, default=0) >= known:  # on CUDA it would break the model for everybody
-                raise ValueError(f"token {max(row)} is beyond the model's {known} embeddings")
+            self.check(row)
             if len(row) > 1:
                 rows.append(row)
                 left -= len(row) - 1
         return rows
+
+    def encode_pairs(
+        self, pairs: Sequence[Pair], *, length: int, max_source: int
+    ) -> list[tuple[list[int], int]]:
+        """(ids, leading) of each pair: a condition of at most max_source tokens, then a text of at
+        most `length`, with its end. leading: the condition's tokens, which carry no loss."""
+        if not self.encodes:
+            return encode_pairs(self.tokenizer, pairs, length, max_source)
+        sources = encode_sources(self.tokenizer, [pair.condition for pair in pairs], max_source)
+        targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], length)
+        return [(one + two, len(one)) for one, two in zip(sources, targets, strict=True)]
+
+    def loss(self, rows: Sequence[tuple[Sequence[int], int]]) -> torch.Tensor:
+        """Mean loss in nats over the rows' tokens but for the leading ones of each, with its graph
+        of gradients where there are any."""
+        if self.encodes:
+            return seq2seq_loss(self.model, rows, decoder_start(self.tokenizer, self.model.config))
+        ids, mask = pad_rows([row for row, _ in rows], 0)  # padding comes after what is looked at
+        leading = [before for _, before in rows]
+        return causal_loss(self.model, ids.to(self.device), mask.to(self.device), leading)
+
+    def check(self, row: Sequence[int]) -> None:
+        """Raises ValueError for a token beyond the embeddings: on CUDA it would break the model for
+        everybody."""
+        known = self.model.get_input_embeddings().num_embeddings
+        if max(row, default=0) >= known:
+            raise ValueError(f"token {max(row)} is beyond the model's {known} embeddings")
 
     def rehearse(self, length: int) -> None:
         """Score a full batch of sequences of `length` made-up tokens; raises what that raises.
@@ -105,6 +142,8 @@ class Scorer:
         """
         import torch
 
+        if self.encodes:
+            raise ValueError("an encoder-decoder model does not measure texts by themselves")
         correct, nats = 0, 0.0
         for batch in _batches(rows):
             ids, mask = pad_rows(batch, 0)  # padding comes after all that is looked at

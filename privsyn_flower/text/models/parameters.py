@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from privsyn_flower.arrays import U8
 from privsyn_flower.text.digests import file_digest
+from privsyn_flower.text.models.encoder_decoders import auto_class
 
 Array = npt.NDArray[Any]
 Parameters = Mapping[str, Array]
@@ -107,21 +108,27 @@ def _check_half(name: str, target: str, parameters: Parameters, shape: tuple[int
 
 
 def base_shapes(folder: Path) -> Shapes:
-    """Shapes of a causal LM's parameters, from its configuration alone (no weights are read)."""
+    """Shapes of a language model's parameters, from its configuration alone (no weights)."""
     return _shapes(folder, file_digest(folder / "config.json"))
 
 
 @functools.lru_cache(maxsize=4)
 def _shapes(folder: Path, _config: str) -> Shapes:
+    model = empty_model(folder)
+    return {name: tuple(value.shape) for name, value in model.named_parameters()}
+
+
+def empty_model(folder: Path) -> Any:
+    """A folder's language model without weights, causal or encoder-decoder."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
     from privsyn_flower.text.models.pretrained import know_model
 
     know_model(folder)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
-    return {name: tuple(value.shape) for name, value in model.named_parameters()}
+        made = getattr(transformers, auto_class(folder))
+        return made.from_config(transformers.AutoConfig.from_pretrained(folder))
 
 
 def longest_sequence(folder: Path) -> int:
@@ -146,10 +153,10 @@ def read_model(folder: Path, base: Path) -> dict[str, Array]:
 
 
 def _named(folder: Path) -> dict[str, Array]:
-    """The parameters of a causal LM by name, float32."""
+    """The parameters of a language model by name, float32."""
     from privsyn_flower.text.models.pretrained import load_model
 
-    model = load_model("AutoModelForCausalLM", folder, "models.downstream", "cpu", "float32")
+    model = load_model(auto_class(folder), folder, "models.downstream", "cpu", "float32")
     return {name: value.numpy() for name, value in model.named_parameters()}
 
 

@@ -22,7 +22,7 @@ FURTHER = "further"
 PACKAGE_ASSETS = Path(__file__).parent.parent.parent / "assets"
 
 
-SMALL = ("generator", "infiller")  # kinds that there is a small model of
+SMALL = ("generator", "conditional", "infiller")  # kinds that there is a small model of
 
 
 def embedded(kind: str, name: str) -> str | None:

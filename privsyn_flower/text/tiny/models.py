@@ -1,12 +1,13 @@
 """Embedded models: language models of one or seven million parameters that need no model hub.
 
-Three kinds, as ordinary Hugging Face folders: `downstream`, a causal LM that has read the general
+Four kinds, as ordinary Hugging Face folders: `downstream`, a causal LM that has read the general
 public text; `generator`, the same model trained on over all public text in the format of the
-expand prompt; `infiller`, a masked LM over all public text. A model comes from the package's
+expand prompt; `conditional`, the same over pairs of a condition and a text; `infiller`, a masked
+LM over all public text. A model comes from the package's
 assets when they fit, else from the cache, else it is trained on the spot.
 
 They are small enough for two cores and good enough to show an effect. The tiny ones write no good
-prose; the small ones (generator and infiller) write sentences, and are never trained on the spot.
+prose; the small ones (all but downstream) write sentences, and are never trained on the spot.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.tiny.assets import Asset, embedded, find_asset
-from privsyn_flower.text.tiny.recipes import Groups, content_key, recipe, tuning_recipe
+from privsyn_flower.text.tiny.recipes import RECIPES, Groups, content_key, recipe, tuning_recipe
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("privsyn_flower")
 
-# The kinds that come before one: their tokenizer, and a generator's weights, are taken over.
-_AFTER = {"downstream": None, "generator": "downstream", "infiller": "downstream"}
+# The kind that comes before one: its tokenizer, and for the causal ones its weights, go over.
+_AFTER = {kind: None if kind == "downstream" else "downstream" for kind in RECIPES}
 
 
 def ensure_model(
@@ -35,9 +36,9 @@ def ensure_model(
 ) -> Path:
     """The folder of the embedded model `kind` for this run: shipped, cached, or made now.
 
-    kind: downstream, generator or infiller. Raises ValueError for another kind or for too little
-    public text to train on, AssetError for a damaged asset, ConfigError for a small model that has
-    read what is private in the run.
+    kind: downstream, generator, conditional or infiller. Raises ValueError for another kind or for
+    too little public text to train on, AssetError for a damaged asset, ConfigError for a small
+    model that has read what is private in the run.
     """
     if kind == "downstream" and config.models.downstream == "lstm":
         from privsyn_flower.text.models.lstm import ensure_lstm
@@ -65,9 +66,8 @@ def ensure_model(
     # Only docstrings know a minority; elsewhere the general text is all of it.
     corpora: dict[str, Groups] = {
         "downstream": [[text] for text in federation.public_general()],
-        "generator": federation.public_groups(),
     }
-    corpora["infiller"] = corpora["generator"]
+    corpora |= dict.fromkeys(RECIPES.keys() - corpora, federation.public_groups())
     return train(
         corpora,
         kind,

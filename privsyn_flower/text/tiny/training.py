@@ -20,8 +20,10 @@ import torch
 
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
+from privsyn_flower.text.conditions import encode_pairs
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
 from privsyn_flower.text.models.devices import one_worker
+from privsyn_flower.text.pairs import public_pairs
 from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.tiny.muon import TinyOptimizer, clip_gradients, linear_schedule
 from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups, Recipe
@@ -34,7 +36,9 @@ RUN = 4  # texts in one training example of the expand format
 NEIGHBOURHOOD = 16  # neighbouring groups that half of those examples are drawn from
 TOKENIZER_TEXTS = 40_000  # texts the vocabulary is learnt from
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Rows = list[tuple[list[int], int]]  # ids, and how many of the first carry no loss
+Batch = tuple[torch.Tensor, torch.Tensor, list[int]]  # ids, mask (n, l), and how many each
+Loss = Callable[[torch.Tensor, torch.Tensor, list[int]], torch.Tensor]
 
 
 def train_model(
@@ -49,10 +53,11 @@ def train_model(
 ) -> dict[str, Any]:
     """Train one model on public `groups` of texts and write it into `folder`, which must exist.
 
-    init: folder of a tiny causal model whose tokenizer (all kinds) and weights (generator) are
-    taken over. On a CPU one worker trains (`one_worker`). A training that meets `budget_seconds`
-    ends early with its learning rate fallen to zero like a full one. Returns steps, tokens, seconds
-    and the final mean loss in nats. Raises ValueError when there is too little text.
+    init: folder of a tiny causal model whose tokenizer (all kinds) and weights (generator,
+    conditional) are taken over. On a CPU one worker trains (`one_worker`). A training that meets
+    `budget_seconds` ends early with its learning rate fallen to zero like a full one. Returns
+    steps, tokens, seconds and the final mean loss in nats. Raises ValueError when there is too
+    little text.
     """
     texts = list(chain.from_iterable(groups))
     if sum(map(len, texts)) < 1000:
@@ -127,7 +132,7 @@ def fast_tokenizer(bpe: Any, kind: str, context: int) -> Any:
 def _model(recipe: Recipe, init: Path | None) -> Any:
     import transformers
 
-    if recipe.kind == "generator" and init is not None:
+    if recipe.kind in ("generator", "conditional") and init is not None:
         return transformers.AutoModelForCausalLM.from_pretrained(init, dtype=torch.float32)
     common = {
         "vocab_size": recipe.vocabulary,
@@ -169,19 +174,27 @@ def _masked_model(recipe: Recipe, init: Path | None, common: dict[str, Any]) -> 
     return model
 
 
-def _rows(
-    groups: Groups, recipe: Recipe, tokenizer: Any, rng: np.random.Generator
-) -> list[list[int]]:
-    """Token ids of the training examples, in an order that `rng` drew."""
+def _rows(groups: Groups, recipe: Recipe, tokenizer: Any, rng: np.random.Generator) -> Rows:
+    """The training examples, in an order that `rng` drew."""
+    # No more than the training will read: tokenising the rest would be waste.
+    read = recipe.steps * recipe.batch_tokens
+    if recipe.kind == "conditional":
+        return pair_rows(groups, tokenizer, 2 + read // 40, rng)
     if recipe.kind == "generator":
         texts, length = [expand_prompt(run) for run in expand_runs(groups, rng)], recipe.context
     else:
         texts, length = list(chain.from_iterable(groups)), TEXT_TOKENS
     order = rng.permutation(len(texts))
-    # No more than the training will read: tokenising the rest would be waste.
-    most = 2 + recipe.steps * recipe.batch_tokens // (20 if recipe.kind != "generator" else 80)
+    most = 2 + read // (20 if recipe.kind != "generator" else 80)
     rows = encode(tokenizer, [texts[i] for i in order[:most]], length)
-    return [row for row in rows if len(row) > 2]
+    return [(row, 1) for row in rows if len(row) > 2]
+
+
+def pair_rows(groups: Groups, tokenizer: Any, most: int, rng: np.random.Generator) -> Rows:
+    """At most `most` pairs of a condition and a public text, in an order that `rng` drew."""
+    pairs = public_pairs(groups, seed=int(rng.integers(1 << 31)))
+    chosen = [pairs[i] for i in rng.permutation(len(pairs))[:most]]
+    return encode_pairs(tokenizer, chosen, TEXT_TOKENS)
 
 
 def expand_runs(groups: Groups, rng: np.random.Generator) -> list[list[str]]:
@@ -202,10 +215,10 @@ def expand_runs(groups: Groups, rng: np.random.Generator) -> list[list[str]]:
 
 def _loss(model: Any, recipe: Recipe, seed: int) -> Loss:
     if recipe.kind != "infiller":
-        return lambda ids, mask: causal_loss(model, ids, mask)
+        return lambda ids, mask, leading: causal_loss(model, ids, mask, leading)
     generator = torch.Generator().manual_seed(seed)
 
-    def masked_loss(ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def masked_loss(ids: torch.Tensor, mask: torch.Tensor, _: list[int]) -> torch.Tensor:
         hidden = torch.rand(ids.shape, generator=generator) < recipe.mask_share
         hidden &= ids >= len(SPECIAL)
         if not hidden.any():
@@ -218,18 +231,21 @@ def _loss(model: Any, recipe: Recipe, seed: int) -> Loss:
     return masked_loss
 
 
-def _endless(
-    rows: Sequence[Sequence[int]], budget: int, rng: np.random.Generator
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    lengths = [len(row) for row in rows]
+def _endless(rows: Rows, budget: int, rng: np.random.Generator) -> Iterator[Batch]:
     while True:
-        for batch in token_batches(lengths, budget, rng):
-            yield pad_rows([rows[i] for i in batch], PAD)
+        yield from one_pass(rows, budget, PAD, rng)
+
+
+def one_pass(rows: Rows, budget: int, pad: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """Batches of at most `budget` padded tokens, in an order that `rng` drew; every row once."""
+    for batch in token_batches([len(ids) for ids, _ in rows], budget, rng):
+        ids, mask = pad_rows([rows[i][0] for i in batch], pad)
+        yield ids, mask, [rows[i][1] for i in batch]
 
 
 def _fit(
     model: Any,
-    rows: Sequence[Sequence[int]],
+    rows: Rows,
     loss_of: Loss,
     recipe: Recipe,
     rng: np.random.Generator,
@@ -251,8 +267,8 @@ def _fit(
                 recipe.kind, budget_seconds, step, recipe.steps,
             )  # fmt: skip
             break
-        ids, mask = next(batches)
-        loss = loss_of(ids, mask)
+        ids, mask, leading = next(batches)
+        loss = loss_of(ids, mask, leading)
         loss.backward()  # type: ignore[no-untyped-call]
         clip_gradients(list(model.parameters()))
         optimizer.step(linear_schedule(done + 1 / recipe.steps, recipe.warm_up, recipe.decay_from))

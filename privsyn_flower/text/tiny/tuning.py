@@ -27,18 +27,17 @@ import torch
 
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
+from privsyn_flower.text.models.batches import IGNORED, causal_labels, causal_loss, encode
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.tiny.muon import clip_gradients
 from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups, TuningRecipe
-from privsyn_flower.text.tiny.training import expand_runs
+from privsyn_flower.text.tiny.training import Batch, Rows, expand_runs, one_pass, pair_rows
 
 logger = logging.getLogger("privsyn_flower")
 
-Batch = tuple[torch.Tensor, torch.Tensor]  # ids (n, l) and attention mask (n, l)
 State = dict[str, torch.Tensor]
 
 AUTO_CLASS = {"infiller": "AutoModelForMaskedLM"}  # others are causal
@@ -118,29 +117,29 @@ class _Tuning:
         self.special = torch.tensor(sorted(self.tokenizer.all_special_ids))
         self.report: dict[str, Any] = {}
 
-    def rows(self, groups: Groups, rng: np.random.Generator) -> list[list[int]]:
-        """Token ids of the examples, as many as the steps can read."""
+    def rows(self, groups: Groups, rng: np.random.Generator) -> Rows:
+        """The examples, as many as the steps can read."""
+        most = 2 + self.recipe.steps * self.recipe.batch_tokens // 20
+        if self.recipe.kind == "conditional":
+            return pair_rows(groups, self.tokenizer, most, rng)
         if self.recipe.kind == "generator":
             texts = [expand_prompt(run) for run in expand_runs(groups, rng)]
             length = self.longest
         else:
             texts, length = list(chain.from_iterable(groups)), min(TEXT_TOKENS, self.longest)
-        most = 2 + self.recipe.steps * self.recipe.batch_tokens // 20
         picked = [texts[i] for i in rng.permutation(len(texts))[:most]]
-        return [row for row in encode(self.tokenizer, picked, length) if len(row) > 2]
+        return [(row, 1) for row in encode(self.tokenizer, picked, length) if len(row) > 2]
 
-    def batches(self, rows: list[list[int]], rng: np.random.Generator) -> Iterator[Batch]:
+    def batches(self, rows: Rows, rng: np.random.Generator) -> Iterator[Batch]:
         """One pass over the rows."""
-        sizes = [len(row) for row in rows]
-        for places in token_batches(sizes, self.recipe.batch_tokens, rng):
-            yield pad_rows([rows[i] for i in places], self.tokenizer.pad_token_id)
+        return one_pass(rows, self.recipe.batch_tokens, self.tokenizer.pad_token_id, rng)
 
     def loss(self, batch: Batch, noise: torch.Generator) -> tuple[torch.Tensor, int]:
         """Mean loss of what is predicted, and how many tokens that is. noise: of the masks."""
-        ids, mask = batch
+        ids, mask, leading = batch
         if self.recipe.kind != "infiller":
-            loss = causal_loss(self.model, ids.to(self.device), mask.to(self.device))
-            return loss, int(mask[:, 1:].sum())
+            loss = causal_loss(self.model, ids.to(self.device), mask.to(self.device), leading)
+            return loss, int((causal_labels(ids, mask, leading) != IGNORED).sum())
         hidden = torch.rand(ids.shape, generator=noise) < self.recipe.mask_share
         hidden &= ~torch.isin(ids, self.special)
         if not hidden.any():
@@ -151,7 +150,7 @@ class _Tuning:
         loss = torch.nn.functional.cross_entropy(logits[hidden.to(self.device)].float(), targets)
         return loss, len(targets)
 
-    def measure(self, rows: list[list[int]]) -> float:
+    def measure(self, rows: Rows) -> float:
         """Loss in nats a token over rows; the same masks every time."""
         total, count = 0.0, 0
         noise = torch.Generator().manual_seed(self.seed)
@@ -164,8 +163,8 @@ class _Tuning:
 
     def fit(
         self,
-        rows: list[list[int]],
-        held_out: list[list[int]],
+        rows: Rows,
+        held_out: Rows,
         rng: np.random.Generator,
         deadline: float,
         progress: Progress,

@@ -1,0 +1,388 @@
+"""CTCL in a run: topics of public text, a histogram of them, a generator trained on the nodes, and
+text by the noisy shares (Tan et al. 2025, arXiv 2503.12347)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.arrays import F32, F64
+from privsyn_flower.benchmark.feedback import Feedback, topic_feedback
+from privsyn_flower.benchmark.pictures import draw_topics
+from privsyn_flower.benchmark.private import Private
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.evaluation.public import export_model
+from privsyn_flower.files import build_folder
+from privsyn_flower.privacy.promise import Phase
+from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import RunFolder, read_jsonl
+from privsyn_flower.server_apps.controls import CONTROL, noise_updates
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
+from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
+from privsyn_flower.server_apps.methods.stages import private_texts, public_pool
+from privsyn_flower.server_apps.methods.synthesis import Writing
+from privsyn_flower.server_apps.methods.training import Updating, local_steps
+from privsyn_flower.server_apps.topics import check_generator, topics_of
+from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
+from privsyn_flower.strategies.synthesis.topic_counts import proportions, topic_question
+from privsyn_flower.strategies.synthesis.topic_writing import (
+    MODEL,
+    TOPICS,
+    Kept,
+    keep_shares,
+    keep_topics,
+    write,
+)
+from privsyn_flower.text.models.lm_metrics import base_folder
+from privsyn_flower.text.prompts import LabelledText
+from privsyn_flower.text.topics import TopicModel, load_topics
+
+# Controls beside noise and random public text, in `evaluation.controls`; their rows by name.
+UNTRAINED, HISTOGRAM, TRAINING = "no-private-step", "histogram-only", "training-only"
+ROWS = {
+    UNTRAINED: "no_private_step",
+    HISTOGRAM: "histogram_only",
+    TRAINING: "training_only",
+    NOISE: "noise_answers",
+}
+SHOWN, SAMPLES = 5, 2  # topics in the summary, and texts of each
+
+
+class CTCLRecipe(Updating, Writing[CTCL]):
+    """Both private steps, or one of them.
+
+    start: folder of the conditional generator before any private step. topics: None without
+    conditions.
+    """
+
+    controls = (NOISE, *list(ROWS)[:3], "random-public")
+    libraries = ("torch", "transformers")
+    length_keys = "ctcl.topic-count"
+    keeps_generator = True
+    start: Path
+    topics: TopicModel | None
+
+    # Of a configuration ------------------------------------------------------------------
+
+    @classmethod
+    def algorithm(cls, config: RunConfig) -> TrainingStrategy:
+        return trainer_of(
+            config.training, config.ftrl, sampler=sampler_of(config), seed=config.seed
+        )
+
+    @classmethod
+    def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
+        return ("update", {}) if config.updates else ("votes", {"bound": BOUND})
+
+    @classmethod
+    def phases(cls, config: RunConfig) -> list[Phase]:
+        """The histogram and the rounds. Raises ConfigError for numbers that make no such noise."""
+        try:
+            return ctcl_phases(
+                config.ctcl,
+                cls.algorithm(config),
+                config.rounds,
+                config.spare_rounds,
+                nodes=config.nodes,
+                noise_multiplier=config.noise_multiplier,
+            )
+        except ValueError as error:
+            of = f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
+            raise ConfigError(f"{of}{error}") from None
+
+    @classmethod
+    def said(cls, config: RunConfig) -> dict[str, Any]:
+        return {"adaptive_clipping": config.training.adaptive_clipping and config.updates}
+
+    @classmethod
+    def length(cls, config: RunConfig) -> int:
+        return 1 if config.updates else config.ctcl.topic_count * max(1, len(config.ctcl.classes))
+
+    @classmethod
+    def candidates(cls, config: RunConfig) -> int:
+        """The topics travel with the histogram, and with every round."""
+        return config.ctcl.topic_count if _has_topics(config) else 0
+
+    @classmethod
+    def loads(cls, config: RunConfig) -> set[str]:
+        embeds = _has_topics(config) or config.benchmark
+        return {"conditional"} | ({"embedder"} if embeds else set())
+
+    @classmethod
+    def retrieves(cls, config: RunConfig) -> bool:
+        """Topics are clusters of the pool."""
+        return _has_topics(config) and config.ctcl.topics == "train"
+
+    @classmethod
+    def first_texts(cls, config: RunConfig) -> tuple[str, int]:
+        return ("ctcl.topic-count", config.ctcl.topic_count) if cls.retrieves(config) else ("", 0)
+
+    @classmethod
+    def faults(cls, config: RunConfig) -> Iterator[str]:
+        if _has_topics(config) and config.ctcl.topics != "train":
+            try:
+                load_topics(Path(config.ctcl.topics))
+            except ValueError as error:
+                yield str(error)
+        if not config.expand.samples:
+            yield "expand.samples = 0: method = 'ctcl' writes that many texts; raise it"
+        if config.evaluation.rival:
+            yield (
+                f"evaluation.rival = {config.evaluation.rival!r} is simulated beside method = "
+                "'popri', not beside 'ctcl': set it to '', and run the other method by itself"
+            )
+
+    @classmethod
+    def writing(cls, config: RunConfig) -> list[Task]:
+        """The topics, the users' texts by topic, their training, and the synthetic texts."""
+        tasks = [replace(task, stage="public") for task in public_pool(cls, config)]
+        if _has_topics(config):
+            stage = "topics" if config.ctcl.histogram else "rounds"
+            tasks.append(replace(private_texts(config), stage=stage))
+        if config.updates:
+            tasks.append(local_steps(config))
+        return [*tasks, _generation(config, "expansion", "synthetic texts")]
+
+    @classmethod
+    def compared_work(cls, config: RunConfig) -> list[Task]:
+        return [_generation(config, name, "texts of a control") for name in _others(config)]
+
+    # Of a run ----------------------------------------------------------------------------
+
+    def begin(self) -> CTCL:
+        with self.run.clock("models"):
+            self.start = base_folder(self.models.folder("conditional"))
+            check_generator(self.config, self.start)
+        with self.run.clock("public"):
+            self.topics = self._topics() if _has_topics(self.config) else None
+            return self.strategy(self.folder)
+
+    def _topics(self) -> TopicModel:
+        """The run's own copy; else those of a folder, or of the public pool (cached by content).
+
+        Raises ConfigError for topics of another embedder.
+        """
+        own, embedder = self.config.ctcl, self.models.embedder()
+        try:
+            if (self.folder.path / TOPICS).is_dir():
+                return load_topics(self.folder.path / TOPICS, embedder.fingerprint)
+            if own.topics == "train":
+                pool = self.models.public.pool
+                folder = topics_of(self.config, pool, embedder, self.run.progress)
+            else:
+                folder = Path(own.topics)
+            found = load_topics(folder, embedder.fingerprint)
+            return keep_topics(self.folder.path, found)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+
+    def strategy(self, folder: RunFolder) -> CTCL:
+        config = self.config
+        strategy = CTCL(
+            self.topics,
+            self.start,
+            rounds=config.rounds,
+            config=config.ctcl,
+            training=config.training,
+            ftrl=config.ftrl if config.uses("ftrl") else None,
+            sampler=sampler_of(config),
+            samples_per_user=config.data.samples_per_user,
+            sequence_length=config.evaluation.sequence_length,
+            seed=config.seed,
+        )
+        if config.updates:
+            try:
+                strategy.begin(
+                    users=config.data.users,
+                    nodes=config.nodes,
+                    noise_multiplier=self.run.session.promise.main.multiplier,
+                )
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+            strategy.attach(folder)
+        return strategy
+
+    def prepare(self, strategy: CTCL) -> None:
+        """The histogram: one release, which a run that goes on finds in its folder."""
+        if self.config.ctcl.histogram:
+            with self.run.clock("topics"):
+                strategy.histogram(self.run.session)
+                strategy.proportions()  # what cannot be used ends the run before its rounds
+
+    def result(self, strategy: CTCL) -> int:
+        """model/, the shares beside the run's topics, and synthetic.jsonl."""
+        with self.run.clock("expansion"):
+            model = self._model(strategy, self.folder.path / MODEL)
+            if self.topics is not None:
+                keep_shares(self.folder.path, strategy.proportions())
+            self.kept = Kept(model, self.topics, strategy.proportions())
+            return self._write("synthetic", self.kept)
+
+    def _model(self, strategy: CTCL, target: Path) -> Path:
+        """The generator with what was trained of it, or a copy where nothing was."""
+        if self.config.updates:
+            return export_model(self.start, strategy.parameters(), target)
+
+        def fill(folder: Path) -> None:
+            shutil.copytree(self.start, folder, dirs_exist_ok=True)
+
+        return build_folder(target, fill)
+
+    def _write(self, name: str, kept: Kept) -> int:
+        """NAME.jsonl with `expand.samples` texts, unless it is there; how many there are."""
+        target, facts = self.folder.path / f"{name}.jsonl", f"written-{name}"
+        if not target.exists():
+            config = self.config
+            written = write(
+                config.ctcl,
+                config.expand,
+                config.models.device,
+                kept,
+                target,
+                samples=config.expand.samples,
+                seed=config.seed,
+                purpose="synthetic",  # the controls' too: they differ in what they are about
+                progress=self.run.progress,
+                stage="expansion" if name == "synthetic" else name,
+            )
+            self.folder.save_value(facts, asdict(written))
+        stored = self.folder.load_value(facts) or {}
+        return int(stored.get("texts", 0)) or len(read_jsonl(target))
+
+    def write(self, strategy: CTCL, purpose: str) -> list[LabelledText]:
+        """The texts of a file of the run."""
+        return _texts(self.folder.path / f"{purpose}.jsonl")
+
+    def figures(self, strategy: CTCL) -> dict[str, Any]:
+        facts: dict[str, Any] = {"written": self.folder.load_value("written-synthetic")}
+        if self.config.updates:
+            facts["parameters"] = strategy.trainer.layout.length
+        if self.topics is not None:
+            facts["topics"] = self._described(self.topics, self._by_topic(strategy.proportions()))
+        return facts
+
+    def _described(self, topics: TopicModel, shares: F64) -> dict[str, Any]:
+        """The largest topics with some of their texts: public, as all of it was released."""
+        largest = np.argsort(-shares, kind="stable")[:SHOWN].tolist()
+        texts: dict[int, list[str]] = {topic: [] for topic in largest}
+        for row in read_jsonl(self.folder.path / "synthetic.jsonl"):
+            if len(texts.get(row["topic"], [""] * SAMPLES)) < SAMPLES:
+                texts[row["topic"]].append(row["text"])
+        shown = [
+            {
+                "keywords": list(topics.keywords[topic]),
+                "share": round(float(shares[topic]), 4),
+                "texts": texts[topic],
+            }
+            for topic in largest
+        ]
+        return {"count": len(topics), "used": int((shares > 0).sum()), "largest": shown}
+
+    def _by_topic(self, shares: F64) -> F64:
+        """Shares of topics in classes -> of topics (m,)."""
+        summed: F64 = shares.reshape(max(1, len(self.config.ctcl.classes)), -1).sum(axis=0)
+        return summed
+
+    # The benchmark -----------------------------------------------------------------------
+
+    def benchmark(self, strategy: CTCL) -> dict[str, Any]:
+        self.synthetic = self.write(strategy, "synthetic")
+        return super().benchmark(strategy)
+
+    def compared(self) -> list[str]:
+        """The chosen controls that are not the run itself."""
+        noise = [ROWS[NOISE]] if self.config.evaluation.compares(NOISE) else []
+        return [*_others(self.config), *noise]
+
+    def comparison(self, name: str, private: Private) -> list[LabelledText]:
+        stage = CONTROL if name == ROWS[NOISE] else name
+        with self.run.clock(stage):
+            self._write(stage, self._compared(name))
+            return _texts(self.folder.path / f"{stage}.jsonl")
+
+    def _compared(self, name: str) -> Kept:
+        """The generator and the shares of a control: the run's own, or what stands for them."""
+        kept = self.kept
+        even = np.full(len(kept.shares), 1 / len(kept.shares))
+        if name == ROWS[UNTRAINED]:
+            return Kept(self.start, kept.topics, even)
+        if name == ROWS[HISTOGRAM]:
+            return replace(kept, model=self.start)
+        if name == ROWS[TRAINING]:
+            return replace(kept, shares=even)
+        return self._of_noise()
+
+    def _of_noise(self) -> Kept:
+        """The identical pipeline on noise of the same variance in the place of both answers."""
+        folder, model = RunFolder(self.folder.path / CONTROL), self.start
+        strategy = self.strategy(folder)
+        if self.config.updates:
+            correlation = self.run.session.promise.main.correlation
+            noise_updates(
+                strategy.trainer, self.config, self.folder, folder, correlation, self.run.progress
+            )
+            model = export_model(self.start, strategy.parameters(), folder.path / MODEL)
+        return Kept(model, self.topics, self._noise_shares())
+
+    def _noise_shares(self) -> F64:
+        """Of a histogram in which every topic is as popular as another, with the same noise."""
+        if not self.config.ctcl.histogram:
+            return self.kept.shares
+        counts, noise_std = histogram_of(self.folder)
+        rng = seeded(self.config.seed, "control", "topics")
+        drawn = counts.mean() + rng.normal(0.0, noise_std, len(counts))
+        return proportions(drawn, noise_std, self.config.ctcl.topic_threshold)
+
+    def feedback(self, strategy: CTCL, private: Private, held_out: F32) -> Feedback:
+        if self.topics is None:
+            return {}, []
+        shares = self._by_topic(self.kept.shares)
+        question = topic_question(self.topics, BOUND, samples_cap=self.config.data.samples_per_user)
+        figures, true = topic_feedback(question, shares, private)
+        draw_topics(self.topics.keywords, shares, true, self.folder.path / "topics.png")
+        return figures, []
+
+
+def histogram_of(folder: RunFolder) -> tuple[F64, float]:
+    """A run's released counts of topics (m,), and the standard deviation of their noise."""
+    state = RunFolder(folder.path / "evaluations" / TOPICS).last_checkpoint()
+    if state is None:
+        raise RuntimeError(f"{folder.path} has no histogram of topics")
+    return np.array(state["state"]["released"]), float(state["state"]["noise_std"])
+
+
+def _texts(path: Path) -> list[LabelledText]:
+    """The texts of a file that the run wrote."""
+    return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
+
+
+def _has_topics(config: RunConfig) -> bool:
+    """Whether anything is by topic: nothing is of a generator without conditions."""
+    return config.ctcl.condition == "topic" or config.ctcl.histogram
+
+
+def _others(config: RunConfig) -> list[str]:
+    """Names in figures of the chosen controls without noise, but for what is the run itself."""
+    own, chosen = config.ctcl, config.evaluation.compares
+    both = own.histogram and own.generator_training
+    fitting = {UNTRAINED: True, HISTOGRAM: both, TRAINING: both}
+    return [ROWS[name] for name, fits in fitting.items() if fits and chosen(name)]
+
+
+def _generation(config: RunConfig, stage: str, what: str) -> Task:
+    """All texts of one set, each after its condition."""
+    return Task(
+        stage, f"writing {what}", "generation", "conditional", config.expand.samples,
+        config.expand.max_tokens, config.expand.batch_size,
+        min(config.ctcl.max_source, tokens_of(3 * config.ctcl.topic_words)),
+        key="expand.batch-size",
+    )  # fmt: skip
+
+
+RECIPE = CTCLRecipe

@@ -1,0 +1,193 @@
+"""Batches of completions decoded side by side, each from uniforms of its own.
+
+Rows that have ended leave the batch; what a row says does not depend on the others, but for the
+last bits of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from privsyn_flower.arrays import F32, I64, Bools
+from privsyn_flower.text.models.batches import pad_rows
+
+if TYPE_CHECKING:
+    import torch
+
+STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much as a small model
+SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
+
+
+class Sampler(Protocol):
+    """What decoding needs of a generator: its model, and how tokens are drawn and read."""
+
+    model: Any
+    device: str
+
+    def choose(self, logits: torch.Tensor, uniforms: F32, seen: I64 | None = None) -> I64:
+        """(r, v), (r,), tokens of each completion so far (r, t) -> (r,) drawn tokens."""
+
+    def ended(self, tokens: I64) -> Bools:
+        """Which tokens are end-of-text."""
+
+    def stopped(self, tokens: I64) -> Bools:
+        """(r, t) tokens so far -> which rows hold a stop string among their last tokens."""
+
+    def text(self, tokens: I64) -> str:
+        """Tokens of one completion -> its text."""
+
+
+class CausalSampler(Sampler, Protocol):
+    """A generator that goes on from prompts."""
+
+    def forward(
+        self, ids: torch.Tensor, attention: torch.Tensor, positions: torch.Tensor, cache: Any
+    ) -> torch.Tensor:
+        """New tokens (r, l), attention over all tokens so far -> logits (r, v) after the last."""
+
+
+class _Batch:
+    """`copies` completions of each prompt. uniforms (r, steps): of each completion."""
+
+    def __init__(self, owner: Sampler, copies: int, uniforms: F32) -> None:
+        self.owner, self.copies, self.uniforms = owner, copies, uniforms
+        self.tokens: I64 = np.zeros((len(uniforms), uniforms.shape[1]), dtype=np.int64)
+        self.sizes: I64 = np.zeros(len(uniforms), dtype=np.int64)  # tokens of each completion
+
+    def run(self) -> list[str]:
+        """Decode until every row has ended, stopped or reached the limit."""
+        import torch
+
+        with torch.inference_mode():
+            logits = self._begin()
+            rows = np.arange(len(self.tokens))  # completion that each row of the batch belongs to
+            going = np.ones(len(rows), dtype=np.bool_)  # rows that still count
+            logits = self._keep(logits, rows // self.copies)
+            for step in range(self.tokens.shape[1]):
+                seen = self.tokens[rows, :step]
+                chosen = self.owner.choose(logits, self.uniforms[rows, step], seen)
+                self.tokens[rows, step] = chosen
+                going &= ~self.owner.ended(chosen)
+                self.sizes[rows[going]] = step + 1
+                if step % STOP_EVERY == STOP_EVERY - 1:
+                    going[going] = ~self.owner.stopped(self.tokens[rows[going], : step + 1])
+                if not going.any() or step + 1 == self.tokens.shape[1]:
+                    break
+                if going.mean() < SHRINK_AT:
+                    kept = np.flatnonzero(going)
+                    self._keep(logits, kept)
+                    rows, chosen, going = rows[kept], chosen[kept], going[kept]
+                ids = torch.from_numpy(chosen[:, None]).to(self.owner.device)
+                logits = self._step(ids, step)
+        return [
+            self.owner.text(row[:size]) for row, size in zip(self.tokens, self.sizes, strict=True)
+        ]
+
+    def _keep(self, logits: torch.Tensor, rows: I64) -> torch.Tensor:
+        """Reduce (or repeat) the batch to `rows`, in all that it keeps and in logits."""
+        import torch
+
+        index = torch.from_numpy(rows).to(self.owner.device)
+        if len(rows) != logits.shape[0] or not np.array_equal(rows, np.arange(len(rows))):
+            self._select(index)
+        return logits[index]
+
+    def _begin(self) -> torch.Tensor:
+        """Feed the prompts -> logits (p, v) for the first token of each."""
+        raise NotImplementedError
+
+    def _step(self, ids: torch.Tensor, step: int) -> torch.Tensor:
+        """Feed the completions' tokens (r, 1) of this step -> logits (r, v) for the next."""
+        raise NotImplementedError
+
+    def _select(self, index: torch.Tensor) -> None:
+        """Only these rows, some maybe repeatedly, of all that is kept between steps."""
+        raise NotImplementedError
+
+
+class CausalBatch(_Batch):
+    """Prompts (ids) of similar length, after which a causal model goes on."""
+
+    def __init__(
+        self, owner: CausalSampler, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
+    ) -> None:
+        import torch
+        from transformers import StaticCache
+
+        super().__init__(owner, copies, uniforms)
+        self.owner: CausalSampler = owner
+        self.length = max(len(ids) for ids in prompts)
+        steps = uniforms.shape[1]
+        # Padding on the left, so that the next token has one place in every row.
+        ids = np.zeros((len(prompts), self.length), dtype=np.int64)
+        attention = np.ones((len(prompts), self.length + steps), dtype=np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, self.length - len(prompt) :] = prompt
+            attention[row, : self.length - len(prompt)] = 0
+        self.ids = torch.from_numpy(ids).to(owner.device)
+        self.attention = torch.from_numpy(attention).to(owner.device)
+        self.positions = (self.attention.cumsum(1) - 1).clamp_(min=0)
+        # Allocated once: a growing cache is copied whole at every step (30 % slower on a CPU).
+        self.cache = StaticCache(config=owner.model.config, max_cache_len=self.length + steps)
+
+    def _begin(self) -> torch.Tensor:
+        return self._feed(self.ids, 0, self.length)
+
+    def _step(self, ids: torch.Tensor, step: int) -> torch.Tensor:
+        return self._feed(ids, self.length + step, self.length + step + 1)
+
+    def _feed(self, ids: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        """Feed the tokens at places start..stop -> logits for the next one."""
+        attention, positions = self.attention[:, :stop], self.positions[:, start:stop]
+        return self.owner.forward(ids, attention, positions, self.cache)
+
+    def _select(self, index: torch.Tensor) -> None:
+        for layer in self.cache.layers:
+            layer.keys, layer.values = layer.keys[index], layer.values[index]
+        self.attention, self.positions = self.attention[index], self.positions[index]
+
+
+class Seq2SeqBatch(_Batch):
+    """Sources (ids) that an encoder reads; its decoder writes from the token `first` on."""
+
+    def __init__(
+        self,
+        owner: Sampler,
+        sources: Sequence[Sequence[int]],
+        copies: int,
+        uniforms: F32,
+        first: int,
+    ) -> None:
+        import torch
+        from transformers import DynamicCache, EncoderDecoderCache
+
+        super().__init__(owner, copies, uniforms)
+        ids, mask = pad_rows(sources, 0)  # the mask hides the padding
+        self.ids, self.attention = ids.to(owner.device), mask.to(owner.device)
+        self.first = torch.full((len(sources), 1), first, device=owner.device)
+        self.states = torch.empty(0)
+        self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+    def _begin(self) -> torch.Tensor:
+        encoder = self.owner.model.get_encoder()
+        self.states = encoder(input_ids=self.ids, attention_mask=self.attention)[0]
+        return self._step(self.first, 0)
+
+    def _step(self, ids: torch.Tensor, step: int) -> torch.Tensor:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        logits: torch.Tensor = self.owner.model(
+            encoder_outputs=BaseModelOutput(last_hidden_state=self.states),
+            attention_mask=self.attention,
+            decoder_input_ids=ids,
+            past_key_values=self.cache,
+            use_cache=True,
+        ).logits
+        return logits[:, -1]
+
+    def _select(self, index: torch.Tensor) -> None:
+        self.states, self.attention = self.states[index], self.attention[index]
+        self.cache.batch_select_indices(index)
