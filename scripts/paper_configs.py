@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scripts.papers import gboard, pe, popri, pretext
+from scripts.papers import ctcl, gboard, pe, popri, pretext
 from scripts.papers.layers import laid
 
 FOLDER = Path(__file__).resolve().parent.parent / "configs" / "papers"
@@ -18,7 +18,7 @@ GENERATED = "# Generated: change scripts/papers, then run make paper-configs."
 
 def texts() -> dict[str, str]:
     """Name of each file -> its text."""
-    rows = [*pretext.rows(), *popri.rows(), *pe.rows(), *gboard.rows()]
+    rows = [*pretext.rows(), *popri.rows(), *pe.rows(), *gboard.rows(), *ctcl.rows()]
     return {
         name: laid([*layers, GENERATED], {**numbers, "file": f"configs/papers/{name}.toml"})
         for name, layers, numbers in rows

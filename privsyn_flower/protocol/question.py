@@ -346,6 +346,6 @@ def check_range(query: Query, noise: Noise, weight: float) -> None:
     plan = integer_plan(query, noise)
     multiplier = noise.multiplier if noise.source == "nodes" else 0.0
     if isinstance(plan, DensePlan):
-        check_dense(plan, multiplier, weight, noise.min_weight)
+        check_dense(plan, multiplier, weight, noise.min_weight, noise.sampling_rate)
     else:
         check_plan(plan, multiplier, weight, noise.min_weight)

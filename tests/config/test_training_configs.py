@@ -32,6 +32,7 @@ NAMES = [
     *(f"{method}-pretext-{name}" for method in METHODS for name in PRETEXT),
     *(f"{method}-popri-{name}" for method in METHODS for name in POPRI),
     *(f"dp-fedavg-popri-pubmed-eps{epsilon}" for epsilon in (1, 4)),
+    *(f"dp-fedavg-ctcl-{data}-eps{e}" for data in ("pubmed", "arena", "msc") for e in (1, 2, 4)),
     *(f"dp-ftrl-gboard-{name}" for name in GBOARD),
 ]
 

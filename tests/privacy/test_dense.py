@@ -216,3 +216,25 @@ def test_not_finite_becomes_zeros():
     plan = coarse_plan(1.0, 8, 40.0)
     for bad in (math.nan, math.inf, 1e300):
         assert not encode_dense(np.full(8, bad), plan, b"s").any()
+
+
+@pytest.mark.parametrize(("weight", "rate"), [(8, 0.5), (1000, 0.01), (75_316, 0.05438)])
+def test_no_more_users_are_drawn_than_the_modulus_holds(weight: int, rate: float) -> None:
+    """Against the binomial's exact tail."""
+    from scipy.stats import binom
+
+    most = dense.drawn(weight, rate)
+    assert weight * rate < most <= weight
+    assert most == weight or binom.sf(most - 1e-9, weight, rate) <= 2.0**-60
+    assert dense.drawn(weight, 1.0) == weight
+
+
+def test_coins_leave_room_for_more_users_in_the_same_bits() -> None:
+    numbers = (1.0, 1 << 20, 1.0, 1_939_290, 1_939_290)
+    with pytest.raises(WrapAround):
+        dense.dense_numbers(*numbers, 54_000)
+    plan = dense.dense_numbers(*numbers, 54_000, 4096 / 1_939_290)
+    assert plan.bits <= 32 and plan.sensitivity > 54_000
+    dense.check_dense(plan, *numbers[2:], 4096 / 1_939_290)
+    with pytest.raises(WrapAround, match="weight = 1939290"):
+        dense.check_dense(plan, *numbers[2:])

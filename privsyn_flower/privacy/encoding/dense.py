@@ -86,20 +86,22 @@ def plan_dense(
     weight: float,
     min_weight: float,
     bits: int | None = None,
+    rate: float = 1.0,
 ) -> DensePlan:
     """The finest encoding of dense vectors of norm `bound` whose sum does not wrap around.
 
     weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
     the guaranteed noise / sensitivity, 0 where the nodes add none. bits: 8, 16, 24 or 32; None for
-    the least at which rounding raises the sensitivity by at most 1 %. The sum with the noise of
-    all nodes leaves the range with probability at most 2^-59, over noise and rotation, for vectors
+    the least at which rounding raises the sensitivity by at most 1 %. rate: of the users' coins.
+    The sum with the noise of all nodes leaves the range with probability at most 2^-59, or 2^-58
+    where users toss coins, over noise, coins and rotation, for vectors
     that do not depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
     """
     check_positive(bound=bound)
     node_variance(noise_multiplier or 1.0, weight, min_weight, 1.0)
     for choice in (8, 16, 24, 32) if bits is None else (bits,):
         _check_bits(choice)
-        plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight))
+        plan = _finest(bound, length, choice, (noise_multiplier, weight, min_weight), rate)
         if plan and (bits or plan.inflation <= INFLATION):
             return plan
     raise WrapAround(
@@ -116,11 +118,13 @@ def dense_numbers(
     weight: float,
     min_weight: float,
     sensitivity: float = SENSITIVITY,
+    rate: float = 1.0,
 ) -> DensePlan:
     """The encoding of a run's dense queries: the least of 16, 24 and 32 bits that costs nothing.
 
     Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least `sensitivity`.
-    Other arguments and errors: as in `plan_dense`.
+    rate: of the users' coins; only those who are drawn are summed (see `drawn`). Other
+    arguments and errors: as in `plan_dense`.
     """
     for bits in (16, 24, 32):
         try:
@@ -131,6 +135,7 @@ def dense_numbers(
                 weight=weight,
                 min_weight=min_weight,
                 bits=bits,
+                rate=rate,
             )
         except WrapAround:
             continue
@@ -143,13 +148,16 @@ def dense_numbers(
     )
 
 
-def check_dense(plan: DensePlan, noise_multiplier: float, weight: float, min_weight: float) -> None:
+def check_dense(
+    plan: DensePlan, noise_multiplier: float, weight: float, min_weight: float, rate: float = 1.0
+) -> None:
     """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes.
 
-    noise_multiplier: as in `plan_dense`, and so is the probability.
+    noise_multiplier, rate: as in `plan_dense`, and so is the probability.
     """
     norm = plan.scale * plan.bound
-    needed = _needed(norm, plan.sensitivity, plan.length, (noise_multiplier, weight, min_weight))
+    noise = noise_multiplier, weight, min_weight
+    needed = _needed(norm, plan.sensitivity, plan.length, noise, rate)
     if needed >= 2 ** (plan.bits - 1):
         raise WrapAround(
             f"bits = {plan.bits}: sums of weight = {weight} users of sensitivity "
@@ -207,7 +215,7 @@ def _check_bits(bits: int) -> None:
 
 
 def _finest(
-    bound: float, length: int, bits: int, noise: tuple[float, float, float]
+    bound: float, length: int, bits: int, noise: tuple[float, float, float], rate: float
 ) -> DensePlan | None:
     """The largest scale, to 1e-6, that does not wrap around; None where there is none."""
     padded = padded_length(length)
@@ -217,7 +225,7 @@ def _finest(
         sensitivity = rounded_norm(norm, padded)
         variance = node_variance(*noise, sensitivity) if noise[0] else 0.0
         in_range = sensitivity <= MAX_SENSITIVITY and variance <= MAX_VARIANCE
-        return in_range and _needed(norm, sensitivity, length, noise) < 2 ** (bits - 1)
+        return in_range and _needed(norm, sensitivity, length, noise, rate) < 2 ** (bits - 1)
 
     low, high = math.log(0.5), math.log(MAX_SENSITIVITY)
     if not fits(low):
@@ -232,11 +240,21 @@ def _finest(
 
 
 def _needed(
-    norm: float, sensitivity: float, length: int, noise: tuple[float, float, float]
+    norm: float, sensitivity: float, length: int, noise: tuple[float, float, float], rate: float
 ) -> float:
-    """Magnitude that no coordinate of the encoded sum exceeds, but for 2^-59."""
+    """Magnitude that no coordinate of the encoded sum exceeds, but for 2^-58 at most."""
     tail = sum_tail(*noise, sensitivity, padded_length(length))
-    return _sum_reach(norm, length, noise[1]) + tail + 1
+    return _sum_reach(norm, length, drawn(noise[1], rate)) + tail + 1
+
+
+def drawn(weight: float, rate: float) -> float:
+    """Users, of this many who toss coins of this rate, who are summed at most, but for 2^-60.
+
+    Bernstein's inequality: with mean m, they are m + t or more with probability
+    exp(-t^2 / (2 m + 2 t / 3)) at most.
+    """
+    mean, nats = weight * rate, 60 * math.log(2.0)
+    return min(weight, mean + nats / 3 + math.sqrt(nats * nats / 9 + 2 * mean * nats))
 
 
 def _sum_reach(norm: float, length: int, weight: float) -> float:

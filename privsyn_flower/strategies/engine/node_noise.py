@@ -98,7 +98,15 @@ def encoding_of(
         sensitivity = max(sensitivity, needed)
         _check_fine(plan, multiplier, sensitivity)
     if query.dense:
-        return dense_numbers(query.bound, query.length, multiplier, plan.users, least, sensitivity)
+        return dense_numbers(
+            query.bound,
+            query.length,
+            multiplier,
+            plan.users,
+            least,
+            sensitivity,
+            plan.sampling_rate,
+        )
     return plan_histogram(
         query.bound,
         query.length,
