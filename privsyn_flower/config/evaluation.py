@@ -101,16 +101,17 @@ class EvaluationConfig(Section):
             )
         if self.task == "classification":
             key, classes = "ctcl" if config.uses("ctcl") else "popri", config.classes
+            given = getattr(config, key).labels
             if not (config.uses("popri") or config.uses("ctcl")) or not classes:
                 raise ValueError(
                     f"evaluation.task = 'classification' with method = {config.method!r} and "
-                    f"{key}.labels = {', '.join(classes)!r}: it needs method = 'popri', 'ctcl' or "
+                    f"{key}.labels = {given!r}: it needs method = 'popri', 'ctcl' or "
                     "'public-only' and labels, so that synthetic text has classes"
                 )
             if len(classes) < 2:
                 raise ValueError(
                     f"evaluation.task = 'classification' with {key}.labels = "
-                    f"{', '.join(classes)!r}: at least 2 classes are needed"
+                    f"{given!r}: at least 2 classes are needed"
                 )
             if self.rival == "pretext":
                 raise ValueError(

@@ -102,6 +102,7 @@ def encoding(config: RunConfig, length: int) -> IntegerPlan | DensePlan:
         noise_multiplier=main.multiplier,
         min_surviving_weight=config.min_surviving_weight,
         nodes=config.cohort_nodes or config.nodes,
+        sampling_rate=main.rate,
         distance=promised(config).distance,
     )
     options: dict[str, OptionValue] = {"encoding": "dense"} if config.updates else {}

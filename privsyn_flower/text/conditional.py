@@ -85,7 +85,8 @@ class ConditionalLM(HuggingFaceGenerator):
     def loss(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> float:
         """Mean over texts of a text's mean cross-entropy in nats a token; no pairs: ValueError.
 
-        length: tokens of a text, with its end, that are looked at. Conditions carry no loss.
+        length: tokens of a text, with its end, that are looked at, at most `longest_text`.
+        Conditions carry no loss.
         """
         import torch
 
@@ -101,10 +102,16 @@ class ConditionalLM(HuggingFaceGenerator):
                 total += sum(mean_losses(*self._aligned(logits, labels)))
         return total / len(pairs)
 
+    @property
+    def longest_text(self) -> int:
+        """Tokens of a text, with its end, that have room after the longest condition."""
+        return max(1, self._context - self.max_source)
+
     def taught(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> list[Row]:
         """What the model learns from: ids of each condition, and of its text with the end."""
         sources = self._encode([pair.condition for pair in pairs])
-        targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], length)
+        most = min(length, self.longest_text)
+        targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], most)
         return list(zip(sources, targets, strict=True))
 
     def collate(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
@@ -139,6 +146,11 @@ class Seq2SeqLM(ConditionalLM):
     def first(self) -> int:
         """The token that the decoder starts from. Raises ValueError for a model without one."""
         return decoder_start(self.tokenizer, self.model.config)
+
+    @property
+    def longest_text(self) -> int:
+        """The decoder has all of its room for the text."""
+        return self._context
 
     def collate(self, rows: Sequence[Row]) -> dict[str, torch.Tensor]:
         """As for a causal model: the decoder is taught the text's tokens and its end."""

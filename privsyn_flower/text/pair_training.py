@@ -91,6 +91,11 @@ def train_on_pairs(
     generator = open_conditional(
         model, max_tokens=1, max_source=how.max_source, device=device, dtype="float32"
     )
+    if how.length > generator.longest_text:
+        raise ValueError(
+            f"length = {how.length}: {model} has room for {generator.longest_text} tokens of a "
+            f"text with conditions of max_source = {how.max_source}"
+        )
     before = generator.loss(held_out, how.length) if held_out else None
     work = target.with_name(f".{target.name}.training")
     steps = _fit(generator, read, how, work, progress)

@@ -59,7 +59,7 @@ weight-decay = 0.01  # the released code
 CTCL = """
 # CTCL on $title at epsilon $epsilon (Tan et al., ICML 2025). Run: privsyn run $file
 # The paper's generator is an encoder-decoder (BART-base, 140M), pretrained on 430 million described
-# documents. The nodes train causal models: GPT-2 stands here, with no pretraining on conditions;
+# documents. GPT-2 stands here, with no pretraining on conditions: BART is trained, too, but slower;
 # the folder of another one, or of one that was pretrained on pairs: --set models.conditional=FOLDER
 # The baselines of Tables 3 to 5 and 8: configs/grids/ctcl.toml.
 method = "ctcl"

@@ -73,7 +73,9 @@ def rounds_are_told(plan: Plan, told: dict[str, Any], text: str) -> None:
     assert told["privacy"]["releases"] >= plan.config.rounds
     assert told["signal"]["ratio"] == pytest.approx(signal.expected / signal.noise)
     assert 0 < signal.noise < math.inf and signal.expected > 0
-    assert device["up"] >= device["coordinates"] * device["bits"] // 8 > 0 and device["down"] > 0
+    if device["coordinates"] is not None:  # low-rank factors are counted in a model's files alone
+        assert device["up"] >= device["coordinates"] * device["bits"] // 8 > 0
+        assert device["down"] > 0
     assert device["first_seconds"] >= device["seconds"] > 0
     assert f"epsilon {made.epsilon:.4f}" in text and "together: at least" in text
 

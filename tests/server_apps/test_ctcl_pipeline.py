@@ -307,6 +307,26 @@ def test_a_trusted_aggregator_correlates_the_rounds(
     assert statement(config).epsilon <= 500
 
 
+def test_one_node_with_coins_as_in_the_paper(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    """Records as users, their coins, one plain step, AdamW, and a histogram of its own noise."""
+    config = configured(
+        **{
+            "nodes": 1, "rounds": 3, "sampler": "poisson", "sampling-rate": 0.5, "epsilon": 20.0,
+            "data.samples-per-user": 1, "training.learning-rate": 1.0, "training.batch-size": 1,
+            "training.server-optimizer": "adamw", "training.server-learning-rate": 0.01,
+            "ctcl.histogram-multiplier": 10.0,
+        }
+    )  # fmt: skip
+    made = promised(config)
+    assert made[TOPICS].multiplier == 10.0 and made[TOPICS].rate == 1.0
+    assert made.main.rate == 0.5 and made.epsilon <= 20.0
+    summary, _ = run(config, loopback, tmp_path)
+    assert summary["accountant"] == "pld" and len(charges(tmp_path)) == 4
+    assert summary["rounds"] == 3 and summary["synthetic_samples"] > 0
+
+
 def test_an_encoder_decoder_generator(
     configured: Any,
     loopback: Any,
@@ -359,6 +379,7 @@ def test_classes_are_counted_and_written(
 # The benchmark -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_benchmark_has_a_row_for_each_question(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:

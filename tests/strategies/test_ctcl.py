@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import CtclConfig, ExpandConfig, FtrlConfig, TrainingConfig
+from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.composition import composed_epsilon, gaussian_mu
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
@@ -229,6 +230,10 @@ def test_the_histogram_is_asked_once_and_then_the_rounds(
         assert ledger.spent_epsilon() == pytest.approx(epsilon, rel=1e-3)
         with pytest.raises(ValueError, match="the run has paid for 1 of 'topics', all begun"):
             run.ask(OneQuestion(strategy.question(), list("abcd")), TOPICS, name="again")
+        with pytest.raises(BudgetExceeded):  # whoever asks
+            ledger.reserve(
+                run="x", query="votes", round=1, attempt=1, noise_multiplier=first.multiplier
+            )
     assert strategy.counts is not None and len(strategy.counts) == 4
     assert way == "coins" or strategy.counts.sum() > 2  # of 6 users of norm 1
     moved = strategy.parameters()

@@ -194,7 +194,8 @@ def test_a_training_on_public_pairs_teaches_the_condition(
 
     said = {"fox": "quick brown fox river", "mean": "array axis mean values"}
     pairs = [Pair(condition([word]), text) for word, text in said.items()] * 12
-    how = PairTraining(epochs=8, batch_size=4, together=2, learning_rate=1e-2, held_out=0.2)
+    how = PairTraining(epochs=8, batch_size=4, together=2, learning_rate=1e-2, held_out=0.2,
+                       length=60, max_source=40)  # fmt: skip
     state = torch.get_rng_state()
     about = train_on_pairs(
         generator._name, pairs, tmp_path / "whole", how, device="cpu", progress=False
@@ -228,3 +229,19 @@ def test_a_training_on_public_pairs_teaches_the_condition(
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "again")]
     assert weights[0] == weights[1]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["again", "whole"]
+
+
+def test_a_training_that_cannot_be_is_refused(generator: ConditionalLM, tmp_path: Path) -> None:
+    from privsyn_flower.text.pair_training import PairTraining, train_on_pairs
+
+    pairs = [Pair("", "a b c")]
+    with pytest.raises(ValueError, match="length = 5000"):
+        long = PairTraining(length=5000, held_out=0)
+        train_on_pairs(generator._name, pairs, tmp_path / "out", long, device="cpu")
+    with pytest.raises(ValueError, match="none is left"):
+        train_on_pairs(generator._name, pairs, tmp_path / "out", device="cpu")
+    with pytest.raises(FileExistsError):
+        train_on_pairs(generator._name, pairs, tmp_path, device="cpu")
+    for bad in ({"together": 3}, {"epochs": 0}, {"learning_rate": 0.0}, {"held_out": 1.0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            PairTraining(**bad)

@@ -92,6 +92,14 @@ def test_models_load_as_hugging_face_folders(cache):
     complete = HuggingFaceGenerator(str(generator), max_tokens=12, device="cpu")
     texts = complete.complete([expand_prompt(groups()[0][:3])], 2, np.random.default_rng(0))
     assert len(texts[0]) == 2 and all(isinstance(text, str) for text in texts[0])
+    conditional = train(CORPORA, "conditional", cache, steps=8)
+    write = open_conditional(conditional, max_tokens=12, device="cpu", progress=False)
+    assert len(write.complete([condition(["alpha"])], 2, np.random.default_rng(0))[0]) == 2
+    longer = open_conditional(
+        train(CORPORA, "conditional", cache, steps=40), max_tokens=12, device="cpu", progress=False
+    )
+    pairs = [Pair(condition([text.split()[0]]), text) for group in groups(9) for text in group]
+    assert longer.loss(pairs) < write.loss(pairs) - 0.5
     infiller = train(CORPORA, "infiller", cache, steps=8)
     vary = MaskFill(str(infiller), device="cpu", progress=False)
     varied = vary.vary(["alpha beta gamma delta river"], np.random.default_rng(0))

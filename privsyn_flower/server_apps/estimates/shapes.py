@@ -96,6 +96,8 @@ NAMED = {
                source="Liu et al. 2019 (arXiv 1907.11692)"),
         _named("distilbert/distilgpt2", 81_912_576, (768, 6, 12, 3072, 768, 50257), 1,
                source="its model card (six of GPT-2's layers)"),
+        _named("openai-community/gpt2", 124_439_808, (768, 12, 12, 3072, 768, 50257), 1,
+               source="Radford et al. 2019 (the smallest GPT-2)"),
         _named("prajjwal1/bert-small", 28_795_194, (512, 4, 8, 2048, 512, 30522), 1,
                source="Turc et al. 2019 (arXiv 1908.08962)"),
         # The encoder of T5-3B, as its card says: 24 layers, 32 heads of 128, and a layer to 768.

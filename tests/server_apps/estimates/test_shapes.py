@@ -63,7 +63,7 @@ def built(name: str, shape: Shape) -> int:
             model = llama(shape)
         elif "roberta" in name:
             model = t.AutoModelForMaskedLM.from_config(bert(t.RobertaConfig, shape, **roberta))
-        elif "distilgpt2" in name:
+        elif "gpt2" in name:
             config = t.GPT2Config(n_layer=shape.layers, n_embd=shape.width, n_head=shape.heads)
             model = t.AutoModelForCausalLM.from_config(config)
         elif "bert-small" in name:
