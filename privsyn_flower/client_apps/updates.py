@@ -38,7 +38,7 @@ from privsyn_flower.text.models.parameters import (
     longest_sequence,
     unpack_parameters,
 )
-from privsyn_flower.training.conditions import Asked, Conditions
+from privsyn_flower.training.conditions import ROWS, Asked, Conditions
 from privsyn_flower.training.layout import trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
 from privsyn_flower.training.models import LoadedLM, load_model
@@ -72,6 +72,19 @@ def check_update(query: Query, node: Node) -> None:
         if node.policy is not None:
             check_model(node.policy, asked.embedder)
         check_embedder(_about(query, asked.embedder), node)
+        _check_dimension(query, node)
+
+
+def _check_dimension(query: Query, node: Node) -> None:
+    """Refuse topics that no text's row can be compared with: all users would be zeros."""
+    from privsyn_flower.text.embedders import known_dimension
+
+    dimension = known_dimension(node.embedder)
+    if ROWS in query.extra and dimension not in (None, found := query.extra[ROWS].shape[1]):
+        raise WireError(
+            Refusal.MALFORMED,
+            f"{ROWS} of {found} dimensions, this embedder's have {dimension}",
+        )
 
 
 def _about(query: Query, embedder: str) -> Query:

@@ -22,7 +22,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.text.conditions import Pair
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer, width_of
 from privsyn_flower.text.models.parameters import DOWN, UP
 from privsyn_flower.training.layout import Layout
 from privsyn_flower.training.low_rank import added
@@ -135,7 +135,7 @@ class LoadedLM:
         parameters alone: every call starts from the round's parameters.
         """
         rows = self.rows(texts, options, rng, conditions, max_source)
-        return self._fit(rows, options, rng) if rows else None
+        return self._fit(rows, options, rng, max_source) if rows else None
 
     def rows(
         self,
@@ -205,11 +205,18 @@ class LoadedLM:
         else:
             count = min(options.batch_size, _together(width))
             once = replace(options, epochs=1, max_steps=1)
-            self._fit([([0] * width, max(1, max_source))] * count, once, seeded(0, "rehearsal"))
+            row = ([0] * width, max(1, max_source))
+            self._fit([row] * count, once, seeded(0, "rehearsal"), max_source)
         self._rehearsed.add(size)
 
-    def _fit(self, rows: Rows, options: LocalTraining, rng: np.random.Generator) -> F64:
-        """Local SGD or AdamW from the round's parameters (McMahan et al. 2018, UserUpdate)."""
+    def _fit(
+        self, rows: Rows, options: LocalTraining, rng: np.random.Generator, max_source: int = 0
+    ) -> F64:
+        """Local SGD or AdamW from the round's parameters (McMahan et al. 2018, UserUpdate).
+
+        The time does not depend on the length of conditions: a server that chose long words for one
+        topic would read from it whose texts are near.
+        """
         import torch
 
         self._reset()
@@ -217,7 +224,7 @@ class LoadedLM:
         with one_worker(), torch.enable_grad():
             for batch in batches(len(rows), options, rng):
                 optimizer.zero_grad()
-                self._backward([rows[i] for i in batch])
+                self._backward([rows[i] for i in batch], max_source)
                 if one_plain_step(options):  # without the rounding of parameters plus a change
                     return self._flat(-options.learning_rate)
                 optimizer.step()
@@ -240,13 +247,13 @@ class LoadedLM:
         flat *= factor
         return flat
 
-    def _backward(self, rows: Rows) -> None:
+    def _backward(self, rows: Rows, max_source: int) -> None:
         """Gradient of the mean loss over a batch's predicted tokens, in parts that fit."""
-        together = _together(max(len(row) for row, _ in rows))
+        together = _together(width_of(rows, max_source))
         tokens = _predicted(rows)
         for first in range(0, len(rows), together):
             part = rows[first : first + together]
-            loss = self._scorer.loss(part)
+            loss = self._scorer.loss(part, max_source)
             if len(part) < len(rows):
                 loss = loss * (_predicted(part) / tokens)
             loss.backward()  # type: ignore[no-untyped-call]

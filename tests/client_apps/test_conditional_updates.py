@@ -22,7 +22,7 @@ from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.encoding.rotation import rotate
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Query, encoded_length
-from privsyn_flower.protocol.wire import Refusal
+from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.topics import TopicModel
@@ -279,3 +279,18 @@ def test_the_topic_of_a_text_stays_on_the_node(
     heard += local.read_text() if local.is_file() else ""
     assert "xylophone" not in heard
     assert not any(word in heard for words in topics().keywords for word in words if len(word) > 4)
+
+
+def test_topics_of_another_width_are_refused_before_a_text_is_opened(
+    tmp_path: Path, base: Path
+) -> None:
+    query = about(base)
+    half = np.ascontiguousarray(query.extra[ROWS][:, :32])
+    narrow = replace(query, extra={**query.extra, ROWS: half})
+
+    def closed() -> Any:
+        raise AssertionError("opened")
+
+    with pytest.raises(WireError, match="topic-rows of 32 dimensions, this embedder's have 64"):
+        UPDATE.check(narrow, node(tmp_path, base, closed))
+    UPDATE.check(query, node(tmp_path, base, closed))

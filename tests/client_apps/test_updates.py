@@ -243,11 +243,11 @@ def test_one_users_failure_is_that_users_zeros(
     want = answer(query, device, {"short": USERS["short"]})
     real = LoadedLM._backward
 
-    def broken(self: LoadedLM, rows: Any) -> None:
+    def broken(self: LoadedLM, *given: Any) -> None:
         broken.calls += 1
         if broken.calls == 2:  # the second of two steps on "some"
             raise error
-        real(self, rows)
+        real(self, *given)
 
     broken.calls = 0
     monkeypatch.setattr(LoadedLM, "_backward", broken)
@@ -275,7 +275,7 @@ def test_memory_is_tried_on_made_up_tokens_first(
     """A question that is too large is refused whatever the texts are, not for one long text."""
     from privsyn_flower.training import models
 
-    def full(self: LoadedLM, rows: Any) -> Any:
+    def full(self: LoadedLM, rows: Any, *more: Any) -> Any:
         assert {token for row, _ in rows for token in row} == {0}
         raise MemoryError
 

@@ -187,7 +187,7 @@ def _config(case: Case, folder: Path, models: Path, rig: Rig, app: bool) -> dict
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """No question makes these models compute for long: what it asks for is checked before."""
 
-    def fit(self: LoadedLM, rows: Any, options: Any, rng: Any) -> Any:
+    def fit(self: LoadedLM, rows: Any, options: Any, rng: Any, *more: Any) -> Any:
         return np.full(self.layout.length, 1e-3 * len(rows))
 
     monkeypatch.setattr(LoadedLM, "_fit", fit)

@@ -458,10 +458,39 @@ def test_pairs_go_through_in_parts_and_are_bounded(folder: Path, monkeypatch: An
     widths = []
     real = lm_metrics.pad_rows
     monkeypatch.setattr(
-        lm_metrics, "pad_rows", lambda rows, pad: widths.extend(map(len, rows)) or real(rows, pad)
+        lm_metrics,
+        "pad_rows",
+        lambda rows, *more: widths.extend(map(len, rows)) or real(rows, *more),
     )
     long = ["Keywords: " + "lemma, " * 10_000] * len(TEXTS)
     assert conditioned(model, parameters, long, max_steps=1, batch_size=3) is not None
     assert len(widths) <= 3 and max(widths) == 9 + OPTIONS.sequence_length
     with model.load(parameters) as loaded:
         assert loaded.train(["", ""], OPTIONS, rng(), ["Keywords: a", ""], 9) is None
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_length_of_a_condition_costs_no_time(
+    folder: Path, monkeypatch: Any, batch: int
+) -> None:
+    """A server chooses the words of every topic: what goes through the model is as wide for all."""
+    shapes: list[Any] = []
+    values: list[Any] = []
+    real = lm_metrics.pad_rows
+
+    def watched(*args: Any) -> Any:
+        ids, mask = real(*args)
+        shapes.append((ids.shape, int(mask.sum())))
+        return ids, mask
+
+    monkeypatch.setattr(lm_metrics, "pad_rows", watched)
+    with load_model(folder, "cpu").load(initial_parameters(folder, "full")) as loaded:
+        for told in ("a", "river stone theorem lemma proof"):
+            shapes.append(told)
+            options = pair_options(batch, max_steps=2, optimizer="adamw")
+            values.append(loaded.train(TEXTS[:4], options, rng(), [told] * 4, 16))
+    at = shapes.index("river stone theorem lemma proof")
+    short, long = shapes[1:at], shapes[at + 1 :]
+    assert [shape for shape, _ in short] == [shape for shape, _ in long]
+    assert sum(tokens for _, tokens in short) < sum(tokens for _, tokens in long)
+    assert (values[0] != values[1]).any()

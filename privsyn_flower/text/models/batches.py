@@ -54,11 +54,16 @@ def token_batches(lengths: Sequence[int] | I64, budget: int, rng: np.random.Gene
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
-def pad_rows(rows: Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """n rows -> ids (n, l) padded on the right, and an attention mask (n, l) of 0 and 1."""
+def pad_rows(
+    rows: Sequence[Sequence[int]], pad: int, least: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """n rows -> ids (n, l) padded on the right, and an attention mask (n, l) of 0 and 1.
+
+    l is the longest row's length, or `least` where that is more.
+    """
     import torch
 
-    length = max(len(row) for row in rows)
+    length = max(least, *(len(row) for row in rows))
     ids = np.full((len(rows), length), pad, dtype=np.int64)
     mask = np.zeros((len(rows), length), dtype=np.int64)
     for i, row in enumerate(rows):

@@ -36,14 +36,19 @@ def decoder_start(tokenizer: Any, config: Any) -> int:
 
 
 def decoded(
-    model: Any, sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], first: int
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    first: int,
+    least: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (n, l, v) of the targets' tokens, and these as labels (n, l), IGNORED in padding.
 
-    The encoder reads the sources; the decoder `first` and the target's tokens but the last.
+    The encoder reads the sources, padded to `least` tokens; the decoder `first` and the target's
+    tokens but the last.
     """
     device = model.device
-    ids, mask = (part.to(device) for part in pad_rows(sources, 0))
+    ids, mask = (part.to(device) for part in pad_rows(sources, 0, least))
     wanted, there = (part.to(device) for part in pad_rows(targets, 0))
     read, _ = pad_rows([[first, *target[:-1]] for target in targets], 0)
     logits = model(
@@ -52,13 +57,15 @@ def decoded(
     return logits, wanted.masked_fill(there == 0, IGNORED)
 
 
-def seq2seq_loss(model: Any, rows: Sequence[tuple[Sequence[int], int]], first: int) -> torch.Tensor:
+def seq2seq_loss(
+    model: Any, rows: Sequence[tuple[Sequence[int], int]], first: int, least: int = 0
+) -> torch.Tensor:
     """Mean cross-entropy in nats over the targets' tokens. rows: ids, and how many of them are the
-    source's."""
+    source's. least: tokens that sources are padded to."""
     import torch
 
     sources, targets = [ids[:n] for ids, n in rows], [ids[n:] for ids, n in rows]
-    logits, labels = decoded(model, sources, targets, first)
+    logits, labels = decoded(model, sources, targets, first, least)
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED
     )

@@ -112,12 +112,17 @@ class Scorer:
         targets = encode_texts(self.tokenizer, [pair.text for pair in pairs], length)
         return [(one + two, len(one)) for one, two in zip(sources, targets, strict=True)]
 
-    def loss(self, rows: Sequence[tuple[Sequence[int], int]]) -> torch.Tensor:
+    def loss(self, rows: Sequence[tuple[Sequence[int], int]], max_source: int = 0) -> torch.Tensor:
         """Mean loss in nats over the rows' tokens but for the leading ones of each, with its graph
-        of gradients where there are any."""
+        of gradients where there are any.
+
+        max_source: tokens that every row's leading ones cost the time of, however many there are.
+        """
         if self.encodes:
-            return seq2seq_loss(self.model, rows, decoder_start(self.tokenizer, self.model.config))
-        ids, mask = pad_rows([row for row, _ in rows], 0)  # padding comes after what is looked at
+            start = decoder_start(self.tokenizer, self.model.config)
+            return seq2seq_loss(self.model, rows, start, max_source)
+        least = width_of(rows, max_source)
+        ids, mask = pad_rows([row for row, _ in rows], 0, least)  # after what is looked at
         leading = [before for _, before in rows]
         return causal_loss(self.model, ids.to(self.device), mask.to(self.device), leading)
 
@@ -161,6 +166,12 @@ class Scorer:
                 correct += int(right.sum())
                 nats += float(losses[counted].double().clamp(0.0, max_loss).sum())
         return correct, nats
+
+
+def width_of(rows: Sequence[tuple[Sequence[int], int]], max_source: int) -> int:
+    """Tokens of a row of a batch, ids and how many of them lead: as many as the longest, and as if
+    max_source led each, so that it tells nothing of how many do."""
+    return max(max(len(row), max_source + len(row) - leading) for row, leading in rows)
 
 
 def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
