@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privsyn_flower.cli.display import Display
+from privsyn_flower.cli.report import read_summary
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.files import locked
 from privsyn_flower.server_apps.methods import recipe_of
@@ -18,10 +19,11 @@ STAGE = "generate"
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written, and where."""
+    """What was written, and where. claim: of the run, in short; "" for one that never ended."""
 
     path: Path
     written: Written
+    claim: str
 
 
 def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Generated:
@@ -57,7 +59,14 @@ def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Ge
             progress=progress,
             stage=STAGE,
         )
-    return Generated(target, written)
+    return Generated(target, written, _claim(folder))
+
+
+def _claim(folder: Path) -> str:
+    """The short statement of the run's summary."""
+    if not (folder / "summary.json").is_file():
+        return ""
+    return str(read_summary(folder).get("privacy_short", ""))
 
 
 def _config(folder: Path) -> RunConfig:

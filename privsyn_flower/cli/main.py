@@ -269,6 +269,8 @@ def generate(
         raise fail("interrupted; the same command goes on where it was", 130) from None
     if found.written.dropped:
         typer.secho(f"{found.written.dropped} texts were degenerate and are left out", err=True)
+    if found.claim:
+        typer.secho(f"what holds for the run holds for them: {found.claim}", err=True)
     print(found.path)
 
 

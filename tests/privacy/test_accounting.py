@@ -325,6 +325,13 @@ def test_more_noise_and_fewer_users_never_cost_more() -> None:
 # --- ends and errors ------------------------------------------------------------------------
 
 
+def test_sampling_counts_for_nothing_where_floats_cannot_tell() -> None:
+    least = accounting.SMALLEST_DELTA
+    plain = {(3.0, 1.0): 20}
+    assert composed_epsilon({(3.0, 0.05): 20}, 0.9 * least) == composed_epsilon(plain, 0.9 * least)
+    assert composed_epsilon({(3.0, 0.05): 20}, 1e-12) < 0.5 * composed_epsilon(plain, 1e-12)
+
+
 def test_composition_is_closed_form() -> None:
     assert compose_gaussians([]) == math.inf
     assert compose_gaussians([3.0]) == pytest.approx(3.0)

@@ -32,6 +32,8 @@ SEARCH_INTERVAL = 1e-3  # while searching: still an upper bound, five times fast
 # noise 0.94 at rate 0.002 cost 0.946, and 0.974 or 1.667 by the two above. So the numbers that are
 # claimed take a tenth of theirs where it matters, and a search that stopped early goes on finely.
 FINEST_INTERVAL = 1e-5
+# Privacy losses are convolved in float64, whose rounding is of the size of a smaller delta.
+SMALLEST_DELTA = 9e-13
 _ROUGH = 0.02  # relative difference of two intervals that a third is tried for
 _CLOSE = 1e-3  # of epsilon: as near to the target as a search must come
 # The closed form subtracts nearly equal numbers once the noise is very large. Epsilon falls
@@ -146,8 +148,9 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
     """Epsilon of all these releases together, of a plan that is fixed before the first.
 
     Exact where no rate is below 1, else by privacy loss distributions, which round up: less with a
-    finer interval, and at FINAL_INTERVAL a finer one is tried where that matters. Raises ValueError
-    on arguments, AccountingError on numerical failure.
+    finer interval, and at FINAL_INTERVAL a finer one is tried where that matters. Below
+    SMALLEST_DELTA sampling is counted as nothing. Raises ValueError on arguments, AccountingError
+    on numerical failure.
     """
     releases = {key: count for key, count in releases.items() if count}
     squares = [count * mu_squared(z) for (z, _), count in releases.items()]
@@ -157,7 +160,7 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
     total = math.fsum(squares)
     unsampled = gaussian_epsilon(1 / math.sqrt(total) if total > 0 else math.inf, delta)
     noisy = {key: count for key, count in releases.items() if not math.isinf(key[0])}
-    if all(rate == 1.0 for _, rate in noisy) or math.isinf(unsampled):
+    if all(rate == 1.0 for _, rate in noisy) or math.isinf(unsampled) or delta < SMALLEST_DELTA:
         return unsampled
     kinds = tuple(sorted(noisy.items()))
 
