@@ -379,7 +379,9 @@ def test_start_counts_trains_and_writes(tmp_path: Path, loopback: Any, base: Pat
     assert len(grid.sent) == sent and again.texts == result.texts and again.rounds == 2
 
 
-def test_start_refuses_what_it_cannot_do(tmp_path: Path, loopback: Any, base: Path) -> None:
+def test_start_refuses_what_it_cannot_do(
+    tmp_path: Path, loopback: Any, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     grid = nodes(tmp_path, loopback, base)
     with pytest.raises(ValueError, match=r"ctcl\.generator-training = false needs a whole run"):
         started(made(base, generator_training=False), grid, tmp_path / "run")
@@ -387,8 +389,10 @@ def test_start_refuses_what_it_cannot_do(tmp_path: Path, loopback: Any, base: Pa
     started(made(base), grid, tmp_path / "run")
     with pytest.raises(ValueError, match=r"ctcl\.topics = '\w+' was '\w+'"):
         started(made(base, topics(3)), grid, tmp_path / "run")
+    other = made(base)
+    monkeypatch.setattr(other, "ready", lambda session: pytest.fail("touched another's folder"))
     with pytest.raises(ValueError, match=r"was begun with other values: epsilon = 3"):
-        started(made(base), grid, tmp_path / "run", epsilon=30.0)
+        started(other, grid, tmp_path / "run", epsilon=30.0)
 
 
 def test_the_server_app_of_the_page_runs(

@@ -132,8 +132,8 @@ class SynthesisStrategy(Strategy):
             progress=progress,
             node_caches=cache_folder(RunConfig()) / NODES,
         )
-        self.ready(session)
         with session.folder.lock(), session.begun() as book:
+            self.ready(session)
             self.prepare(session)
             with session.running(self) as engine:
                 done = engine.run()
