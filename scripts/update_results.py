@@ -26,6 +26,7 @@ MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
     "pretext": ("results", ""),
     "popri": ("popri-results", "popri-"),
+    "ctcl": ("ctcl-results", "ctcl-"),
     "dp-fedavg": ("dp-fedavg-results", "dp-fedavg-"),
     "dp-ftrl": ("dp-ftrl-results", "dp-ftrl-"),
 }
@@ -39,6 +40,7 @@ PICTURES = {  # of the first run
         "candidates.png": "Responses and held-out text in two principal directions",
         "distances.png": "Frechet distance of the responses by round",
     },
+    "ctcl": {"topics.png": "Shares of the largest topics, as released and true"},
 }
 
 
