@@ -11,17 +11,23 @@ from privsyn_flower.text.words import Vocabulary
 
 
 def coverage(texts: Iterable[str], vocabulary: Vocabulary) -> float:
-    """The share of the vocabulary's words that occur in the texts, which are read as a stream.
+    """The share of the vocabulary's words that occur in the texts, which are read as a stream."""
+    return len(occurring(texts, vocabulary)) / len(vocabulary)
 
-    It stops reading when every word that can occur has done so.
+
+def occurring(texts: Iterable[str], vocabulary: Vocabulary) -> set[int]:
+    """The places of the vocabulary's words that occur.
+
+    When all that can have done so, no more is read.
     """
-    missing = set(range(len(vocabulary)))
-    never = len(vocabulary.unreachable())
+    found = set[int]()
+    most = len(vocabulary) - len(vocabulary.unreachable())
     for ids in vocabulary.ids(texts):
-        missing.difference_update(ids)
-        if len(missing) == never:
+        found.update(ids)
+        found.discard(-1)
+        if len(found) == most:
             break
-    return 1 - len(missing) / len(vocabulary)
+    return found
 
 
 def unknown_rate(text: str, vocabulary: Vocabulary) -> float:

@@ -44,7 +44,7 @@ def test_different_personas_have_different_prompts() -> None:
         ('["Mom", "Dad", 3]', ["Mom", "Dad"]),
         ('```json\n["Mom", "Dad"]\n```', ["Mom", "Dad"]),
         ('["Mom", "Da', ['["Mom', 'Da']),
-        ("1. What to buy for the 3. of May\n2. 2 tickets", ["What to buy for the 3. of May", "2 tickets"]),
+        ("1. Plans for the 3. of May\n2. 2 tickets", ["Plans for the 3. of May", "2 tickets"]),
         ("", []),
         ("\n\n", []),
         ("Sure, here is the list:", []),
