@@ -40,6 +40,7 @@ class HuggingFaceGenerator:
     Args:
         model: folder or hub name.
         temperature, top_p: of the sampling (1.0 and 1.0 in the paper).
+        top_k: likeliest tokens that are drawn from; 0: all.
         repetition_penalty: of the tokens that a completion has already; 1: none.
         max_tokens: new tokens in a completion (85 in the paper's code).
         batch_size: completions that are generated side by side.
@@ -59,6 +60,7 @@ class HuggingFaceGenerator:
         *,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        top_k: int = 0,
         repetition_penalty: float = 1.0,
         max_tokens: int = 85,
         batch_size: int = 64,
@@ -68,12 +70,13 @@ class HuggingFaceGenerator:
         chat: bool = False,
         progress: bool | Progress = True,
     ) -> None:
-        check_sampling("expand", temperature, top_p, repetition_penalty)
+        check_sampling("expand", temperature, top_p, top_k, repetition_penalty)
         if min(max_tokens, batch_size) < 1:
             raise ValueError(f"expand: {max_tokens=} and {batch_size=} must be at least 1")
         if isinstance(stop, str) or not all(stop):
             raise ValueError(f"stop = {stop!r}: must be a sequence of non-empty strings")
-        self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        self.max_tokens = max_tokens
         self.repetition_penalty = repetition_penalty
         self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
         self.device = resolve_device(device)
@@ -225,6 +228,7 @@ class HuggingFaceGenerator:
             torch.from_numpy(uniforms).to(logits.device),
             temperature=self.temperature,
             top_p=self.top_p,
+            top_k=self.top_k,
             banned=self._banned,
             repetition_penalty=self.repetition_penalty,
             seen=None if before is None else torch.from_numpy(before).to(logits.device),

@@ -70,6 +70,51 @@ class AdaptableGenerator(Generator, Protocol):
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """How the tokens of an answer are drawn. Raises ValueError for what no model can do.
+
+    temperature 0: the likeliest token each time. top_k: of so many likeliest tokens alone; 0: all.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1 or self.temperature < 0 or self.top_k < 0 or not 0 < self.top_p <= 1:
+            raise ValueError(
+                f"{self}: max_tokens must be at least 1, temperature and top_k at least 0, and "
+                "top_p in (0, 1]"
+            )
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer; text None: the server withheld it. Tokens are None where nobody told them."""
+
+    text: str | None
+    prompt_tokens: int | None = None
+    tokens: int | None = None
+
+
+@runtime_checkable
+class Answering(Protocol):
+    """A model that is asked many single questions (`public.asking`), each with its own sampling."""
+
+    chat: bool  # a prompt is a user's turn
+    batched: bool  # one call answers many prompts together; else calls of many threads do
+
+    def reach(self) -> None:
+        """Start the model or find it there, else raise what says why it is not."""
+
+    def answer(
+        self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Reply]:
+        """n prompts -> n replies, each drawn by its own seed."""
+
+
+@dataclass(frozen=True)
 class Trained:
     """One epoch of a training: its adapter (a PEFT folder) and public numbers about it."""
 

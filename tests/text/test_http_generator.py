@@ -361,9 +361,10 @@ def test_wrong_model_lists_what_the_server_has(fake: Fake) -> None:
 def test_malformed_answers(fake: Fake, answer: Any, says: str) -> None:
     fake.answers["/v1/completions"] = lambda body: (200, answer)
     with pytest.raises(ServerError, match=says) as raised:
-        make(fake).complete(["p"], 1, rng())
+        make(fake, retries=2).complete(["p"], 1, rng())
     assert fake.url in str(raised.value)
-    assert len(fake.bodies()) == 1
+    # Half an answer may be whole the next time; one in another form will not be.
+    assert len(fake.bodies()) == (3 if says == "no completion" else 1)
 
 
 def test_a_chat_is_a_users_turn(fake: Fake) -> None:

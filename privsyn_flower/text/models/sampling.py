@@ -14,13 +14,16 @@ BLOCK_VALUES = 1 << 24  # logits handled at once: bounds the temporaries to abou
 
 
 def check_sampling(
-    section: str, temperature: float, top_p: float, repetition_penalty: float = 1.0
+    section: str, temperature: float, top_p: float, top_k: int = 0, repetition_penalty: float = 1.0
 ) -> None:
-    """Raise ValueError unless temperature > 0, 0 < top_p <= 1 and repetition_penalty >= 1."""
+    """Raise ValueError unless temperature > 0, 0 < top_p <= 1, top_k >= 0 and
+    repetition_penalty >= 1."""
     if not temperature > 0:
         raise ValueError(f"{section}.temperature = {temperature}: must be above 0")
     if not 0 < top_p <= 1:
         raise ValueError(f"{section}.top-p = {top_p}: must lie in (0, 1]")
+    if top_k < 0:
+        raise ValueError(f"{section}.top-k = {top_k}: must be at least 0")
     if not 1 <= repetition_penalty < math.inf:
         raise ValueError(f"repetition-penalty = {repetition_penalty}: must be at least 1")
 
@@ -46,15 +49,18 @@ def choose_tokens(
     *,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    top_k: int = 0,
     banned: torch.Tensor | None = None,
     repetition_penalty: float = 1.0,
     seen: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """One token per row by inversion of its distribution function.
 
-    logits: (r, v). uniforms: (r,) in [0, 1). banned: (v,) bool, of probability 0.
+    logits: (r, v). uniforms: (r,) in [0, 1). banned: (v,) bool, of probability 0. temperature 0:
+    the likeliest token. top_k: of the k likeliest alone (Fan et al. 2018), and of those as likely
+    as the last of them; 0: of all.
     top_p keeps the fewest most probable tokens whose probabilities reach it (nucleus sampling,
-    Holtzman et al. 2020, section 3.1), counted after the temperature and the ban.
+    Holtzman et al. 2020, section 3.1), counted after the temperature, the ban and top_k.
     repetition_penalty: of the tokens (r, t) that a row has seen; see `penalised`.
     Returns (r,) int64. A row depends on no other row.
     """
@@ -64,7 +70,7 @@ def choose_tokens(
         logits = penalised(logits, seen, repetition_penalty)
     rows = max(1, BLOCK_VALUES // max(1, logits.shape[1]))
     parts = [
-        _choose_block(block.float(), draws, temperature, top_p, banned)
+        _choose_block(block.float(), draws, temperature, top_p, top_k, banned)
         for block, draws in zip(torch.split(logits, rows), torch.split(uniforms, rows), strict=True)
     ]
     return torch.cat(parts)
@@ -87,12 +93,18 @@ def _choose_block(
     uniforms: torch.Tensor,
     temperature: float,
     top_p: float,
+    top_k: int,
     banned: torch.Tensor | None,
 ) -> torch.Tensor:
     import torch
 
     if banned is not None:
         logits = logits.masked_fill(banned, -torch.inf)
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    if 0 < top_k < logits.shape[1]:
+        least = logits.topk(top_k, dim=-1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -torch.inf)
     weights = torch.softmax(logits / temperature, dim=-1)
     if top_p < 1:
         ranked, order = weights.sort(dim=-1, descending=True, stable=True)

@@ -32,6 +32,10 @@ class ServerError(RuntimeError):
         self.status = status
 
 
+class HalfAnswerError(ServerError):
+    """An answer came, but not all of it: no JSON, or none of the texts that were asked for."""
+
+
 class JsonClient:
     """Requests to one server, safe to use from several threads.
 
@@ -61,8 +65,9 @@ class JsonClient:
         self._http = httpx.Client(
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(timeout),
-            # The callers' threads are the bound; a pool of httpx's own would time them out.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            # The callers' threads are the bound; a pool of httpx's own would time them out, or open
+            # a new connection for each request of theirs.
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
             # A proxy from the environment cannot reach this machine's own loopback.
             trust_env=not is_loopback(self.base_url),
         )
@@ -85,14 +90,16 @@ class JsonClient:
         spread: int = 0,
         root: bool = False,
         patient: bool = True,
+        read: Callable[[Any], Any] = lambda answer: answer,
     ) -> Any:
-        """The JSON answer (None: no JSON) of POST base_url + path. Raises ServerError.
+        """The JSON answer (None: no JSON) of POST base_url + path, as read. Raises ServerError.
 
         spread: any number; requests with different ones do not retry at the same moment.
         root: the path is below the address without /v1, where vLLM keeps /sleep and /wake_up.
         patient: False takes any answer for the last; lost connections are tried again still.
+        read: of the JSON answer; when it raises HalfAnswerError, the request is tried again.
         """
-        return self._request("POST", path, body, spread, root, patient)
+        return self._request("POST", path, body, spread, root, patient, read)
 
     def get(self, path: str, *, patient: bool = True) -> Any:
         """The JSON answer of GET, as `post`."""
@@ -106,25 +113,35 @@ class JsonClient:
         spread: int = 0,
         root: bool = False,
         patient: bool = True,
+        read: Callable[[Any], Any] = lambda answer: answer,
     ) -> Any:
         """Attempts until an answer, a lasting refusal, or the last retry."""
         import httpx
 
+        # Not by httpx: what is no Unicode text in a prompt goes out as JSON's escapes, for the
+        # server to refuse.
+        content = None if body is None else json.dumps(body).encode("ascii")
+        headers = {"Content-Type": "application/json"} if content else {}
         for attempt in range(self.retries + 1):
             # Looked up each time: `lost` may have started the server again elsewhere.
             address = (self.base_url.removesuffix("/v1") if root else self.base_url) + path
             wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * (1 + spread % 512 / 1024)
+            problem: ServerError
             try:
-                response = self._http.request(method, address, json=body)
-            except httpx.TransportError as error:
+                response = self._http.request(method, address, content=content, headers=headers)
+            except (httpx.TransportError, httpx.DecodingError) as error:
                 problem = self._unreachable(address, error)
                 if self._lost is not None:
                     self._lost()
             else:
                 if response.is_success:
-                    return _json(response.text)
-                problem = self._refused(address, response.status_code, response.text)
-                if not patient or response.status_code not in RETRIED:
+                    try:
+                        return read(_json(response.text))
+                    except HalfAnswerError as error:
+                        problem = error
+                else:
+                    problem = self._refused(address, response.status_code, response.text)
+                if not patient or not (response.is_success or response.status_code in RETRIED):
                     raise problem
                 wait = self._asked_wait(response.headers.get("Retry-After"), problem) or wait
             if attempt == self.retries:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,8 @@ import numpy as np
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.sampling import check_sampling
 from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.protocols import Reply, Sampling
+from privsyn_flower.text.serving.completions import reply_of, texts_of
 from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
 from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
 
@@ -48,14 +50,15 @@ def _check_key(base_url: str, key: str) -> None:
 
 
 class OpenAIGenerator:
-    """A causal language model behind /v1/completions, or chat (an AdaptableGenerator).
+    """A causal language model behind /v1/completions, or chat (AdaptableGenerator, Answering).
 
     Args:
         base_url: `http://host:port/v1`.
         model: the name under which the server knows the model.
         api_key_env: environment variable with the API key; unset or empty: no key is sent.
         api_key: the key itself, instead.
-        temperature, top_p: of the sampling.
+        temperature, top_p, top_k: of the sampling. top_k is sent above 0 alone: hosted services
+            may not know it.
         max_tokens: new tokens in a completion.
         stop: a completion ends before the first of these strings (at most four, as in the API).
         concurrency: requests under way at once.
@@ -67,6 +70,8 @@ class OpenAIGenerator:
         progress: True for a bar on stderr in long calls, or a function to call.
     """
 
+    batched = False  # requests of several threads are answered side by side
+
     def __init__(
         self,
         base_url: str,
@@ -76,6 +81,7 @@ class OpenAIGenerator:
         api_key: str = "",
         temperature: float = 1.0,
         top_p: float = 1.0,
+        top_k: int = 0,
         max_tokens: int = 85,
         stop: Sequence[str] = (HEADING,),
         concurrency: int = 16,
@@ -86,7 +92,7 @@ class OpenAIGenerator:
         extra: Mapping[str, Any] | None = None,
         progress: bool | Progress = True,
     ) -> None:
-        check_sampling("expand", temperature, top_p)
+        check_sampling("expand", temperature, top_p, top_k)
         if max_tokens < 1:
             raise ValueError(f"expand.max-tokens = {max_tokens}: must be at least 1")
         if concurrency < 1 or retries < 0 or not timeout > 0:
@@ -96,7 +102,8 @@ class OpenAIGenerator:
             )
         if isinstance(stop, str) or not all(stop) or len(stop) > 4:
             raise ValueError(f"stop = {stop!r}: must be a sequence of up to 4 non-empty strings")
-        self.temperature, self.top_p, self.max_tokens = temperature, top_p, max_tokens
+        self.temperature, self.top_p, self.top_k = temperature, top_p, top_k
+        self.max_tokens = max_tokens
         self.model, self.stop, self.concurrency = model, tuple(stop), concurrency
         self.adapters, self.extra, self.progress = adapters, dict(extra or {}), progress
         self.chat = chat
@@ -139,6 +146,27 @@ class OpenAIGenerator:
                 advance(n)
         self._look_for_copies(result)
         return result
+
+    def reach(self) -> None:
+        """Start the server if it is this object's own; raise ServerError if none is there."""
+        self._ready()
+        self._models()
+
+    def answer(
+        self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Reply]:
+        """n prompts -> n replies, uncut, one request after another (an Answering).
+
+        Raises ServerError for the first that fails.
+        """
+
+        def read(answer: Any) -> Reply:
+            return reply_of(answer, self.client.base_url, self.chat)
+
+        return [
+            self._post(prompt, 1, seed, sampling, (), read)
+            for prompt, seed in zip(prompts, seeds, strict=True)
+        ]
 
     def use_adapter(self, folder: Path | None) -> None:
         """Generate with the adapter of a PEFT folder, which the server must be able to read.
@@ -237,30 +265,48 @@ class OpenAIGenerator:
 
     def _request(self, prompt: str, n: int, seed: int) -> list[str]:
         """One request -> between 1 and n texts, cut at the stop strings."""
+        sampling = Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k)
+        texts: list[str] = self._post(
+            prompt, n, seed, sampling, self.stop,
+            lambda found: texts_of(found, n, self.client.base_url, self.chat),
+        )  # fmt: skip
+        return [self._cut(text) for text in texts]
+
+    def _post(
+        self,
+        prompt: str,
+        n: int,
+        seed: int,
+        sampling: Sampling,
+        stop: Sequence[str],
+        read: Callable[[Any], Any],
+    ) -> Any:
+        """One request for n completions -> what `read` makes of the answer."""
         body: dict[str, Any] = {
             "model": self._slot.name() or self.model,
             "n": n,
             "seed": seed,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "max_tokens": self.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_tokens,
         }
-        if self.stop:
-            body["stop"] = list(self.stop)
+        if sampling.top_k:
+            body["top_k"] = sampling.top_k
+        if stop:
+            body["stop"] = list(stop)
         if self.chat:  # the server writes the template, and cuts nothing
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
             body["prompt"] = prompt
         if self._context and not self.chat:
             # A prompt that is too long loses its beginning, as in process.
-            room = self._context - self.max_tokens
+            room = self._context - sampling.max_tokens
             body |= {"truncate_prompt_tokens": room, "truncation_side": "left"}
+        place = "/chat/completions" if self.chat else "/completions"
         try:
-            place = "/chat/completions" if self.chat else "/completions"
-            answer = self.client.post(place, body | self.extra, spread=seed)
+            return self.client.post(place, body | self.extra, spread=seed, read=read)
         except ServerError as error:
             raise self._explain(error) from error
-        return [self._cut(text) for text in _texts(answer, n, self.client.base_url, self.chat)]
 
     def _explain(self, error: ServerError) -> ServerError:
         """The same error, or one that lists the server's models when ours is not among them."""
@@ -299,34 +345,3 @@ def _workers(count: int) -> Iterator[ThreadPoolExecutor]:
         yield pool
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _texts(answer: Any, n: int, server: str, chat: bool) -> list[str]:
-    """The texts of an answer in the order of their index, at most n. Raises ServerError."""
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list) or not choices:
-        raise ServerError(
-            f"{server}: the answer is no completion (JSON with `choices`); is generation.base-url "
-            f"the address of an OpenAI-compatible server?"
-        )
-    pairs = []
-    for place, choice in enumerate(choices):
-        text = _written(choice, chat) if isinstance(choice, dict) else None
-        if not isinstance(text, str):
-            raise ServerError(
-                f"{server}: an answer without a message's `content`: does it offer chat?"
-                if chat
-                else f"{server}: a completion without `text`: it must offer /v1/completions; if "
-                "it offers chat alone, set generation.chat = true"
-            )
-        index = choice.get("index")
-        pairs.append((index if isinstance(index, int) else place, text))
-    return [text for _, text in sorted(pairs, key=lambda pair: pair[0])[:n]]
-
-
-def _written(choice: Mapping[str, Any], chat: bool) -> object:
-    """What a completion, or the answer in a chat, says."""
-    if not chat:
-        return choice.get("text")
-    message = choice.get("message")
-    return message.get("content") if isinstance(message, dict) else None
