@@ -198,8 +198,10 @@ class _Chains:
             return []
         most = self.own.topics if step.receiver else self.own.receivers
         items = parse_list(answer.text or "", most, cut=_cut(answer))
-        key = "topic" if step.receiver else "receiver"
-        steps = [step._replace(**{key: item}) for item in items]
+        steps = [
+            step._replace(topic=item) if step.receiver else step._replace(receiver=item)
+            for item in items
+        ]
         following = [self._request(one) for one in steps if one not in self.there]
         cost = _cost(answer, "lists" if items else "empty_lists")
         self.journal.count(step.position, **cost)
