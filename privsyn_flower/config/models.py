@@ -77,6 +77,10 @@ class ExpandConfig(Section):
     include_seeds: bool = Field(False, description="put the seeds themselves into the output")
     temperature: float = Field(1.0, gt=0, description="of the causal LM")
     top_p: float = Field(1.0, gt=0, le=1, description="of the causal LM")
+    top_k: int = Field(
+        0, ge=0, description="likeliest tokens that the causal LM draws from; 0: all, and hosted "
+        "services may know nothing else"
+    )  # fmt: skip
     max_tokens: int = Field(85, ge=8, description="new tokens per completion")
     min_words: int = Field(4, ge=1, description="shorter completions are dropped")
     batch_size: int = Field(64, ge=1, description="completions generated side by side")

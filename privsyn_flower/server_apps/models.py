@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
@@ -13,6 +10,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.text import AdaptableGenerator, Embedder, Infiller, load_embedder
 from privsyn_flower.text.embedders import KnownRows
+from privsyn_flower.text.protocols import Sampling
 from privsyn_flower.text.tiny.assets import embedded
 
 
@@ -115,54 +113,20 @@ class Models:
         return self._generator
 
     def _make_generator(self) -> AdaptableGenerator:
-        where, expand = self.config.generation, self.config.expand
-        sampling: dict[str, Any] = {
-            "temperature": expand.temperature,
-            "top_p": expand.top_p,
-            "max_tokens": expand.max_tokens,
-        }
-        sampling["chat"] = where.chat
-        name = self.folder("generator")
-        if where.backend == "huggingface":
-            from privsyn_flower.text.generators import HuggingFaceGenerator
+        from privsyn_flower.text.opening import open_generator
 
-            return HuggingFaceGenerator(
-                name,
-                **sampling,
-                batch_size=expand.batch_size,
-                device=self.config.models.device,
-                progress=self.progress,
-            )
-        from privsyn_flower.text.serving.http_generator import OpenAIGenerator
-        from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer
-
-        asking: dict[str, Any] = {
-            "concurrency": where.concurrency,
-            "timeout": where.timeout,
-            "retries": where.retries,
-            "progress": self.progress,
-        }
-        if where.base_url:
-            return OpenAIGenerator(
-                where.base_url,
-                name,
-                api_key_env=where.api_key_env,
-                adapters=where.backend == "vllm",
-                **sampling,
-                **asking,
-            )
-        if where.backend == "openai":
-            raise ConfigError("generation.backend = 'openai' needs the server: set base-url")
-        server = VllmServer(
-            name,
+        expand = self.config.expand
+        return open_generator(
+            self.folder("generator"),
+            self.config.generation,
+            Sampling(expand.max_tokens, expand.temperature, expand.top_p, expand.top_k),
             log=self.run_folder.path / "vllm.log",
-            python=Path(where.vllm_python) if where.vllm_python else None,
+            batch_size=expand.batch_size,
+            device=self.config.models.device,
             lora_rank=self.config.lora_rank,
             seed=self.config.seed,
-            arguments=where.vllm_arguments,
-            start_timeout=where.start_timeout,
+            progress=self.progress,
         )
-        return VllmGenerator(server, **sampling, **asking)
 
     def close(self) -> None:
         """End what was started; safe to call twice."""

@@ -57,6 +57,7 @@ class ConditionalLM(HuggingFaceGenerator):
         *,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        top_k: int = 0,
         repetition_penalty: float = 1.0,
         max_tokens: int = MAX_TARGET,
         max_source: int = MAX_SOURCE,
@@ -71,6 +72,7 @@ class ConditionalLM(HuggingFaceGenerator):
             model,
             temperature=temperature,
             top_p=top_p,
+            top_k=top_k,
             repetition_penalty=repetition_penalty,
             max_tokens=max_tokens,
             batch_size=batch_size,
@@ -173,7 +175,9 @@ class Seq2SeqLM(ConditionalLM):
         """The encoder has room of its own, and reads the tokenizer's special tokens."""
         return encode_sources(self.tokenizer, prompts, min(self.max_source, self._context))
 
-    def _batch(self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32) -> list[str]:
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
+    ) -> list[tuple[str, int]]:
         return Seq2SeqBatch(self, prompts, copies, uniforms, self.first).run()
 
 
@@ -182,6 +186,7 @@ def open_conditional(
     *,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    top_k: int = 0,
     repetition_penalty: float = 1.0,
     max_tokens: int = MAX_TARGET,
     max_source: int = MAX_SOURCE,
@@ -200,6 +205,7 @@ def open_conditional(
         model,
         temperature=temperature,
         top_p=top_p,
+        top_k=top_k,
         repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         max_source=max_source,

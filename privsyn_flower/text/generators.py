@@ -7,6 +7,7 @@ batch it lands in (up to the last bits of the logits), and no global seed is tou
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import os
@@ -24,6 +25,7 @@ from privsyn_flower.text.models.devices import empty_cache, map_batches, resolve
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
 from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.protocols import Reply, Sampling
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +37,7 @@ PLACE = "<<prompt>>"  # stands for the prompt in a chat template
 
 
 class HuggingFaceGenerator:
-    """Any Hugging Face causal language model (an AdaptableGenerator).
+    """Any Hugging Face causal language model (an AdaptableGenerator, an Answering).
 
     Args:
         model: folder or hub name.
@@ -52,6 +54,7 @@ class HuggingFaceGenerator:
     """
 
     key = KEY  # of the configuration, named in errors
+    batched = True  # prompts are answered side by side
     auto_class = "AutoModelForCausalLM"
 
     def __init__(
@@ -106,18 +109,54 @@ class HuggingFaceGenerator:
             raise ValueError(f"n = {n}: at least one completion per prompt")
         self._wake()
         uniforms = rng.random((len(prompts), n, self.max_tokens), dtype=np.float32)
-        encoded = self._encode(prompts)
-        order = sorted(range(len(prompts)), key=lambda i: len(encoded[i]), reverse=True)
+        return [
+            [text for text, _ in found] for found in self._decode(self._encode(prompts), uniforms)
+        ]
+
+    def reach(self) -> None:
+        """Read the model, if it rests."""
+        self._wake()
+
+    def answer(
+        self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
+    ) -> list[Reply]:
+        """n prompts -> n replies, uncut, side by side (an Answering). Raises as `complete`."""
+        self._wake()
+        if sampling.max_tokens + sum(map(len, self._turn)) >= self._context:
+            raise ValueError(
+                f"max_tokens = {sampling.max_tokens}: an answer must be shorter than the model's "
+                f"context of {self._context} tokens less the turn around a prompt"
+            )
+        asked = copy.copy(self)  # the same model, sampled from as we are told
+        asked.temperature, asked.top_p = sampling.temperature, sampling.top_p
+        asked.top_k, asked.max_tokens = sampling.top_k, sampling.max_tokens
+        asked.repetition_penalty, asked.stop, asked.progress = 1.0, (), False
+        encoded = asked._encode(prompts)
+        uniforms = np.zeros((len(prompts), 1, sampling.max_tokens), dtype=np.float32)
+        for row, seed in enumerate(seeds):
+            uniforms[row, 0] = np.random.default_rng(seed).random(len(uniforms[row, 0]), np.float32)
+        found = asked._decode(encoded, uniforms)
+        return [
+            Reply(text, len(ids), tokens)
+            for ids, ((text, tokens),) in zip(encoded, found, strict=True)
+        ]
+
+    def _decode(
+        self, encoded: Sequence[Sequence[int]], uniforms: F32
+    ) -> list[list[tuple[str, int]]]:
+        """m prompts, uniforms (m, n, tokens) -> n texts of each, and how many tokens they have."""
+        n, tokens = uniforms.shape[1:]
+        order = sorted(range(len(encoded)), key=lambda i: len(encoded[i]), reverse=True)
         width = max(1, self.batch_size // n)
         batches = [order[start : start + width] for start in range(0, len(order), width)]
 
-        def decode_batch(batch: list[int]) -> list[str]:
-            draws = uniforms[batch].reshape(-1, self.max_tokens)
+        def decode_batch(batch: list[int]) -> list[tuple[str, int]]:
+            draws = uniforms[batch].reshape(-1, tokens)
             return self._batch([encoded[i] for i in batch], n, draws)
 
-        result: list[list[str]] = [[] for _ in prompts]
+        result: list[list[tuple[str, int]]] = [[] for _ in encoded]
         done = map_batches(decode_batch, batches, self.device)
-        with bar(self.progress, "generating", len(prompts) * n) as advance:
+        with bar(self.progress, "generating", len(encoded) * n) as advance:
             for batch, texts in zip(batches, done, strict=True):
                 for place, i in enumerate(batch):
                     result[i] = texts[place * n : (place + 1) * n]
@@ -169,8 +208,10 @@ class HuggingFaceGenerator:
         if adapted and self._adapter is not None:
             self.use_adapter(self._adapter)
 
-    def _batch(self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32) -> list[str]:
-        """Completions of prompts of similar length, one after another."""
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
+    ) -> list[tuple[str, int]]:
+        """Completions of prompts of similar length, one after another, and their tokens."""
         return CausalBatch(self, prompts, copies, uniforms).run()
 
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:

@@ -110,7 +110,8 @@ chat = true  # Llama-2-7b-chat follows instructions in its template
 [expand]
 samples = 0  # Aug-PE's script: the survivors themselves
 temperature = 1.0  # Aug-PE's script
-top-p = 0.9  # Aug-PE's code; its top-k of 50 has no key here
+top-p = 0.9  # Aug-PE's code
+top-k = 50  # Aug-PE's code
 max-tokens = 448  # Aug-PE's script
 """
 

@@ -14,6 +14,9 @@ import pytest
 
 from privsyn_flower.text.serving import http_client
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
+from tests.text.conftest import causal_folder
+
+__all__ = ["causal_folder"]  # a small random model
 
 SCRIPT = Path(__file__).with_name("canned.py")
 

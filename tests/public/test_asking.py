@@ -19,6 +19,7 @@ import pytest
 from privsyn_flower.files import DataError
 from privsyn_flower.public.answers import FILE
 from privsyn_flower.public.asking import Answer, Asker, Counts, Request
+from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
 from privsyn_flower.text.serving.http_client import ServerError
 from tests.public.conftest import Canned
@@ -272,6 +273,21 @@ def test_prompts_of_one_kind_are_answered_together(tmp_path: Path) -> None:
     assert max(count for count, _ in model.batches) == 6
     assert sum(count for count, tokens in model.batches if tokens == 1) == 20
     assert len(model.batches) <= 12
+
+
+def test_a_language_model_of_transformers(causal_folder: Path, tmp_path: Path) -> None:
+    """What it says does not depend on what it is asked together with."""
+    model = HuggingFaceGenerator(str(causal_folder), device="cpu", progress=False)
+
+    def asked(folder: str, many: list[Request], concurrency: int) -> dict[Any, str | None]:
+        options: dict[str, Any] = {"name": "m", "temperature": 0.5, "top_k": 40}
+        with Asker(model, tmp_path / folder, **options, concurrency=concurrency) as ask:
+            found = texts(ask.ask(many))
+        assert ask.counts.asked == len(many)
+        assert 0 < ask.counts.tokens <= 8 * len(many)
+        return found
+
+    assert asked("one", requests(7), 4) == asked("other", requests(7)[::-1], 2)
 
 
 def test_what_a_model_raises_is_raised(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.pretrained import load_tokenizer
 from privsyn_flower.text.models.sampling import choose_tokens
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
+from privsyn_flower.text.protocols import Answering, Sampling
 
 from .conftest import SENTENCES, make_tokenizer
 
@@ -98,6 +99,36 @@ def test_deterministic_and_independent_of_batches(
     )
     assert found == small.complete(PROMPTS, 3, np.random.default_rng(0))
     assert torch.get_rng_state().equal(state), "a global seed was used"
+
+
+def test_an_answer_has_a_sampling_and_a_seed_of_its_own(
+    generator: HuggingFaceGenerator, causal_folder: Path
+) -> None:
+    sampling = Sampling(12, temperature=0.7, top_p=0.9, top_k=20)
+    assert isinstance(generator, Answering)
+    found = generator.answer(PROMPTS, sampling, [5, 6, 7, 8, 9])
+    # Whatever else is asked at the time, and however the object itself is set.
+    other = HuggingFaceGenerator(
+        causal_folder, temperature=3.0, max_tokens=5, stop=(found[1].text[:1],), batch_size=1,
+        device="cpu", progress=False,
+    )  # fmt: skip
+    assert other.answer(PROMPTS[1:2], sampling, [6]) == found[1:2]
+    assert other.answer(PROMPTS[1:2], sampling, [7]) != found[1:2]
+    for prompt, reply in zip(PROMPTS, found, strict=True):
+        assert reply.prompt_tokens == max(1, len(generator.tokenizer(prompt)["input_ids"]))
+        assert reply.tokens is not None and 0 < reply.tokens <= 12
+    assert (other.temperature, other.max_tokens) == (3.0, 5)
+    likeliest = Sampling(6, temperature=0.0)
+    texts = [reply.text for reply in generator.answer(PROMPTS, likeliest, [1, 2, 3, 4, 5])]
+    assert texts == [reply.text for reply in generator.answer(PROMPTS, likeliest, [9, 8, 7, 6, 5])]
+    ids = generator.tokenizer(PROMPTS[0])["input_ids"]
+    logits = generator.model(input_ids=torch.tensor([ids])).logits[0, -1]
+    first = int(logits.masked_fill(generator._banned, -torch.inf).argmax())
+    assert texts[0] is not None and texts[0].startswith(generator.tokenizer.decode([first])[:1])
+    with pytest.raises(ValueError, match=r"max_tokens = 200: .* context of 200 tokens"):
+        generator.answer(["a"], Sampling(200), [1])
+    with pytest.raises(ValueError, match="top_k at least 0"):
+        Sampling(1, top_k=-1)
 
 
 def test_specials_are_not_generated(generator: HuggingFaceGenerator) -> None:

@@ -147,6 +147,14 @@ def test_prompts_go_out_unchanged_and_answers_come_in_order(fake: Fake) -> None:
         }  # fmt: skip
 
 
+def test_top_k_goes_out_above_0_alone(fake: Fake) -> None:
+    make(fake, top_k=40).complete(["p"], 1, rng())
+    make(fake).complete(["p"], 1, rng())
+    assert [body.get("top_k") for body in fake.bodies()] == [40, None]
+    with pytest.raises(ValueError, match=r"expand.top-k = -1"):
+        make(fake, top_k=-1)
+
+
 def test_equal_generators_send_equal_requests(fake: Fake) -> None:
     def sent(seed: int) -> list[tuple[str, int]]:
         fake.asked.clear()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -36,6 +38,36 @@ def test_frequencies(temperature: float, top_p: float) -> None:
     before = np.cumsum(p[order]) - p[order]
     p[order[before >= top_p]] = 0
     np.testing.assert_allclose(np.bincount(drawn, minlength=5) / 20000, p / p.sum(), atol=2e-4)
+
+
+def test_top_k_keeps_the_likeliest_before_top_p() -> None:
+    p = torch.tensor([0.05, 0.4, 0.3, 0.15, 0.1])
+    uniforms = torch.linspace(0, 1, 20001, dtype=torch.float64)[:-1]
+
+    def shares(**options: Any) -> Any:
+        drawn = choose_tokens(p.log().expand(20000, 5), uniforms, **options)
+        return np.bincount(drawn, minlength=5) / 20000
+
+    np.testing.assert_allclose(shares(top_k=3) * 0.85, [0, 0.4, 0.3, 0.15, 0], atol=1e-3)
+    # Of the three, the first two have 0.7 / 0.85 > 0.8; of all, three are needed.
+    np.testing.assert_allclose(shares(top_k=3, top_p=0.8) * 0.7, [0, 0.4, 0.3, 0, 0], atol=1e-3)
+    assert (shares(top_p=0.8) > 0).sum() == 3
+    for all_of_them in (0, 5, 99):
+        np.testing.assert_allclose(shares(top_k=all_of_them), p, atol=1e-3)
+    banned = torch.tensor([False, True, True, False, False])
+    np.testing.assert_allclose(
+        shares(top_k=2, banned=banned) * 0.25, [0, 0, 0, 0.15, 0.1], atol=1e-3
+    )
+
+
+def test_temperature_0_takes_the_likeliest() -> None:
+    uniforms = torch.rand(50, dtype=torch.float64)
+    logits = torch.randn(50, 30)
+    drawn = choose_tokens(logits, uniforms, temperature=0.0)
+    assert drawn.equal(logits.argmax(-1))
+    banned = torch.arange(30) < 15
+    drawn = choose_tokens(logits, uniforms, temperature=0.0, top_k=3, banned=banned)
+    assert drawn.equal(logits[:, 15:].argmax(-1) + 15)
 
 
 def test_banned_tokens_are_never_drawn_at_the_edges() -> None:

@@ -118,6 +118,7 @@ def opened(own: CtclConfig, expand: ExpandConfig, device: str, model: Path) -> G
         model,
         temperature=expand.temperature,
         top_p=expand.top_p,
+        top_k=expand.top_k,
         repetition_penalty=own.repetition_penalty,
         max_tokens=expand.max_tokens,
         batch_size=expand.batch_size,

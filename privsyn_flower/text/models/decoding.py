@@ -57,8 +57,8 @@ class _Batch:
         self.tokens: I64 = np.zeros((len(uniforms), uniforms.shape[1]), dtype=np.int64)
         self.sizes: I64 = np.zeros(len(uniforms), dtype=np.int64)  # tokens of each completion
 
-    def run(self) -> list[str]:
-        """Decode until every row has ended, stopped or reached the limit."""
+    def run(self) -> list[tuple[str, int]]:
+        """Decode until every row has ended, stopped or reached the limit -> texts, their tokens."""
         import torch
 
         with torch.inference_mode():
@@ -83,7 +83,8 @@ class _Batch:
                 ids = torch.from_numpy(chosen[:, None]).to(self.owner.device)
                 logits = self._step(ids, step)
         return [
-            self.owner.text(row[:size]) for row, size in zip(self.tokens, self.sizes, strict=True)
+            (self.owner.text(row[:size]), int(size))
+            for row, size in zip(self.tokens, self.sizes, strict=True)
         ]
 
     def _keep(self, logits: torch.Tensor, rows: I64) -> torch.Tensor:
