@@ -15,6 +15,7 @@ from privsyn_flower.cli.embedder import embedder_app
 from privsyn_flower.cli.errors import Commands, fail
 from privsyn_flower.cli.federation import federation_app
 from privsyn_flower.cli.node import node_app
+from privsyn_flower.cli.public import public_app
 from privsyn_flower.cli.topics import topics_app
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
@@ -33,6 +34,7 @@ app.add_typer(node_app, name="node")
 app.add_typer(embedder_app, name="embedder")
 app.add_typer(federation_app, name="federation")
 app.add_typer(topics_app, name="topics")
+app.add_typer(public_app, name="public")
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "

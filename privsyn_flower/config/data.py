@@ -17,7 +17,9 @@ class DataConfig(Section):
 
     source: str = Field("docstrings", description="docstrings, files, or hub:NAME")
     path: str = Field("", description="files: jsonl, csv or parquet with the private users' text")
-    public_path: str = Field("", description="files/hub: the public text (file, or hub:NAME)")
+    public_path: str = Field(
+        "", description="files/hub: the public text (file, hub:NAME, or folder of `privsyn public`)"
+    )
     private_packages: str = Field(
         "scipy,scikit-learn,pandas", description="docstrings: packages whose modules are users"
     )

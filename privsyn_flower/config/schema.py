@@ -8,11 +8,10 @@ these keys (`scripts/update_app_config.py`) and compared with them in a test.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -30,6 +29,7 @@ from privsyn_flower.config.section import (
     Section,
     explain,
     flatten,
+    nested,
     split_list,
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
@@ -233,19 +233,11 @@ class RunConfig(Section):
     @classmethod
     def from_flat(cls, values: Mapping[str, Scalar]) -> RunConfig:
         """Dotted keys -> configuration. Raises ConfigError naming key, value and bound."""
-        known = flat_defaults()
-        nested: dict[str, Any] = {}
-        for key, value in values.items():
+        for key in values:
             if key in REMOVED:
                 raise ConfigError(f"configuration key {key!r} is no more: {REMOVED[key]}")
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise ConfigError(f"unknown configuration key {key!r}{hint}")
-            section, _, name = key.rpartition(".")
-            (nested.setdefault(section, {}) if section else nested)[name] = value
         try:
-            return cls.model_validate(nested)
+            return cls.model_validate(nested(values, flat_defaults()))
         except ValidationError as error:
             raise ConfigError(explain(error)) from None
 

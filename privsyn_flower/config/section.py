@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -53,6 +54,19 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
                 "(write a list as one comma-separated string)"
             )
     return flat
+
+
+def nested(flat: Mapping[str, Scalar], known: Collection[str]) -> dict[str, Any]:
+    """Dotted keys -> tables. Raises ConfigError for one that is not known, with its neighbour."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ConfigError(f"unknown configuration key {key!r}{hint}")
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = value
+    return tree
 
 
 def split_list(text: str) -> list[str]:

@@ -22,10 +22,10 @@ NOT_BY_TEXT: Mapping[str, tuple[Scalar, ...]] = {
 
 def load_config(path: Path | None = None, overrides: Mapping[str, Scalar] = {}) -> RunConfig:
     """A TOML file with `--set` overrides on top -> configuration; ConfigError if wrong."""
-    return RunConfig.from_flat({**_read(path), **overrides})
+    return RunConfig.from_flat({**read_flat(path), **overrides})
 
 
-def _read(path: Path | None) -> dict[str, Scalar]:
+def read_flat(path: Path | None) -> dict[str, Scalar]:
     """The keys of a TOML file, dotted. Raises ConfigError."""
     if path is None:
         return {}
@@ -46,7 +46,7 @@ def _read(path: Path | None) -> dict[str, Scalar]:
 def without_benchmark(path: Path | None, overrides: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """What `--set benchmark=false` takes along: keys by which the file's benchmark chooses by
     private text, at their defaults; not those that are overridden themselves."""
-    values = _read(path) if overrides.get("benchmark") is False else {}
+    values = read_flat(path) if overrides.get("benchmark") is False else {}
     if not values.get("benchmark"):
         return {}
     return {
@@ -107,8 +107,11 @@ def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:
     return {key: moved(value) for key, value in values.items()} | {"run-folder": str(folder)}
 
 
-def parse_override(text: str) -> tuple[str, Scalar]:
-    """`key=value` of the command line; the value is TOML, a bare word is a string."""
+def parse_override(text: str, defaults: Mapping[str, Scalar] | None = None) -> tuple[str, Scalar]:
+    """`key=value` of the command line; the value is TOML, a bare word is a string.
+
+    defaults: of the keys of another file than a run's.
+    """
     key, sign, raw = text.partition("=")
     if not sign or not key:
         raise ConfigError(f"--set {text!r}: expected key=value")
@@ -116,7 +119,7 @@ def parse_override(text: str) -> tuple[str, Scalar]:
         value = tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
         value = raw
-    default = flat_defaults().get(key)
+    default = (flat_defaults() if defaults is None else defaults).get(key)
     if isinstance(default, str):
         value = raw.strip("'\"")
     if not isinstance(value, bool | int | float | str):

@@ -22,6 +22,7 @@ from privsyn_flower.files import (
 )
 
 from .partition import Split, split
+from .reading import text_file
 from .sources import Group, identity, load_source
 from .tables import damaged, read_table, write_table
 from .users import LabelledText, Sample, Tell, texts_of
@@ -177,7 +178,7 @@ def _stamps(config: DataConfig) -> tuple[tuple[str, int, int], ...]:
     """Path, size and time of named files, so that a process hashes each only once."""
     found = []
     for name in (config.path, config.public_path):
-        path = Path(name).expanduser()
+        path = text_file(Path(name).expanduser())
         if name and path.is_file():
             status = path.stat()
             found.append((name, status.st_size, status.st_mtime_ns))

@@ -34,6 +34,7 @@ Report = Callable[[int, str, str], None]  # line, problem, advice; never given a
 
 MAX_LINE = 2**20  # characters: a longer line is never held in memory as a whole
 BATCH_ROWS = 256  # parquet rows held at once
+CORPUS_FILE = "mix.jsonl"  # the text of a folder that `privsyn public mix` made
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -55,6 +56,12 @@ def read_rows(path: Path, report: Report, columns: Collection[str] = ()) -> Iter
         f"{path.name}: format {suffix!r} is not known (data.path, data.public-path): "
         "convert it to .jsonl, .csv, .tsv or .parquet"
     )
+
+
+def text_file(path: Path) -> Path:
+    """The file of text that a path names: itself, or the mixed text of a corpus folder."""
+    mixed = path / CORPUS_FILE
+    return mixed if mixed.is_file() else path
 
 
 def column_names(path: Path) -> list[str]:

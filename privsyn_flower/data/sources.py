@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from privsyn_flower.config import DataConfig, split_list
 from privsyn_flower.files import DataError, file_digest
 
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
-from .reading import Row, column_names
+from .hub import hub_columns, hub_rows, load_hub
+from .reading import column_names, text_file
 from .users import Columns, Sample, Tell, collect, collect_rows
 
 Progress = Callable[[str], None]
@@ -170,10 +170,13 @@ def _cut(samples: Sequence[Sample], config: DataConfig) -> tuple[Sample, ...]:
 
 
 def _places(config: DataConfig) -> tuple[str, str]:
+    public = config.public_path
+    if public and not public.startswith("hub:"):
+        public = str(text_file(Path(public).expanduser()))
     if config.source == "files":
-        return config.path, config.public_path
+        return config.path, public
     if config.source.startswith("hub:"):
-        return config.source, config.public_path
+        return config.source, public
     raise DataError(f"data.source = {config.source!r} must be 'docstrings', 'files' or 'hub:NAME'")
 
 
@@ -181,73 +184,15 @@ def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sam
     if not place.startswith("hub:"):
         return collect(Path(place).expanduser(), columns, strict=True, tell=tell)
     data = load_hub(place)
-    columns.require(data.column_names or _first_row(data), place)
-    return collect_rows(lambda _: _hub_rows(place, data, columns), columns, 0, place, tell=tell)
+    columns.require(hub_columns(data), place)
+    named = list(columns.named().values())
+    return collect_rows(lambda _: hub_rows(place, data, named), columns, 0, place, tell=tell)
 
 
 def _columns_at(place: str) -> list[str]:
     if not place.startswith("hub:"):
         return column_names(Path(place).expanduser())
-    data = load_hub(place)
-    return list(data.column_names or _first_row(data))
-
-
-def load_hub(place: str) -> Any:
-    """`hub:NAME[@CONFIG][#SPLIT[:ROWS]]` -> a `datasets` data set; NAME may be a local folder.
-
-    SPLIT is train by default. With ROWS only the first rows are streamed, so that a slice of a
-    very large set (`hub:allenai/c4@en#train:200000`) does not download the whole.
-    """
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError(
-            f"{place} needs the datasets package: pip install 'privsyn-flower[server]'"
-        ) from error
-    name, _, part = place.removeprefix("hub:").partition("#")
-    name, _, subset = name.partition("@")
-    split, _, rows = part.partition(":")
-    if not name or (rows and not (rows.isdigit() and int(rows) > 0)):
-        raise DataError(f"{place!r} must be hub:NAME[@CONFIG][#SPLIT[:ROWS]] with ROWS >= 1")
-    options = {"split": split or "train", "streaming": bool(rows)}
-    try:
-        data = datasets.load_dataset(name, subset or None, **options)
-    except Exception as error:
-        raise DataError(f"{place} cannot be loaded: {_told(error)}") from None
-    return data.take(int(rows)) if rows else data
-
-
-def _told(error: Exception) -> str:
-    """An error of the data library: in words when it is about names, by its kind when it is about
-    content, which it may quote and a run folder must not hold."""
-    about_content = type(error).__module__.startswith("pyarrow") or "Generation" in repr(
-        type(error)
-    )
-    return type(error).__name__ if about_content else str(error)
-
-
-def _hub_rows(place: str, data: Any, columns: Columns) -> Iterator[Row]:
-    """Rows by number from 1. Raises DataError, without what it is about, when one cannot be had."""
-    try:
-        yield from _batched_rows(data, columns)
-    except Exception as error:
-        raise DataError(f"{place} cannot be read: {_told(error)}") from None
-
-
-def _batched_rows(data: Any, columns: Columns) -> Iterator[Row]:
-    wanted = list(columns.named().values())
-    number = 0
-    for batch in data.select_columns(wanted).iter(batch_size=1024):
-        for values in zip(*(batch[name] for name in wanted), strict=True):
-            number += 1
-            yield number, dict(zip(wanted, values, strict=True))
-
-
-def _first_row(data: Any) -> Iterable[str]:
-    try:
-        return next(iter(data), {})  # a streamed set may not know its columns before the first row
-    except Exception as error:
-        raise DataError(f"the data set cannot be read: {_told(error)}") from None
+    return hub_columns(load_hub(place))
 
 
 def _place_identity(place: str) -> str:

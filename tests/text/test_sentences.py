@@ -1,0 +1,34 @@
+"""Sentences of running text."""
+
+from __future__ import annotations
+
+import pytest
+
+from privsyn_flower.text.sentences import sentences
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("One here. Two there! Three? Four", ["One here.", "Two there!", "Three?", "Four"]),
+        ("Dr. Smith met Mrs. Jones at 5 p.m. today. Fine.",
+         ["Dr. Smith met Mrs. Jones at 5 p.m. today.", "Fine."]),
+        ("J. R. Tolkien wrote it. I did not. No. 5 is here.",
+         ["J. R. Tolkien wrote it.", "I did not.", "No.", "5 is here."]),
+        ('He said "Stop." Then he left.', ['He said "Stop."', "Then he left."]),
+        ("It costs 3.50 euros... or so. See www.example.com. ok.",
+         ["It costs 3.50 euros... or so.", "See www.example.com. ok."]),
+        ("a title\n\n  a second   line  ", ["a title", "a second line"]),
+        ("真的吗？是的。好", ["真的吗？", "是的。", "好"]),
+        ("So am I. You too.", ["So am I.", "You too."]),
+        ("", []),
+        (" \n\t", []),
+    ],
+)  # fmt: skip
+def test_sentences(text: str, found: list[str]) -> None:
+    assert sentences(text) == found
+
+
+def test_nothing_but_white_space_is_lost() -> None:
+    text = "“Oh!” she said. (He nodded.) What?! Yes… Well\u2028then. e.g. this; U.S. that."
+    assert "".join("".join(sentences(text)).split()) == "".join(text.split())
