@@ -8,6 +8,7 @@ privacy, and what is kept carries the training's epsilon.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import islice
@@ -57,10 +58,10 @@ class Thresholds:
     def __post_init__(self) -> None:
         if not 0 <= self.most_unknown <= 1:
             raise ValueError(f"most-unknown = {self.most_unknown} must be from 0 to 1: a share")
-        if not self.least_score <= 0:
+        if not -math.inf < self.least_score <= 0:
             raise ValueError(
-                f"least-score = {self.least_score} must be at most 0: a mean log-likelihood is "
-                "never positive (the paper's 5 is -5)"
+                f"least-score = {self.least_score} must be finite and at most 0: a mean "
+                "log-likelihood is never positive (the paper's 5 is -5)"
             )
         if not 0 <= self.least_quantile < 1:
             raise ValueError(f"least-quantile = {self.least_quantile} must be from 0 to below 1")

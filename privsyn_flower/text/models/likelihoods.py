@@ -14,8 +14,9 @@ from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.lm_metrics import Scorer
 
 TOKEN_CHARACTERS = 64  # of a text's tokens on average; what is beyond them is not tokenised
-# Entries of the scores that are held for one batch: rows times tokens times words.
-ON_CPU, ON_DEVICE = 1 << 24, 1 << 27
+# Entries of the scores that are held for one batch: rows times tokens times words. On a CPU more of
+# them are slower: the system takes memory of that size back after each batch, and has to clear it.
+ON_CPU, ON_DEVICE = 1 << 22, 1 << 27
 
 
 class Likelihoods:
