@@ -162,8 +162,8 @@ class Promise:
     @property
     def rho(self) -> float | None:
         """What all phases cost together as zero-concentrated DP: mu^2 / 2 (Bun and Steinke 2016,
-        Proposition 1.6, and Lemma 1.7 for their sum). None where users toss coins: the sampled Gaussian's
-        is another, which nothing here computes."""
+        Proposition 1.6, and Lemma 1.7 for their sum). None where users toss coins: nothing here
+        computes the rho of a sampled Gaussian."""
         if any(phase.rate < 1.0 for phase in self.phases):
             return None
         events = _events(self.phases)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.public import filtering, proximity
+from privsyn_flower.public import filtering
 from privsyn_flower.public.filtering import OtherScores, Pair, Pool, filter_pool, shares
 from privsyn_flower.public.proximity import TextScores, Thresholds
 from privsyn_flower.runs import read_jsonl
@@ -112,7 +112,3 @@ def test_no_text_of_the_pool_is_near(tmp_path: Path, measured: list[str], models
     assert read_jsonl(target)[0]["text"] == "text 0" and found["kept"] == 1
     empty = filter_pool(pool(["text 9"]), models, Thresholds(), target, tmp_path / "others")
     assert target.read_bytes() == b"" and empty["mean_after"] == {"of": -8.5, "kept": None}
-
-
-def test_blocks_are_those_of_the_scoring() -> None:
-    assert filtering.BLOCK == proximity.BLOCK
