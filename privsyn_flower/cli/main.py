@@ -15,6 +15,7 @@ from privsyn_flower.cli.embedder import embedder_app
 from privsyn_flower.cli.errors import Commands, fail
 from privsyn_flower.cli.federation import federation_app
 from privsyn_flower.cli.node import node_app
+from privsyn_flower.cli.proximity import proximity
 from privsyn_flower.cli.public import public_app
 from privsyn_flower.cli.topics import topics_app
 from privsyn_flower.privacy.accounting import composition as accounting
@@ -35,6 +36,7 @@ app.add_typer(embedder_app, name="embedder")
 app.add_typer(federation_app, name="federation")
 app.add_typer(topics_app, name="topics")
 app.add_typer(public_app, name="public")
+public_app.command()(proximity)
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
@@ -279,13 +281,21 @@ def generate(
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, or their summary.json.")],
+    checklist: Annotated[
+        bool, typer.Option("--checklist", help="What a report of differential privacy must say.")
+    ] = False,
 ) -> None:
-    """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust."""
+    """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
+
+    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023).
+    """
+    from privsyn_flower.cli.checklist import checklists
     from privsyn_flower.cli.report import ReportError, read_summary
     from privsyn_flower.cli.report import report as tables
 
     try:
-        typer.echo(tables([read_summary(folder) for folder in runs]))
+        summaries = [read_summary(folder) for folder in runs]
+        typer.echo(checklists(summaries) if checklist else tables(summaries))
     except ReportError as error:
         raise fail(str(error)) from None
 

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -125,9 +126,11 @@ class Run:
             "epsilon": self.statement.epsilon if math.isfinite(self.statement.epsilon) else None,
             "delta": self.statement.delta,
             "accountant": self.statement.accountant,
+            "rho_zcdp": self.statement.rho_zcdp,
             "noise_multiplier": self.statement.noise_multiplier,
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
+            "claim": asdict(self.statement) if self.asks else None,
             "privacy": self.statement.sentence(),
             "privacy_short": self.statement.short(),
             "synthetic_samples": samples,

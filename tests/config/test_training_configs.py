@@ -9,6 +9,7 @@ import pytest
 
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.server_apps.promised import promised, statement
 from tests.privacy.published import kairouz_restart_epsilon, zcdp
 
@@ -136,6 +137,8 @@ def test_gboards_privacy(name: str) -> None:
     budget = promised(config)
     ours = budget.main.sensitivity**2 / (2 * budget.main.multiplier**2)
     assert round(ours, 2) == rho
+    assert budget.rho == pytest.approx(ours, rel=1e-12)
+    assert f"{at_most(ours)}-zCDP (rho = mu^2 / 2). " in statement(config).sentence()
     assert budget.epsilon == pytest.approx(zcdp(ours, gaussian_delta(config.delta)), rel=1e-9)
     assert budget.epsilon == pytest.approx(stated, abs=0.02)
     assert config.ftrl.max_participations == math.ceil(1200 / config.ftrl.min_separation)

@@ -102,6 +102,7 @@ def test_the_rest_takes_all_that_is_left_and_no_more(phases: list[Phase], epsilo
         raise
     exact = get_epsilon_gaussian(1 / math.sqrt(sum(map(cost, made.phases))), LEFT)
     assert made.epsilon == pytest.approx(exact, abs=1e-9)
+    assert made.rho == pytest.approx(sum(map(cost, made.phases)) / 2)
     assert made.epsilon <= epsilon
     assert made.epsilon == pytest.approx(epsilon, rel=1e-6)
     for asked, got in zip(phases, made.phases, strict=True):
@@ -252,6 +253,26 @@ def test_coins_of_one_phase_are_said() -> None:
     long, short = said(Phase(ROUNDS, 3, 0, COINS), Phase("histogram", 1))
     assert "of 'histogram'" in long and "takes part with probability 1" in long
     assert "never a user's own node" in short
+
+
+def test_rho_is_of_gaussians_without_sampling() -> None:
+    rounds = Phase(ROUNDS, 3, source="aggregator").given(2.0)  # mu^2 = 3 / 4
+    alone = promise(9.0, DELTA, [rounds])
+    assert alone.rho == 0.375
+    statement = alone.statement(min_surviving_weight=0.85)
+    assert statement.rho_zcdp == 0.375
+    assert "it is 0.375-zCDP (rho = mu^2 / 2)." in statement.sentence()
+
+    noisy = Phase("histogram", 2, 1).given(4.0)  # 3 / 16 more, with integers
+    both = promise(9.0, DELTA, [rounds, noisy])
+    assert both.rho == 0.46875
+    said = both.statement(min_surviving_weight=0.85).sentence()
+    assert "0.4688-zCDP (rho = mu^2 / 2), but for that part of delta." in said  # rounded up
+
+    tossed = promise(9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).given(4.0)])
+    assert tossed.rho is None
+    said = tossed.statement(min_surviving_weight=0.85).sentence()
+    assert "No rho-zCDP is claimed" in said and "-zCDP (rho" not in said
 
 
 def test_an_evaluation_of_other_users_is_not_said_with_the_rounds() -> None:

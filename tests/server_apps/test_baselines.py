@@ -98,6 +98,7 @@ def test_public_only_is_the_pool_and_is_measured(
     assert set(pool) <= {row["text"] for row in read_jsonl(shared / "public.jsonl")}
     assert (summary["epsilon"], summary["delta"], summary["rounds"]) == (0, 0, 0)
     assert summary["rounds_planned"] == 0 and summary["epsilon_ledger"] is None
+    assert summary["rho_zcdp"] is None and summary["claim"] is None
     assert "nothing private was used" in (tmp_path / "privacy.md").read_text()
     assert not list(tmp_path.glob("*ledger*")) and not (tmp_path / "releases").exists()
     found = summary["benchmark"]

@@ -1,0 +1,243 @@
+"""`privsyn public proximity`: a finished training's model chooses from any public text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from privsyn_flower.cli.errors import fail
+
+if TYPE_CHECKING:
+    from privsyn_flower.config import RunConfig
+    from privsyn_flower.public.filtering import Pool, Row
+    from privsyn_flower.public.proximity import Thresholds
+
+MIX = "mix.jsonl"  # of a folder of `privsyn public mix`
+STAGE = "stage"  # column of its lines: which stage wrote them
+SCORES, REPORT = "scores", "report.json"  # of OUT
+CARRIED = ("method", "epsilon", "delta", "rho_zcdp", "unit", "adjacency", "threat_model")
+
+
+def proximity(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished dp-ftrl or dp-fedavg run.")],
+    texts: Annotated[
+        Path,
+        typer.Option(
+            help="PUBLIC text: jsonl, csv, parquet, .txt with a text a line, or a folder of "
+            "privsyn public mix."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for proximity.jsonl, its report and scores.")],
+    text_column: Annotated[str, typer.Option(help="Of --texts.")] = "text",
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Model before the training; default: the folder that the run began at."),
+    ] = None,
+    most_unknown: Annotated[
+        float | None, typer.Option(help="Instead of the run's proximity.most-unknown.")
+    ] = None,
+    least_score: Annotated[
+        float | None, typer.Option(help="Instead of the run's proximity.least-score.")
+    ] = None,
+    least_quantile: Annotated[
+        float | None, typer.Option(help="Instead of the run's proximity.least-quantile.")
+    ] = None,
+    gain: Annotated[
+        bool | None,
+        typer.Option("--gain/--no-gain", help="Drop texts that the training made less likely?"),
+    ] = None,
+) -> None:
+    """Keep the PUBLIC texts that are near the users' by the model that was trained on them.
+
+    Post-processing: no user is asked and no privacy is spent; the kept text carries the run's
+    epsilon. Called again, it goes on where it was; other thresholds take no model, and write
+    proximity.jsonl anew. The last line on stdout is that file.
+    """
+    given = {
+        "most_unknown": most_unknown,
+        "least_score": least_score,
+        "least_quantile": least_quantile,
+        "gain": gain,
+    }
+    try:
+        file, report = filter_by(run, texts, out, text_column, start, given)
+    except (ValueError, RuntimeError) as error:
+        raise fail(str(error)) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the same command goes on where it was", 130) from None
+    typer.echo(described(report), err=True)
+    print(file)
+
+
+def filter_by(
+    run: Path,
+    texts: Path,
+    out: Path,
+    column: str,
+    start: Path | None,
+    given: Mapping[str, Any],
+) -> tuple[Path, dict[str, Any]]:
+    """The file that was written, and the report beside it.
+
+    given: thresholds in the place of the run's; None for those that stay. Raises ValueError for a
+    run that trained no model or is not finished, text without the column, and an `out` that has
+    scores of something else; ModelUnavailableError, OSError.
+    """
+    from privsyn_flower.cli.display import Display
+    from privsyn_flower.cli.report import read_summary
+    from privsyn_flower.files import locked, write_atomic
+    from privsyn_flower.privacy.sentence import FILE as STATEMENT
+    from privsyn_flower.public.filtering import Pair, filter_pool
+    from privsyn_flower.runs import write_json
+    from privsyn_flower.server_apps.methods.proximity import FILE
+
+    folder, out = run.expanduser().absolute(), out.expanduser().absolute()
+    config = _config(folder)
+    summary = read_summary(folder)
+    models = Pair(
+        _start(folder, start), folder / "model", config.evaluation.sequence_length,
+        config.models.device,
+    )  # fmt: skip
+    thresholds, pool = _thresholds(config, given), pool_of(texts.expanduser(), column)
+    with locked(out / ".lock"), Display() as display:
+
+        def progress(stage: str, done: float, total: float, note: str = "") -> None:
+            event = {"t": time.time(), "stage": stage, "done": done, "total": total}
+            display.show({**event, "note": note})
+
+        # First the claim, then the text that it is about.
+        write_atomic(out / STATEMENT, page(summary).encode())
+        found = filter_pool(pool, models, thresholds, out / FILE, out / SCORES, progress)
+        report = {**found, "run": {key: summary.get(key) for key in CARRIED}}
+        report["privacy"] = summary["privacy"]
+        write_json(out / REPORT, report)
+    return out / FILE, report
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """What is said of the chosen text: what it carries, and the training's own statement."""
+    from privsyn_flower.privacy.wording import CHOSEN_TEXT
+
+    return (
+        "# Privacy of this text\n\n"
+        f"{CHOSEN_TEXT}\n\nThe statement of the training, a run of method = "
+        f"{summary['method']!r}:\n\n{summary['privacy']}\n"
+    )
+
+
+def pool_of(path: Path, column: str) -> Pool:
+    """The public texts of a file or a corpus folder, which is read whole once for its digest.
+
+    Raises ValueError for a file without the column or without text, OSError.
+    """
+    from privsyn_flower.data.reading import column_names
+    from privsyn_flower.files import file_digest
+    from privsyn_flower.public.filtering import Pool
+
+    path = path / MIX if path.is_dir() else path
+    plain = path.suffix.lower() == ".txt"
+    names = [column] if plain else column_names(path)
+    if column not in names:
+        raise ValueError(
+            f"{path} has no column {column!r} but {', '.join(names[:20]) or 'none'}: name its "
+            "column with --text-column"
+        )
+    by = STAGE if STAGE in names and column != STAGE else ""
+
+    def rows() -> Iterator[Row]:
+        return _lines(path) if plain else _rows(path, column, by)
+
+    count = sum(1 for _ in rows())
+    if not count:
+        raise ValueError(f"{path} holds no text in column {column!r}: name it with --text-column")
+    return Pool(rows, count, f"{file_digest(path)} {column}", by)
+
+
+def _rows(path: Path, column: str, by: str) -> Iterator[Row]:
+    from privsyn_flower.data.reading import read_rows
+
+    wanted = (column, by) if by else (column,)
+    for _, row in read_rows(path, lambda *_: None, wanted):
+        if isinstance(text := row.get(column), str):
+            yield {"text": text, **({by: str(row.get(by, ""))} if by else {})}
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            yield {"text": line.rstrip("\r\n")}
+
+
+def _config(folder: Path) -> RunConfig:
+    """The run's own configuration. Raises ConfigError for a folder that has no trained model."""
+    from privsyn_flower.config import ConfigError, load_config
+
+    path = folder / "config.toml"
+    if not path.is_file():
+        raise ConfigError(f"{folder} is no run folder: it has no config.toml")
+    config = load_config(path)
+    if not config.trains:
+        raise ConfigError(
+            f"{folder} is a run of method = {config.method!r}, which trains no model on the nodes: "
+            "`privsyn public proximity` needs one of method = 'dp-ftrl' or 'dp-fedavg'"
+        )
+    return config
+
+
+def _start(folder: Path, given: Path | None) -> Path:
+    """The model before the training. Raises ConfigError where it must be named."""
+    from privsyn_flower.config import ConfigError
+    from privsyn_flower.runs import RunFolder
+    from privsyn_flower.server_apps.methods.proximity import start_of
+
+    if given is not None:
+        if not (given := given.expanduser()).is_dir():
+            raise ConfigError(f"--start {given} is no model folder: name one")
+        return given
+    found = start_of(RunFolder(folder))
+    if found is None:
+        raise ConfigError(
+            f"the model that {folder} began its training with is not where it was, or is another "
+            "by now: name it with --start (the run's models.downstream, or start-* in its cache)"
+        )
+    return found
+
+
+def _thresholds(config: RunConfig, given: Mapping[str, Any]) -> Thresholds:
+    """The run's thresholds with these in their place; one kind of least score replaces the other.
+
+    Raises ValueError for a number out of bounds.
+    """
+    from dataclasses import replace
+
+    from privsyn_flower.server_apps.methods.proximity import thresholds_of
+
+    told = {key: value for key, value in given.items() if value is not None}
+    if "least_score" in told:
+        told.setdefault("least_quantile", 0.0)
+    return replace(thresholds_of(config.proximity), **told)
+
+
+def described(report: Mapping[str, Any]) -> str:
+    """The report as lines: what was kept, of which stage, and what that carries."""
+
+    def share(name: str, own: Mapping[str, int]) -> str:
+        of = max(1, own["bytes_of"])
+        return (
+            f"{name}: {own['kept']:,} of {own['of']:,} texts, {own['bytes_kept'] / 1e6:,.2f} of "
+            f"{own['bytes_of'] / 1e6:,.2f} MB ({own['bytes_kept'] / of:.1%})"
+        )
+
+    lines = [share("kept", report)]
+    lines += [share(f"  {name}", own) for name, own in report.get("by", {}).items()]
+    run = report["run"]
+    epsilon = "infinity" if run["epsilon"] is None else f"{run['epsilon']:.6g}"
+    lines.append(
+        f"the kept text carries the training's epsilon = {epsilon} at delta = {run['delta']:g} "
+        f"({run['threat_model']}); privacy.md says what that covers"
+    )
+    return "\n".join(lines)
