@@ -210,12 +210,14 @@ def _made(config: RunConfig, way: str, kind: str) -> Task:
     models, length = config.models, LSTM_LONGEST
     if kind == "lstm":
         steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words
+        texts = models.lstm_batch_texts or max(1, tokens // length)
     else:
         by = tuning_recipe if way == "tuning" else recipe
         steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
+        texts = max(1, tokens // length)
     batch, name = max(1, tokens // length), "LSTM" if kind == "lstm" else f"tiny {kind}"
     return Task(
         "models", f"{way} the {name}, unless it is in the cache", "fine-tuning",
-        "downstream" if kind == "lstm" else kind, steps * batch, length, batch,
+        "downstream" if kind == "lstm" else kind, steps * texts, length, batch,
         cap=models.train_seconds, key="models.train-seconds",
     )  # fmt: skip
