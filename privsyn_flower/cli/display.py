@@ -217,6 +217,12 @@ def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
     votes = Table(title="what the answers found", title_justify="left")
     votes.add_column("benchmark-only figure")
     votes.add_column("value", justify="right")
+    if "unknown_rate" in benchmark:
+        unknown = f"{benchmark['unknown_rate']:.4f}"
+        votes.add_row("held-out words outside of the vocabulary, never right", unknown)
+    for name, share in benchmark.get("proximity", {}).get("minority_share", {}).items():
+        text = benchmark.get("methods", {}).get(name, name)
+        votes.add_row(f"minority's share of the text: {text}", f"{share:.4f}")
     shares = benchmark.get("true_votes")
     if shares:
         ratio, share = str(shares["mean_ratio"]), str(shares["seeds_against_random"])
