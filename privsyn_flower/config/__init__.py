@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.pe import PeConfig, SftConfig
     from privsyn_flower.config.popri import PopriConfig
     from privsyn_flower.config.pretext import PreTextConfig
+    from privsyn_flower.config.proximity import ProximityConfig
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
     from privsyn_flower.config.toml import (
         absolute_paths,
@@ -52,6 +53,7 @@ else:
         PeConfig="pe",
         PopriConfig="popri",
         PreTextConfig="pretext",
+        ProximityConfig="proximity",
         RunConfig="schema",
         SftConfig="pe",
         TrainingConfig="training",
@@ -81,6 +83,7 @@ __all__ = [
     "PeConfig",
     "PopriConfig",
     "PreTextConfig",
+    "ProximityConfig",
     "RunConfig",
     "Scalar",
     "Section",

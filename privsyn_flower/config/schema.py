@@ -24,6 +24,7 @@ from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsC
 from privsyn_flower.config.pe import PeConfig, SftConfig
 from privsyn_flower.config.popri import PopriConfig
 from privsyn_flower.config.pretext import PreTextConfig
+from privsyn_flower.config.proximity import ProximityConfig
 from privsyn_flower.config.section import (
     ConfigError,
     Scalar,
@@ -38,8 +39,8 @@ METHODS = {  # method -> its tables; each checks what it needs of the others
     "pretext": ("pretext", "sft"),
     "pe": ("pe", "sft"),
     "popri": ("popri",),
-    "dp-fedavg": ("training",),
-    "dp-ftrl": ("training", "ftrl"),
+    "dp-fedavg": ("training", "proximity"),
+    "dp-ftrl": ("training", "ftrl", "proximity"),
     "ctcl": ("ctcl", "training", "ftrl"),
     # Rows that the papers compare with; nobody is asked.
     "public-only": ("popri",),  # its classes
@@ -126,6 +127,7 @@ class RunConfig(Section):
     dp_prompt: DPPromptConfig = Field(default_factory=DPPromptConfig)
     ftrl: FtrlConfig = Field(default_factory=FtrlConfig)
     ctcl: CtclConfig = Field(default_factory=CtclConfig)
+    proximity: ProximityConfig = Field(default_factory=ProximityConfig)
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     expand: ExpandConfig = Field(default_factory=ExpandConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
@@ -152,7 +154,7 @@ class RunConfig(Section):
 
     def _check_tables(self) -> None:
         """What the method's tables and the common ones need; some belong to their methods alone."""
-        for name in ("ftrl", "training", "pe", "sft", "ctcl"):
+        for name in ("ftrl", "training", "pe", "sft", "ctcl", "proximity"):
             table = getattr(self, name)
             if not self.uses(name) and table != type(table)():
                 owners = " or ".join(repr(method) for method in METHODS if name in METHODS[method])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from privsyn_flower.privacy.sentence import FILE, at_most
+from privsyn_flower.privacy.sentence import FILE
+from privsyn_flower.privacy.wording import at_most
 
 FIGURES = (
     "the figures under `benchmark`, which were measured on private or held-out text outside the "
@@ -28,6 +29,7 @@ class Baseline:
     unit: ClassVar[str] = "user"
     adjacency: ClassVar[str] = "none"
     accountant: ClassVar[str] = "none"
+    rho_zcdp: ClassVar[float | None] = None  # there is no Gaussian noise that it would be of
     noise_multiplier: ClassVar[float] = 0.0
     rounds: ClassVar[int] = 0
     most_participations: ClassVar[int] = 0

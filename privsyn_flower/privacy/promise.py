@@ -22,6 +22,7 @@ from privsyn_flower.privacy.accounting.composition import (
     calibrate_beside,
     composed_epsilon,
     gaussian_mu,
+    mu_squared,
 )
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.correlated import Factorization, Participation
@@ -159,6 +160,16 @@ class Promise:
         return composed_epsilon(_events(self.phases), gaussian_delta(self.delta))
 
     @property
+    def rho(self) -> float | None:
+        """What all phases cost together as zero-concentrated DP: mu^2 / 2 (Bun and Steinke 2016,
+        Proposition 1.6, and Lemma 1.7 for their sum). None where users toss coins: nothing here
+        computes the rho of a sampled Gaussian."""
+        if any(phase.rate < 1.0 for phase in self.phases):
+            return None
+        events = _events(self.phases)
+        return math.fsum(count * mu_squared(z) for (z, _), count in events.items()) / 2
+
+    @property
     def releases(self) -> int:
         """Sums with the nodes' noise, spare ones included."""
         return sum(phase.most for phase in self.phases if phase.source == "nodes")
@@ -211,6 +222,7 @@ class Promise:
         claims: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": self.delta,
+            "rho_zcdp": self.rho,
             "noise_multiplier": main.equivalent,
             "rounds": main.rounds,
             "spare_rounds": main.spare if main.source == "nodes" else 0,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Literal
 
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA
+from privsyn_flower.privacy.wording import (
+    CHOSEN_TEXT,
+    KEYS,
+    assumed,
+    at_least,
+    at_most,
+    concentrated,
+    percent,
+)
 
-KEYS = {
-    "roster": "Nodes check each other's keys against a roster",
-    "first-use": (
-        "Nodes trust each other's keys on first use, so a server that put its own keys in their "
-        "place at first contact would go unnoticed and is not covered"
-    ),
-}
 FILE = "privacy.md"  # of a run folder: the whole statement
 _NOISE = {"nodes": "integer (discrete Gaussian)", "aggregator": "Gaussian"}
 
@@ -44,7 +44,9 @@ class PrivacyStatement:
     nodes enforce for each user (0: as many as fit); participations: most rounds of one user that
     epsilon counts (0: from those two). adaptive_clipping: one coordinate of the answer says
     whether the clip norm was reached. others: further questions of the run (name, releases, noise
-    multiplier, noise source, sampling rate), covered by the same epsilon.
+    multiplier, noise source, sampling rate), covered by the same epsilon. rho_zcdp: of all releases
+    together, where no user tosses coins; None: none is claimed. chooses_text: the trained model
+    filters public text.
     """
 
     epsilon: float
@@ -75,6 +77,8 @@ class PrivacyStatement:
     participations: int = 0
     adaptive_clipping: bool = False
     others: tuple[tuple[str, int, float, str, float], ...] = ()
+    rho_zcdp: float | None = None
+    chooses_text: bool = False
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -247,7 +251,7 @@ class PrivacyStatement:
             f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user, by "
             f"{self._accounting()}, over {releases}, {each}{self._others()}; "
             f"{self._sampling()}."
-            f"{self._integers()}{self._participation()}"
+            f"{self._integers()}{self._concentrated()}{self._participation()}"
         )
 
     def _others(self) -> str:
@@ -282,6 +286,9 @@ class PrivacyStatement:
             f" Of delta, {SHARE_OF_DELTA * self.delta:.3g} pays for the integers: but for "
             "less than that, the noise is Gaussian noise rounded to integers, or more."
         )
+
+    def _concentrated(self) -> str:
+        return concentrated(self.rho_zcdp, "nodes" in self._sources, self._samples)
 
     def _participation(self) -> str:
         text = ""
@@ -393,6 +400,8 @@ class PrivacyStatement:
                 "ledger counts, for this evaluation only"
             )
         text = f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
+        if self.chooses_text:
+            text += f" {CHOSEN_TEXT}"
         if self.split == "private":
             text += (
                 " EPSILON DOES NOT COVER THE SPLIT: which users, samples and public texts there "
@@ -406,37 +415,3 @@ class PrivacyStatement:
                 "of this run is for comparison with them and must not be released."
             )
         return text
-
-
-def assumed(colluding_weight: float, keys: str) -> str:
-    """What secure aggregation rests on: continues a sentence, and ends it with two more."""
-    return (
-        "as long as the server follows the protocol, apart from what "
-        f"the nodes check themselves, and at most {percent(colluding_weight)} of the "
-        "declared users' weight is on nodes that share what they know with it. Nodes that are "
-        "shown different lists of survivors cannot be played off against each other: they "
-        "unmask only the one list that nodes of more than half of the weight signed, and the "
-        "Shamir threshold exceeds half of neighbours plus colluders. "
-        f"{KEYS[keys]}."
-    )
-
-
-def at_most(value: float) -> str:
-    """Four decimals, rounded up: a printed epsilon never understates."""
-    return _rounded(value, ROUND_CEILING)
-
-
-def at_least(value: float) -> str:
-    """Four decimals, rounded down: printed noise never overstates."""
-    return _rounded(value, ROUND_FLOOR)
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:g} %"
-
-
-def _rounded(value: float, rounding: str) -> str:
-    if math.isinf(value):
-        return "infinity"
-    exact = Decimal(repr(float(value))).quantize(Decimal("0.0001"), rounding=rounding)
-    return f"{exact.normalize():f}"

@@ -125,6 +125,7 @@ class Run:
             "epsilon": self.statement.epsilon if math.isfinite(self.statement.epsilon) else None,
             "delta": self.statement.delta,
             "accountant": self.statement.accountant,
+            "rho_zcdp": self.statement.rho_zcdp,
             "noise_multiplier": self.statement.noise_multiplier,
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.estimates.beside import here_at_once
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.proximity import filtered_pool, remember_start
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, start_tuning, tiny_models
 from privsyn_flower.server_apps.selection import evaluation_caps
@@ -73,6 +75,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     start: Path
     model: Path
     evaluation: dict[str, Any] | None = None
+    proximity: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
@@ -92,7 +95,10 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     @classmethod
     def said(cls, config: RunConfig) -> dict[str, Any]:
-        return {"adaptive_clipping": config.training.adaptive_clipping}
+        return {
+            "adaptive_clipping": config.training.adaptive_clipping,
+            "chooses_text": config.proximity.filter,
+        }
 
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
@@ -125,6 +131,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
             self._check_length()
         with self.run.clock("public"):
             self.start = self._public_start()
+            remember_start(self.folder, self.start)
             return self.strategy(self.folder)
 
     def _check_length(self) -> None:
@@ -212,11 +219,12 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     def result(self, strategy: TrainingStrategy) -> int:
         self.model = export_model(self.start, strategy.parameters(), self.folder.path / "model")
+        self.proximity = filtered_pool(self.run, self.start, self.model)
         return 0
 
     def figures(self, strategy: TrainingStrategy) -> dict[str, Any]:
         told = {} if self.evaluation is None else {"evaluation": self.evaluation}
-        return {"parameters": strategy.layout.length, **told}
+        return {"parameters": strategy.layout.length, **told, **self.proximity}
 
     # The benchmark -----------------------------------------------------------------------
 

@@ -1,0 +1,70 @@
+"""Words that statements share: assumptions, other measures of the same noise, rounded numbers."""
+
+from __future__ import annotations
+
+import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+KEYS = {
+    "roster": "Nodes check each other's keys against a roster",
+    "first-use": (
+        "Nodes trust each other's keys on first use, so a server that put its own keys in their "
+        "place at first contact would go unnoticed and is not covered"
+    ),
+}
+# What is made of a training's model by `privsyn_flower.public.proximity`.
+CHOSEN_TEXT = (
+    "Public text that the trained model chose is post-processing of the training: choosing it "
+    "costs no further privacy, and THE CHOSEN TEXT CARRIES THE EPSILON OF THE TRAINING, against "
+    "the same adversary. Epsilon does not cover a threshold, or a public text to choose from, that "
+    "was found by looking at these users' data or at figures measured on it."
+)
+
+
+def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
+    """The same noise as zero-concentrated differential privacy; begins with a space, or is "".
+
+    rho: mu^2 / 2 of Gaussian noise without sampling (Bun and Steinke 2016, Proposition 1.6); None:
+    nothing is known of it. integers: some noise is the nodes', which is Gaussian noise but for a
+    part of delta. samples: users toss coins.
+    """
+    if samples:
+        return " No rho-zCDP is claimed: mu^2 / 2 is that of Gaussian noise without sampling."
+    if rho is None:
+        return ""
+    but = ", but for that part of delta" if integers else ""
+    return f" As zero-concentrated DP it is {at_most(rho)}-zCDP (rho = mu^2 / 2){but}."
+
+
+def assumed(colluding_weight: float, keys: str) -> str:
+    """What secure aggregation rests on: continues a sentence, and ends it with two more."""
+    return (
+        "as long as the server follows the protocol, apart from what "
+        f"the nodes check themselves, and at most {percent(colluding_weight)} of the "
+        "declared users' weight is on nodes that share what they know with it. Nodes that are "
+        "shown different lists of survivors cannot be played off against each other: they "
+        "unmask only the one list that nodes of more than half of the weight signed, and the "
+        "Shamir threshold exceeds half of neighbours plus colluders. "
+        f"{KEYS[keys]}."
+    )
+
+
+def at_most(value: float) -> str:
+    """Four decimals, rounded up: a printed epsilon never understates."""
+    return _rounded(value, ROUND_CEILING)
+
+
+def at_least(value: float) -> str:
+    """Four decimals, rounded down: printed noise never overstates."""
+    return _rounded(value, ROUND_FLOOR)
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def _rounded(value: float, rounding: str) -> str:
+    if math.isinf(value):
+        return "infinity"
+    exact = Decimal(repr(float(value))).quantize(Decimal("0.0001"), rounding=rounding)
+    return f"{exact.normalize():f}"
