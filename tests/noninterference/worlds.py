@@ -89,6 +89,7 @@ FTRL: dict[str, Any] = {
     "training.parameters": "layers",
     "training.layers": "*norm*",
     "training.evaluate": False,
+    "training.evaluate-rounds": "0,2",
     "ftrl.mechanism": "banded",
     "ftrl.min-separation": 2,
     "ftrl.schedule": "users",
