@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,4 +55,23 @@ def draw_curve(
         panel.spines[["top", "right"]].set_visible(False)
     if gained:
         panels[0][-1].axhline(0.0, color=GREY, linewidth=1)
+    return save(figure, path)
+
+
+def draw_intervals(rows: Mapping[str, Sequence[float]], label: str, path: Path) -> Path:
+    """Figures with their intervals, {name: [value, low, high]}, the first name on top.
+
+    Writes a PNG to `path`. Raises ValueError without rows.
+    """
+    if not rows:
+        raise ValueError("no figure to draw")
+    names, places = list(rows), range(len(rows))
+    figure, panel = pyplot().subplots(figsize=(6.0, 0.5 * len(rows) + 1.2))
+    for place, (value, low, high) in zip(places, rows.values(), strict=True):
+        panel.plot([low, high], [place, place], color=BLUE, linewidth=2)
+        panel.plot([value], [place], marker="o", color=BLUE)
+    panel.set_yticks(list(places), names)
+    panel.invert_yaxis()
+    panel.set_xlabel(label)
+    panel.spines[["top", "right"]].set_visible(False)
     return save(figure, path)

@@ -106,12 +106,19 @@ CTCL: dict[str, Any] = {
     "expand.min-words": 1,
     "expand.max-tokens": 8,
 }
+MEASURED: dict[str, Any] = {
+    "method": "evaluation",
+    "epsilon": 500.0,
+    "measure.models": "start=downstream,other=generator",
+    "evaluation.sequence-length": 16,
+}
 METHODS = {
     "pretext": SYNTHETIC,
     "popri": POPRI,
     "dp-fedavg": TRAINING,
     "dp-ftrl": FTRL,
     "ctcl": CTCL,
+    "evaluation": MEASURED,
 }
 
 

@@ -31,7 +31,12 @@ from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import fine_tunings, start_tuning, tiny_models
+from privsyn_flower.server_apps.methods.stages import (
+    fine_tunings,
+    scoring,
+    start_tuning,
+    tiny_models,
+)
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import Cohort
@@ -112,8 +117,9 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def work(cls, config: RunConfig) -> list[Task]:
         """The public start, the users' local steps, and the benchmark's fine-tunings."""
         compared = fine_tunings(config, []) if config.benchmark else []
-        start = start_tuning(config, "public")
-        return [*tiny_models(config, {"downstream"}), *start, local_steps(config), *compared]
+        start, measured = start_tuning(config, "public"), _evaluations(config)
+        known = tiny_models(config, {"downstream"})
+        return [*known, *start, local_steps(config), *measured, *compared]
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)
@@ -296,6 +302,12 @@ def local_steps(config: RunConfig) -> Task:
         config.evaluation.sequence_length, training.batch_size, times=config.rounds,
         nodes=True, key="training.batch-size",
     )  # fmt: skip
+
+
+def _evaluations(config: RunConfig) -> list[Task]:
+    """What the paid evaluations compute on the nodes: two models each."""
+    times, tokens = config.training.evaluations, evaluation_caps(config).max_tokens
+    return [scoring(config, "evaluation", 2, tokens, times)] if times else []
 
 
 def _options(config: RunConfig) -> dict[str, OptionValue]:
