@@ -94,6 +94,7 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             "ledger": absolute(config.ledger),
             "data": data,
             "models": models,
+            "measure": config.measure.relocated(model),
             "ctcl": ctcl,
         }
     )

@@ -12,13 +12,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.files import build_folder
 from privsyn_flower.progress import Progress
 from privsyn_flower.randomness import seeded
-from privsyn_flower.server_apps.methods.proximity import FILE, MINORITY, SOURCE
+from privsyn_flower.server_apps.methods.proximity import (
+    FILE,
+    MINORITY,
+    SOURCE,
+    filtered,
+    own_pool,
+)
+
+if TYPE_CHECKING:
+    from privsyn_flower.server_apps.run import Run
 
 Rows = Sequence[Mapping[str, Any]]  # public texts under "text", of the minority or not
 
@@ -31,6 +40,29 @@ def is_lstm(folder: Path) -> bool:
     from privsyn_flower.text.models.pretrained import model_config
 
     return str(model_config(folder, "models.downstream").model_type) == "privsyn-lstm"
+
+
+def planned(config: RunConfig, start: Path) -> list[str]:
+    """Names in METHODS of the LSTMs that a benchmark trains: none without a filter, and of other
+    models none."""
+    if not (config.proximity.filter and is_lstm(start)):
+        return []
+    return [RANDOM, *([NOISE] if config.evaluation.compares("noise") else []), FILTERED]
+
+
+def sets_of(run: Run, start: Path, noise: Path | None) -> dict[str, Rows]:
+    """The texts of each row, those of the start itself among them.
+
+    noise: the model that was trained on noise alone; None leaves its row out. What it keeps is in
+    the run folder's `anew/by-noise`.
+    """
+    config, folder = run.config, run.folder.path
+    by_noise = folder / "anew" / "by-noise"
+    if noise is not None:
+        filtered(config, run.public, start, noise, by_noise, run.progress)
+    pool = list(own_pool(config, run.public).rows())
+    others = None if noise is None else kept_rows(by_noise)
+    return {ALL: pool, **subsets(pool, kept_rows(folder), others, config.seed)}
 
 
 def kept_rows(folder: Path) -> Rows:
