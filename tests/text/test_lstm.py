@@ -14,6 +14,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.files import DataError
+from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import base_shapes
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
@@ -153,7 +154,7 @@ def test_nobody_is_right_about_a_word_outside_of_the_vocabulary(folder: Path) ->
 
 def test_words_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    loss = lstm_training.causal_loss
+    loss = causal_loss
 
     def seen(model: Any, ids: Any, mask: Any) -> Any:
         sizes.append(ids.numel())
@@ -194,8 +195,8 @@ def test_a_step_reads_so_many_texts_each_once_before_one_comes_again() -> None:
         model = lstm.LstmForCausalLM(
             lstm.LstmConfig(vocab_size=9, hidden_size=5, embedding_size=4, pad_token_id=1)
         )
-    ids, mask = lstm_training.pad_rows(rows, 1)
-    lstm_training.causal_loss(model, ids, mask).backward()  # type: ignore[no-untyped-call]
+    ids, mask = pad_rows(rows, 1)
+    causal_loss(model, ids, mask).backward()  # type: ignore[no-untyped-call]
     whole = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     parts = [np.array([0, 2]), np.array([6]), np.array([1, 3, 4, 5])]
@@ -273,7 +274,7 @@ def test_made_once_of_the_public_pool(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(lstm, "make_lstm", make)
     (tmp_path / "words.txt").write_text("b\na\n")
-    keys = {
+    keys: dict[str, Any] = {
         "cache": str(tmp_path),
         "models.train-steps": 7,
         "models.lstm-words": 50,

@@ -266,7 +266,7 @@ def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = 
     models, texts = config.models, federation.public()
     named, steps = models.lstm_word_list, models.train_steps or STEPS
     listed = read_word_list(Path(named).expanduser()) if named else []
-    shape = {
+    shape: dict[str, Any] = {
         "words": models.lstm_words,
         "hidden": models.lstm_hidden,
         "embedding": models.lstm_embedding,
