@@ -113,6 +113,9 @@ def next_token(
         "learning_rate": rate,
         "learning_rate_trials": tried,
     }
+    unknown = model.unknown_rate([row for rows in held_out.values() for row in rows])
+    if unknown is not None:
+        result["unknown_rate"] = round(unknown, 5)
     if not tuning.by_texts:
         result["tokens_per_fine_tuning"] = tuning.steps * tuning.batch_tokens
     columns = {

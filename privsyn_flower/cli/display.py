@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from privsyn_flower.cli.evaluations import measured_rows
 from privsyn_flower.progress import FORETOLD
 from privsyn_flower.runs import read_jsonl
 
@@ -184,6 +185,8 @@ def result_table(summary: Mapping[str, Any]) -> str:
     )
     console = Console(width=100, record=True, file=sheet)
     console.print(table)
+    if "models" in summary.get("measured", {}):
+        console.print(_measured(summary["measured"]))
     for extra in benchmark_tables(summary.get("benchmark") or {}):
         console.print(extra)
     if early:
@@ -194,6 +197,17 @@ def result_table(summary: Mapping[str, Any]) -> str:
     # Runs of earlier versions have the long form only.
     console.print(f"privacy: {summary.get('privacy_short', summary['privacy'])}")
     return console.export_text().rstrip()
+
+
+def _measured(found: Mapping[str, Any]) -> Table:
+    """Given models on the users' text."""
+    heading, _, *rows = measured_rows(found)
+    table = Table(title="models on the users' text, by a paid release", title_justify="left")
+    for column in heading:
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
@@ -217,6 +231,12 @@ def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
     votes = Table(title="what the answers found", title_justify="left")
     votes.add_column("benchmark-only figure")
     votes.add_column("value", justify="right")
+    if "unknown_rate" in benchmark:
+        unknown = f"{benchmark['unknown_rate']:.4f}"
+        votes.add_row("held-out words outside of the vocabulary, never right", unknown)
+    for name, share in benchmark.get("proximity", {}).get("minority_share", {}).items():
+        text = benchmark.get("methods", {}).get(name, name)
+        votes.add_row(f"minority's share of the text: {text}", f"{share:.4f}")
     shares = benchmark.get("true_votes")
     if shares:
         ratio, share = str(shares["mean_ratio"]), str(shares["seeds_against_random"])

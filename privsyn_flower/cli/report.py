@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.cli.display import one_line, verdict_lines
+from privsyn_flower.cli.evaluations import curve_table, measured_table
 
 Summary = Mapping[str, Any]
 
@@ -96,6 +97,8 @@ def report(summaries: Sequence[Summary]) -> str:
             lines = [f"| {' | '.join(row)} |" for row in rows]
             told = [line for summary in own for line in _told(summary)]
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
+    blocks += [curve_table(s, _epsilon(s)) for s in summaries if "evaluation_curve" in s]
+    blocks += [measured_table(s, _epsilon(s)) for s in summaries if "measured" in s]
     blocks += [_topics(summary) for summary in summaries if "topics" in summary]
     return "\n\n".join(blocks)
 

@@ -116,7 +116,7 @@ def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
         raise ConfigError(
             f"data.source = {config.data.source!r}, data.path = {config.data.path!r}: the users of "
             "a federation are on its nodes; set data.source = 'files', data.path = '' and "
-            "data.public-path (dp-fedavg and dp-ftrl need none)"
+            "data.public-path (dp-fedavg, dp-ftrl and evaluation need none)"
         )
     if federation is None and deployed:
         raise ConfigError(

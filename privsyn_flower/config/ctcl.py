@@ -108,11 +108,12 @@ class CtclConfig(Section):
             )
         for key, value in (
             ("evaluate", config.training.evaluate),
+            ("evaluate-rounds", config.training.evaluate_rounds),
             ("public-steps", config.training.public_steps),
         ):
             if value:
                 raise ValueError(
-                    f"training.{key} = {value} is about next tokens without conditions, and ctcl "
+                    f"training.{key} = {value!r} is about next tokens without conditions, and ctcl "
                     "trains a generator with them: leave it out (models.conditional is the start)"
                 )
         if not self.generator_training and config.training.noise == "aggregator":

@@ -42,9 +42,25 @@ class ModelsConfig(Section):
     train_steps: int = Field(
         0, ge=0, description="most steps to tune or train a tiny model; 0: the recipe's"
     )
-    lstm_batch_words: int = Field(
-        2048, ge=1, description="words in one step of the lstm's training on public text"
+    lstm_words: int = Field(
+        30_000, ge=5, description="lstm: most words of its vocabulary, four special ones included"
     )
+    lstm_hidden: int = Field(670, ge=1, description="lstm: cells of its layer")
+    lstm_embedding: int = Field(
+        96, ge=1, description="lstm: numbers of a word's embedding, and of the projection"
+    )
+    lstm_word_list: str = Field(
+        "", description="lstm: a file of its words, one a line, kept in their order; empty: public "
+        "text's most frequent"
+    )  # fmt: skip
+    lstm_batch_texts: int = Field(
+        0, ge=0, description="lstm: texts in one step of its training on public text; 0: as many "
+        "as lstm-batch-words hold"
+    )  # fmt: skip
+    lstm_batch_words: int = Field(
+        2048, ge=1, description="lstm: padded words that go through it at once: a step, or with "
+        "lstm-batch-texts a part of one"
+    )  # fmt: skip
 
 
 class GenerationConfig(Section):

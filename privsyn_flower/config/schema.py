@@ -19,6 +19,7 @@ from privsyn_flower.config.ctcl import CtclConfig
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.dp_prompt import DPPromptConfig
 from privsyn_flower.config.evaluation import EvaluationConfig
+from privsyn_flower.config.measure import MeasureConfig
 from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
 from privsyn_flower.config.pe import PeConfig, SftConfig
 from privsyn_flower.config.popri import PopriConfig
@@ -42,6 +43,7 @@ METHODS = {  # method -> its tables; each checks what it needs of the others
     "dp-fedavg": ("training", "proximity"),
     "dp-ftrl": ("training", "ftrl", "proximity"),
     "ctcl": ("ctcl", "training", "ftrl"),
+    "evaluation": ("measure",),
     # Rows that the papers compare with; nobody is asked.
     "public-only": ("popri",),  # its classes
     "expand-only": (),
@@ -65,6 +67,7 @@ class RunConfig(Section):
         "dp-fedavg",
         "dp-ftrl",
         "ctcl",
+        "evaluation",
         "public-only",
         "expand-only",
         "expand-private",
@@ -72,6 +75,7 @@ class RunConfig(Section):
     ] = Field(
         "pretext",
         description="synthetic text: pretext, pe, popri, ctcl; training: dp-fedavg, dp-ftrl; "
+        "given models measured: evaluation; "
         "baselines that ask nobody: public-only, expand-only, expand-private, dp-prompt",
     )
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
@@ -131,6 +135,7 @@ class RunConfig(Section):
     generation: GenerationConfig = Field(default_factory=GenerationConfig)
     expand: ExpandConfig = Field(default_factory=ExpandConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    measure: MeasureConfig = Field(default_factory=MeasureConfig)
 
     @model_validator(mode="after")
     def _across_keys(self) -> Self:
@@ -154,7 +159,7 @@ class RunConfig(Section):
 
     def _check_tables(self) -> None:
         """What the method's tables and the common ones need; some belong to their methods alone."""
-        for name in ("ftrl", "training", "pe", "sft", "ctcl", "proximity"):
+        for name in ("ftrl", "training", "pe", "sft", "ctcl", "proximity", "measure"):
             table = getattr(self, name)
             if not self.uses(name) and table != type(table)():
                 owners = " or ".join(repr(method) for method in METHODS if name in METHODS[method])
@@ -187,6 +192,11 @@ class RunConfig(Section):
     def trains(self) -> bool:
         """Whether the result is a model that the nodes trained, and no text."""
         return self.uses("training") and not self.uses("ctcl")
+
+    @property
+    def measures(self) -> bool:
+        """Whether the users are asked nothing but how well given models predict their text."""
+        return self.uses("measure")
 
     @property
     def updates(self) -> bool:

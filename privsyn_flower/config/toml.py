@@ -73,7 +73,10 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
         update={"path": place(config.data.path), "public_path": place(config.data.public_path)}
     )
     models = config.models.model_copy(
-        update={name: model(getattr(config.models, name)) for name in config.models.kinds}
+        update={
+            **{name: model(getattr(config.models, name)) for name in config.models.kinds},
+            "lstm_word_list": absolute(config.models.lstm_word_list),
+        }
     )
     topics = config.ctcl.topics
     ctcl = config.ctcl.model_copy(
@@ -91,6 +94,7 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             "ledger": absolute(config.ledger),
             "data": data,
             "models": models,
+            "measure": config.measure.relocated(model),
             "ctcl": ctcl,
         }
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
+from privsyn_flower.config.section import Section, split_list
 
 if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig
@@ -124,10 +124,40 @@ class TrainingConfig(AveragingConfig, LocalConfig):
     evaluate: bool = Field(
         False, description="one paid evaluation on the nodes: the final model against the start"
     )
+    evaluate_rounds: str = Field(
+        "", description="further paid evaluations: the model after each of these rounds against "
+        "the start, below rounds and ascending, as in 0,300,600; 0: the start alone; empty: none"
+    )  # fmt: skip
+
+    @property
+    def evaluated_rounds(self) -> tuple[int, ...]:
+        """The rounds of evaluate-rounds."""
+        return tuple(int(one) for one in split_list(self.evaluate_rounds))
+
+    @property
+    def evaluations(self) -> int:
+        """How many evaluations are paid for, that of the final model among them."""
+        return len(self.evaluated_rounds) + self.evaluate
+
+    @model_validator(mode="after")
+    def _rounds_that_exist(self) -> Self:
+        named = split_list(self.evaluate_rounds)
+        whole = all(one.isascii() and one.isdigit() for one in named)
+        if not whole or list(self.evaluated_rounds) != sorted({int(one) for one in named}):
+            raise ValueError(
+                f"training.evaluate-rounds = {self.evaluate_rounds!r} must be whole numbers of at "
+                "least 0, ascending and each once, as in '0,8,16'"
+            )
+        return self
 
     def check(self, config: RunConfig) -> None:
         """What the run's rounds, and Gaussian noise of a trusted aggregator, cannot go with."""
         self.check_rounds(config.rounds)
+        if max(self.evaluated_rounds, default=0) >= config.rounds:
+            raise ValueError(
+                f"training.evaluate-rounds = {self.evaluate_rounds!r} must be below rounds = "
+                f"{config.rounds}: the final model is measured by training.evaluate = true"
+            )
         if self.noise != "aggregator":
             return
         if config.sampler != "full":

@@ -171,6 +171,14 @@ class Downstream:
             result[places] = row_sums(logits, labels, self._unknown)
         return result
 
+    def unknown_rate(self, rows: Rows) -> float | None:
+        """Share of the predicted tokens of `rows` that are words outside of the vocabulary, about
+        which nobody is right; None for a model that can spell any word."""
+        if self._unknown is None:
+            return None
+        targets = [token for row in rows for token in row[1:]]
+        return targets.count(self._unknown) / max(1, len(targets))
+
     def user_sums(self, users: Mapping[str, Rows]) -> F64:
         """Held-out users' rows -> (users, 3): the same sums per user."""
         table = self.sums(TokenRows(row for rows in users.values() for row in rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from privsyn_flower.server_apps.estimates.shapes import Shape, model_files, shap
 from privsyn_flower.server_apps.estimates.timing import estimate
 from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.stages import scoring
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
 TOPIC_BYTES = 4 + 10 * 12  # of a topic beside its row: the row's scale, and ten keywords in JSON
@@ -45,6 +46,8 @@ def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
     """Of a configuration with rounds; a device as fast as `machine`."""
     if config.updates:
         return _training(config, machine)
+    if config.measures:
+        return _measuring(config, machine)
     embedder, count = shape_of("embedder", config), recipe_of(config).length(config)
     bits, up = _answer(config, count)
     if embedder is None:
@@ -109,6 +112,21 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
         first = estimate(_embedding(config), embedder, machine).seconds
     seconds = work.seconds
     return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need)
+
+
+def _measuring(config: RunConfig, machine: Machine) -> Exchange:
+    """At most: a model that is a whole one, with every weight another than the base's."""
+    shape, length = shape_of("downstream", config), recipe_of(config).length(config)
+    bits, up = _answer(config, length)
+    if shape is None:
+        return Exchange(length, bits, None, up, None, None, False, None)
+    own = config.measure
+    task = replace(scoring(config, "", len(own.named), own.tokens(config)), nodes=True)
+    task = replace(task, items=max(1, task.items // config.data.users))  # of one user
+    work = estimate(task, shape, machine)
+    down = 4 * shape.parameters * len(own.named)
+    need = memory(task, shape, machine.device) + down
+    return Exchange(length, bits, down, up, work.seconds, work.seconds, work.timed, need)
 
 
 def _embedding(config: RunConfig) -> Task:

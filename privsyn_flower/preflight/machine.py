@@ -94,6 +94,9 @@ def used_models(config: RunConfig) -> dict[str, str]:
 def models(config: RunConfig) -> Findings:
     """Names that can be told wrong without loading: folders, sizes of n-grams, servers."""
     used = used_models(config)
+    listed = config.models.lstm_word_list
+    if listed and not Path(listed).expanduser().is_file():
+        yield Finding(f"models.lstm-word-list = {listed!r}: no such file")
     for kind, name in used.items():
         if fault := _fault(config, kind, name):
             yield Finding(fault)

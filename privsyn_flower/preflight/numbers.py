@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import OptionValue, Query
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.training import training_strategy
 from privsyn_flower.server_apps.promised import ledger_terms, promised
@@ -141,8 +144,7 @@ def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Finding
         if resumed:  # the ServerApp names the keys that changed since the run began
             return
         raise
-    released = [*folder.glob("releases/round-*"), *folder.glob("evaluations/*/releases/round-*")]
-    wanted = _charges(config)[len(released) :]
+    wanted = _charges(config, _released(folder))
     room = ledger.room_for(wanted, run=run)
     if room is None or room >= len(wanted):
         return
@@ -165,18 +167,31 @@ def _run_id(folder: Path) -> str:
     return str(json.loads(path.read_text("utf-8"))) if path.exists() else ""
 
 
-def _charges(config: RunConfig) -> list[Mapping[str, Any]]:
-    """What the ledger is asked for, release by release; spare rounds left out."""
+def _released(folder: Path) -> Counter[str]:
+    """Releases that a run has, by the name of their phase."""
+    found = Counter({ROUNDS: len(list(folder.glob("releases/round-*")))})
+    for path in folder.glob("evaluations/*/"):
+        if any(path.glob("releases/round-*")):
+            # Earlier versions noted no phase: a question was called after it.
+            found[RunFolder(path).load_value("phase") or path.name.partition("-")[0]] += 1
+    return found
+
+
+def _charges(config: RunConfig, released: Mapping[str, int]) -> list[Mapping[str, Any]]:
+    """What the ledger is still asked for, release by release; spare rounds left out."""
     made, wanted = promised(config), list[Mapping[str, Any]]()
     for phase in made.phases:
-        if phase.source == "aggregator":
-            apart = phase.rounds if phase.correlation is None else 1
-            wanted += [{"noise_multiplier": z} for z in trusted_noise(phase).charged() * apart]
-            continue
-        charge = {
-            "noise_multiplier": phase.multiplier,
-            "sampling_rate": phase.rate,
-            "total_variation": made.distance,  # at most
-        }
-        wanted += [charge] * phase.rounds
+        wanted += _of_phase(made, phase)[released.get(phase.name, 0) :]
     return wanted
+
+
+def _of_phase(made: Promise, phase: Phase) -> list[Mapping[str, Any]]:
+    if phase.source == "aggregator":
+        apart = phase.rounds if phase.correlation is None else 1
+        return [{"noise_multiplier": z} for z in trusted_noise(phase).charged() * apart]
+    charge = {
+        "noise_multiplier": phase.multiplier,
+        "sampling_rate": phase.rate,
+        "total_variation": made.distance,  # at most
+    }
+    return [charge] * phase.rounds

@@ -163,18 +163,18 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         _stage(config, name, [task for task in tasks if task.stage == name], shapes, machine)
         for name in names
     ]
-    disk = disk_of(config, shapes, models)
+    length, _ = trained(config, shapes.get(config.trained)) if config.updates else (None, None)
+    signal = signal_of(config, length) if made else None
+    exchange = exchange_of(config, machine) if made else None
+    disk = disk_of(config, shapes, models, exchange)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
-    length, _ = trained(config, shapes.get(config.trained)) if config.updates else (None, None)
     found = [
         *check_ready(config, folder),
         *_data(config),
         *_too_large(config, tasks, shapes, machine),
         *_disk(sum(disk.values()), free),
     ]
-    signal = signal_of(config, length) if made else None
-    exchange = exchange_of(config, machine) if made else None
     return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found)
 
 
@@ -269,7 +269,9 @@ def _too_large(
     return found
 
 
-def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> dict[str, int]:
+def disk_of(
+    config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan], exchange: Exchange | None
+) -> dict[str, int]:
     """Bytes on disk: models to fetch, the run folder, and the cache of a simulation."""
     run, cache, data = 0, 0, config.data
     embedder, generator = shapes.get("embedder"), shapes.get("generator")
@@ -278,7 +280,9 @@ def disk_of(config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan]) -> d
         run += KEPT_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
-    if not config.trains and embedder is not None:
+    if config.measures:  # until it is answered, the question is kept
+        run += (exchange and exchange.down) or 0
+    elif not config.trains and embedder is not None:
         if baseline(config) is None and not config.updates:
             size = recipe_of(config).length(config)
             run += config.rounds * size * (embedder.dimension + 12)

@@ -15,6 +15,8 @@ from privsyn_flower.preflight.numbers import noise_of
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised
 
+SURE = 1.96  # standard deviations of an interval
+
 
 @dataclass(frozen=True)
 class Signal:
@@ -52,6 +54,8 @@ def signal_of(config: RunConfig, coordinates: int | None) -> Signal:
     _, users, _ = noise_of(config)
     bound = float(asked["bound"])
     noise = promised(config).main.multiplier * bound
+    if kind == "evaluation":
+        return _evaluation(config, users, noise)
     size = recipe_of(config).length(config)
     if kind == "votes":
         return _votes(config, asked, users, noise, size)
@@ -62,6 +66,22 @@ def signal_of(config: RunConfig, coordinates: int | None) -> Signal:
         "root mean square of the scores' sum, when all users score alike",
         f"when they agree less, it shrinks as their agreement does: below {noise / expected:.2%} "
         "of it a response does not stand out by one standard deviation",
+    )  # fmt: skip
+
+
+def _evaluation(config: RunConfig, users: float, noise: float) -> Signal:
+    """Accuracy is a quotient whose denominator is the tokens, counted in users' caps."""
+    ratio = users / noise
+    sure = ratio > SURE
+    note = (
+        f"an accuracy's 95 % interval is then about +- {SURE / ratio:.2g}; wider, as users hold "
+        "less text" if sure else "no figure would have an interval: raise epsilon or users, or "
+        "measure fewer models"
+    )  # fmt: skip
+    most = config.measure.tokens(config)
+    return Signal(
+        "evaluation", "users' caps of tokens", noise, users, users,
+        f"when every user has {most:,} tokens to predict or more", note,
     )  # fmt: skip
 
 

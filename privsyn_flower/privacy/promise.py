@@ -217,19 +217,21 @@ class Promise:
         """What may be said of the run. facts: of the federation and its data, as
         `PrivacyStatement` has them."""
         main = self.main
-        same = [p for p in self.phases if p.evaluates and _alike(p, main)]
-        others = [p for p in self.phases if p is not main and p not in same]
+        beside = [p for p in self.phases if p is not main]
+        same = [p for p in beside if p.evaluates and _alike(p, main)]
+        others = [p for p in beside if p not in same]
+        # Of a run that only measures, nothing is a round.
+        own = ("evaluations", "rounds") if main.evaluates else ("rounds", "evaluations")
         claims: dict[str, Any] = {
             "epsilon": self.epsilon,
             "delta": self.delta,
             "rho_zcdp": self.rho,
             "noise_multiplier": main.equivalent,
-            "rounds": main.rounds,
+            **dict(zip(own, (main.rounds, sum(p.rounds for p in same)), strict=True)),
             "spare_rounds": main.spare if main.source == "nodes" else 0,
             "sampler": main.sampler.name,
             "sampling_rate": main.rate,
             "noise_source": main.source,
-            "evaluations": sum(phase.rounds for phase in same),
             "others": tuple(
                 (p.name, p.rounds + _spare(p), p.equivalent, p.source, p.rate) for p in others
             ),

@@ -35,8 +35,9 @@ class PrivacyStatement:
     public text were chosen: "own", each user and the public text by what is theirs; "private", by
     reading private text; "unknown" to whoever made this statement. benchmark: held-out text was
     opened to measure the result. evaluations: releases beside the rounds that compare models on the
-    nodes. private_selection: a checkpoint was chosen by private text, without noise. rival:
-    another method was simulated for the benchmark. data: what the sentence calls what users have.
+    nodes; with rounds = 0 all there are, and spare_rounds is theirs. private_selection: a
+    checkpoint was chosen by private text, without noise. rival: another method was simulated for
+    the benchmark. data: what the sentence calls what users have.
 
     noise_source: "aggregator" where the nodes add none; noise_multiplier is then that of
     independent noise which costs a user as much for each participation. correlated: name of the
@@ -230,12 +231,13 @@ class PrivacyStatement:
 
     def _claim(self) -> str:
         aggregator = self.noise_source == "aggregator"
-        releases = f"{self.rounds} rounds"
+        plural = "s" if self.evaluations > 1 else ""
+        evaluations = f"{self.evaluations} evaluation{plural} of models on the nodes"
+        releases = f"{self.rounds} rounds" if self.rounds else evaluations
         if self.spare_rounds and not aggregator:  # there, an attempt that fails costs nothing
             releases += f" and {self.spare_rounds} spare"
-        if self.evaluations:
-            plural = "s" if self.evaluations > 1 else ""
-            releases += f" and {self.evaluations} evaluation{plural} of models on the nodes"
+        if self.evaluations and self.rounds:
+            releases += f" and {evaluations}"
         noise = (
             f"{_NOISE[self.noise_source]} noise of at least {at_least(self.noise_multiplier)} "
             "times the L2 bound of one user's answer"

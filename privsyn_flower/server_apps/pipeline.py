@@ -56,7 +56,7 @@ class Pipeline(Run):
             method.prepare(strategy)
             if self.has_rounds:
                 with self.clock("rounds"):
-                    done = self._rounds(strategy)
+                    done = self._rounds(method, strategy)
             method.evaluate(strategy)
         return done
 
@@ -74,9 +74,10 @@ class Pipeline(Run):
                 found["sentences"] += told["sentences"]
         return {**figures, "verdict": found}
 
-    def _rounds(self, strategy: Strategy) -> int:
+    def _rounds(self, method: Recipe[Any], strategy: Strategy) -> int:
         """All rounds; how many were released."""
         engine = self.session.rounds(strategy)
+        method.between(strategy, engine.cohort)
         done = engine.run()
         self.ended_early = engine.ended_early
         return done

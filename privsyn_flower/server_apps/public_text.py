@@ -38,7 +38,7 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     """The public side of the data. Raises ConfigError for keys that deployment forbids."""
     check_deployment(config)
     if is_deployment(config):
-        if config.trains and not config.data.public_path:
+        if (config.trains or config.measures) and not config.data.public_path:
             return PublicText([], None)  # nothing is made of it there
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
         pool = [sample.text for group in groups for sample in group.samples]

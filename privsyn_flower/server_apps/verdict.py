@@ -47,6 +47,8 @@ def verdict(
     if "loss_saved" in evaluated:
         told["evaluation"], sentence = _evaluation(evaluated)
         told["sentences"].append(sentence)
+    if "models" in figures.get("measured", {}):
+        told["sentences"].append(_best(figures["measured"]))
     selected = figures.get("selection", {})
     if chosen := selected.get("estimates", {}).get(f"round-{selected.get('round', 0):04d}"):
         loss = _interval([chosen["loss"], chosen["loss_low"], chosen["loss_high"]], sign=False)
@@ -97,6 +99,18 @@ def _evaluation(evaluated: Mapping[str, Any]) -> tuple[str, str]:
         f"evaluated on the nodes, a paid release: loss saved {_interval(saved)} nats a token, "
         f"accuracy gained {_interval(gained)}: {said}"
     )
+
+
+def _best(measured: Mapping[str, Any]) -> str:
+    """Which of the measured models is right most often, and whether the noise explains it."""
+    found = measured["models"]
+    best = max(found, key=lambda name: float(found[name]["accuracy"]))
+    own = [found[best][key] for key in ("accuracy", "accuracy_low", "accuracy_high")]
+    said = f"evaluated on the nodes: {best!r} is right most often, {_interval(own, sign=False)}"
+    if best == measured["against"]:
+        return said
+    gained = measured["gained"][best]["accuracy_gained"]
+    return f"{said}; against {measured['against']!r} {_interval(gained)}, {judged(gained)}"
 
 
 def judged(interval: Sequence[float]) -> str:

@@ -20,6 +20,7 @@ from privsyn_flower.arrays import F64
 from privsyn_flower.privacy.promise import EVALUATIONS
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.metrics import Ratio, Reading, metrics_bound
+from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -172,14 +173,15 @@ def evaluate(
     caps: Caps | None = None,
     name: str = "",
     last: bool = False,
+    cohort: Cohort | None = None,
     confidence: float = 0.95,
 ) -> dict[str, Estimate]:
     """Measure public models on the users of a run, as one more release of its ledger.
 
     models: name -> folder (a whole causal LM or a PEFT LoRA adapter) or named arrays over
     `base`, a local folder that the nodes have too; {} is the base itself. session: the run's,
-    inside `begun`, which has promised the phase. name, last: as `Session.ask` has them. Raises
-    what that does, TooNoisyError and ParametersError.
+    inside `begun`, which has promised the phase. name, last, cohort: as `Session.ask` has them.
+    Raises what that does, TooNoisyError and ParametersError.
     """
     caps = caps or Caps()
     shapes = base_shapes(base)
@@ -191,6 +193,6 @@ def evaluate(
             f"sequence_length = {caps.sequence_length} is above {base}'s {longest_sequence(base)}"
         )
     strategy = FederatedEvaluation(given, fingerprint=folder_fingerprint(base), caps=caps)
-    session.ask(strategy, phase, name=name, last=last)
+    session.ask(strategy, phase, name=name, last=last, cohort=cohort)
     released = np.array(strategy.released)
     return read_estimates(released, strategy.names, strategy.noise_std, caps, confidence)

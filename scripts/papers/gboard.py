@@ -39,7 +39,10 @@ public-pool = 87000  # unknown
 downstream = "lstm"  # section 4: 670 hidden units, embeddings of 96, 30K words, about 6M parameters
 train-steps = 150000  # section 4.1, with Adam at 1e-3 and epsilon 1e-9
 train-seconds = 1e6
-lstm-batch-words = 20000  # section 4.1: batches of 20K, read as words
+lstm-words = 30000  # section 4
+lstm-hidden = 670  # section 4
+lstm-embedding = 96  # section 4
+lstm-batch-texts = 20000  # section 4.1: batches of 20K, read as examples
 [training]
 parameters = "full"  # section 4.2
 optimizer = "sgd"  # App. B: typically SGD

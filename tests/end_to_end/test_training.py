@@ -20,7 +20,7 @@ __all__ = ["causal_folder"]  # pytest finds the fixture by name
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 
-ROUNDS, SEPARATION = 12, 2
+ROUNDS, SEPARATION, MEASURED = 12, 2, (0, 2, 5)
 TRAINING = """
 method = "{method}"
 stage-timeout = 300.0
@@ -34,7 +34,8 @@ clip-norm = 0.5
 noise = "{noise}"
 public-steps = 0
 """
-FTRL = f"""
+FTRL = f"""evaluate-rounds = "{",".join(map(str, MEASURED))}"
+
 [ftrl]
 mechanism = "blt"
 min-separation = {SEPARATION}
@@ -68,6 +69,13 @@ def check_nothing_private(folder: Path, mini: Path) -> None:
         assert not any(text in data for text in private), file
 
 
+def measured(folder: Path, rnd: int) -> list[float]:
+    """The release of the evaluation after a round."""
+    released = RunFolder(folder / "evaluations" / f"evaluation-{rnd:04d}").load_release(1)
+    assert released is not None
+    return released.tolist()
+
+
 def test_dp_ftrl_killed_between_rounds_and_resumed(
     mini: Path, causal_folder: Path, data_home: Path
 ) -> None:
@@ -83,6 +91,7 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
     kept_outside = [file for file in data_home.rglob("*") if file.is_file()]
     assert keys and all(file.stat().st_mode & 0o077 == 0 for file in kept_outside)
     kept = [RunFolder(folder).load_release(rnd) for rnd in range(1, 4)]
+    before_kill = [measured(folder, rnd) for rnd in MEASURED[:2]]
 
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
     assert code == 0, "\n".join(err)
@@ -91,7 +100,9 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
     for rnd, before in enumerate(kept, start=1):
         assert np.array_equal(before, run.load_release(rnd))  # type: ignore[arg-type]
     kinds = [row["kind"] for row in read_jsonl(folder / "ledger.jsonl")]
-    assert kinds.count("commit") == ROUNDS  # every round was released once
+    # Every round was released once, and every evaluation between them.
+    assert kinds.count("commit") == ROUNDS + len(MEASURED)
+    assert [measured(folder, rnd) for rnd in MEASURED[:2]] == before_kill
     # The key of the noise, and what was made from it, are gone.
     assert [file for file in data_home.glob("*/noise-keys/**/*") if file.is_file()] == []
 
@@ -100,6 +111,7 @@ def test_dp_ftrl_killed_between_rounds_and_resumed(
     assert summary["threat_model"].startswith("trusted aggregator")
     assert summary["participations_per_user"] == ROUNDS // SEPARATION
     assert summary["epsilon_ledger"] == pytest.approx(summary["epsilon"], rel=1e-6)
+    assert [point["round"] for point in summary["evaluation_curve"]] == list(MEASURED)
     assert (folder / "model" / "config.json").exists()
     check_nothing_private(folder, mini)
 

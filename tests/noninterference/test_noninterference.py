@@ -50,6 +50,7 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
     (Case("dp-ftrl", True, "jsonl"), ("together", "raising")),
     (Case("ctcl", True, "jsonl", labels=True), ("together", "raising")),
     (Case("ctcl", False, "csv", values=COINS), ("together",)),
+    (Case("evaluation", True, "csv"), ("together", "raising")),
     (Case("app", True, "csv"), ("together", "raising")),
     (Case("app-ftrl", False, "jsonl", values=(("aggregation", "plain"),)), ("together", "empty")),
 ]
@@ -58,7 +59,16 @@ FEW: list[tuple[Case, tuple[str, ...]]] = [
 def every() -> Iterator[tuple[Case, tuple[str, ...]]]:
     """The whole matrix: each kind of hostile text by itself, and all that can be together."""
     kinds = (*HOSTILE, "together")
-    for method in ("pretext", "popri", "dp-fedavg", "dp-ftrl", "ctcl", "app", "app-ftrl"):
+    for method in (
+        "pretext",
+        "popri",
+        "dp-fedavg",
+        "dp-ftrl",
+        "ctcl",
+        "evaluation",
+        "app",
+        "app-ftrl",
+    ):
         for deployed in (False, True):
             for format_ in FORMATS:
                 for labels in (False, True):

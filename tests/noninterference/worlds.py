@@ -89,6 +89,7 @@ FTRL: dict[str, Any] = {
     "training.parameters": "layers",
     "training.layers": "*norm*",
     "training.evaluate": False,
+    "training.evaluate-rounds": "0,2",
     "ftrl.mechanism": "banded",
     "ftrl.min-separation": 2,
     "ftrl.schedule": "users",
@@ -105,12 +106,19 @@ CTCL: dict[str, Any] = {
     "expand.min-words": 1,
     "expand.max-tokens": 8,
 }
+MEASURED: dict[str, Any] = {
+    "method": "evaluation",
+    "epsilon": 500.0,
+    "measure.models": "start=downstream,other=generator",
+    "evaluation.sequence-length": 16,
+}
 METHODS = {
     "pretext": SYNTHETIC,
     "popri": POPRI,
     "dp-fedavg": TRAINING,
     "dp-ftrl": FTRL,
     "ctcl": CTCL,
+    "evaluation": MEASURED,
 }
 
 

@@ -27,6 +27,11 @@ def configured(method: str, **values: Any) -> RunConfig:
     return RunConfig.from_flat({"method": method, **needed, **values})
 
 
+def compared(name: str) -> dict[str, bool]:
+    """With a benchmark, where the method has one."""
+    return {} if configured(name).measures else {"benchmark": True}
+
+
 ASKING = [name for name in FILES if recipe_of(configured(name)).phases(configured(name))]
 
 
@@ -135,14 +140,14 @@ def test_every_method_has_a_recipe() -> None:
 
 @pytest.mark.parametrize("method", FILES)
 def test_a_recipe_has_phases_or_a_claim_without(method: str) -> None:
-    config = configured(method, benchmark=True)
+    config = configured(method, **compared(method))
     found = recipe_of(config)
     assert bool(found.phases(config)) == (found.baseline(config) is None)
     assert found.loads(config) <= set(config.models.kinds)
-    assert "random-public" in found.controls
+    assert ("random-public" in found.controls) == config.benchmark
     key, least = found.first_texts(config)
     assert least == (config.flat()[key] if key else 0)
-    assert not list(found.faults(config))
+    assert bool(list(found.faults(config))) == config.measures  # it has no models yet
 
 
 @pytest.mark.parametrize("method", ASKING)
@@ -150,9 +155,10 @@ def test_a_recipe_answers(method: str) -> None:
     config = configured(method)
     found = recipe_of(config)
     kind, options = found.question(config)
-    assert kind in ("votes", "scores", "update") and (kind == "update") == config.updates
+    assert kind in ("votes", "scores", "update", "evaluation")
+    assert (kind == "update", kind == "evaluation") == (config.updates, config.measures)
     assert found.length(config) >= 1 and options.get("bound", 1.0) > 0
-    assert {"noise", "random-public"} <= set(found.controls)
+    assert config.measures or {"noise", "random-public"} <= set(found.controls)
 
 
 def test_what_a_rival_needs_the_run_needs() -> None:
@@ -168,7 +174,7 @@ def test_what_a_rival_needs_the_run_needs() -> None:
 # Controls ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ASKING)
+@pytest.mark.parametrize("method", [name for name in ASKING if compared(name)])
 @pytest.mark.parametrize("chosen", ["", "all", "noise", "random-public, noise"])
 def test_controls_that_every_method_with_rounds_has(method: str, chosen: str) -> None:
     config = configured(method, **{"evaluation.controls": chosen})

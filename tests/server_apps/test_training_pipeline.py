@@ -309,7 +309,7 @@ STAGES: list[tuple[str, Any, str, Any]] = [
     ("public", public, "save_model", None),
     ("asking", updates, "update", lambda m, c: m.metadata.dst_node_id == 2),
     ("learning", TrainingStrategy, "learn", lambda self, rnd, *a: rnd == 2),
-    ("evaluation", training, "_facts", None),
+    ("evaluation", training, "facts", None),
     ("export", training, "export_model", None),
     ("control", training, "noise_updates", None),
     ("benchmark", training, "training_benchmark", None),

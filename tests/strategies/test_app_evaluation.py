@@ -338,7 +338,7 @@ def test_a_begun_run_keeps_to_its_evaluation(
 def test_another_model_under_the_same_name_is_refused(tmp_path: Path, loopback: Any) -> None:
     strategy, nodes = DPFedAvg(), nodes_of()
     train(loopback(nodes), tmp_path, strategy, num_rounds=1)
-    measured = strategy._evaluations
+    measured = strategy.evaluations
     assert isinstance(measured, AppEvaluations)
     assert measured.after(1, strategy.parameters())["accuracy"] == pytest.approx(0.5, abs=1e-3)
     other = {name: array + 1 for name, array in strategy.parameters().items()}
@@ -382,7 +382,7 @@ def test_a_kill_while_a_failed_evaluation_is_given_up_leaves_no_key(
     strategy, nodes = DPFedAvg(AveragingConfig(noise="aggregator")), nodes_of()
     nodes[100].failing = 10
     train(loopback(nodes), tmp_path, strategy, timeout=0.1)
-    measured = strategy._evaluations
+    measured = strategy.evaluations
     assert measured is not None
     keys.NoiseKey.create(tmp_path / "keys", f"{measured.session.plan().run}-evaluation-0003")
     asked = len(nodes[100].measured)
@@ -454,7 +454,7 @@ def test_a_run_that_ends_early_measures_what_it_has(tmp_path: Path, loopback: An
 def test_no_more_evaluations_than_are_paid_for(tmp_path: Path, loopback: Any) -> None:
     strategy, nodes = DPFedAvg(), nodes_of()
     train(loopback(nodes), tmp_path, strategy)
-    measured = strategy._evaluations
+    measured = strategy.evaluations
     assert measured is not None
     assert measured.after(2, strategy.parameters(), last=True) == {}
     assert len(nodes[100].measured) == 1

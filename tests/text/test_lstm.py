@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.files import DataError
+from privsyn_flower.text.models.batches import causal_loss, pad_rows
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import base_shapes
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
@@ -21,7 +24,7 @@ from privsyn_flower.training.options import LocalTraining
 from tests.text.conftest import SENTENCES
 
 torch = pytest.importorskip("torch")
-from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
+from privsyn_flower.text.models import lstm, lstm_training  # noqa: E402 - they import torch
 
 TINY: dict[str, Any] = {"words": 60, "hidden": 12, "embedding": 6}
 
@@ -141,6 +144,7 @@ def test_nobody_is_right_about_a_word_outside_of_the_vocabulary(folder: Path) ->
     unknown = downstream.tokenizer.unk_token_id
     rows = downstream.encode(["mean zebra fox zebra"])
     assert rows[0][1:].count(unknown) == 2
+    assert downstream.unknown_rate(rows) == 0.5
     for model in (downstream.model, scorer.model):
         with torch.no_grad():
             model.output.bias[unknown] = 1e6
@@ -150,15 +154,92 @@ def test_nobody_is_right_about_a_word_outside_of_the_vocabulary(folder: Path) ->
 
 def test_words_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
-    loss = lstm.causal_loss
+    loss = causal_loss
 
     def seen(model: Any, ids: Any, mask: Any) -> Any:
         sizes.append(ids.numel())
         return loss(model, ids, mask)
 
-    monkeypatch.setattr(lstm, "causal_loss", seen)
+    monkeypatch.setattr(lstm_training, "causal_loss", seen)
     lstm.make_lstm(tmp_path, SENTENCES, steps=3, batch_words=30, **TINY)
     assert len(sizes) == 3 and max(sizes) <= 30
+
+
+def test_parts_of_a_step_are_one_large_batch(tmp_path: Path) -> None:
+    """Five texts a step: through the model in parts of thirty words, or all together."""
+    common: dict[str, Any] = {"steps": 4, "batch_texts": 5, **TINY}
+    whole = lstm.make_lstm(tmp_path / "whole", SENTENCES, batch_words=10_000, **common)
+    cut = lstm.make_lstm(tmp_path / "cut", SENTENCES, batch_words=30, **common)
+    one, other = (Downstream(path, length=32).parameters() for path in (whole, cut))
+    for name in one:
+        np.testing.assert_allclose(one[name], other[name], atol=2e-5)
+    assert json.loads((cut / "config.json").read_text())["trained_steps"] == 4
+
+
+def test_a_step_reads_so_many_texts_each_once_before_one_comes_again() -> None:
+    training = lstm_training.WordTraining(steps=9, batch_texts=3, batch_words=20)
+    rows = [[2, *[5] * length] for length in (1, 2, 12, 4, 5, 6, 7)]
+    draws = (np.random.default_rng(seed) for seed in (0, 1))
+    steps = lstm_training._steps(rows, training, *draws)
+    taken = [next(steps) for _ in range(7)]
+    for parts in taken:
+        assert sum(map(len, parts)) == 3
+        for part in parts:
+            assert max(len(rows[i]) for i in part) * len(part) <= 20
+    seen = np.concatenate([np.concatenate(parts) for parts in taken])
+    assert sorted(seen[:7]) != list(seen[:7])  # drawn
+    assert np.bincount(seen, minlength=7).tolist() == [3] * 7
+    # The gradient of a step in parts is that of its mean loss over all words.
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = lstm.LstmForCausalLM(
+            lstm.LstmConfig(vocab_size=9, hidden_size=5, embedding_size=4, pad_token_id=1)
+        )
+    ids, mask = pad_rows(rows, 1)
+    causal_loss(model, ids, mask).backward()  # type: ignore[no-untyped-call]
+    whole = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    parts = [np.array([0, 2]), np.array([6]), np.array([1, 3, 4, 5])]
+    lstm_training.add_gradients(model, rows, parts, "cpu")
+    for grad, parameter in zip(whole, model.parameters(), strict=True):
+        assert torch.allclose(grad, parameter.grad, atol=1e-6)
+
+
+def test_a_given_word_list_keeps_its_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "words.txt"
+    path.write_text("zebra\n\nThe\nmean\nthe\ndon't\nfox\n", "utf-8")
+    words = lstm.read_word_list(path)
+    tokenizer = lstm.word_tokenizer(["fox fox fox"], 9, words)
+    vocabulary = tokenizer.get_vocab()
+    ordered = sorted(vocabulary, key=lambda word: vocabulary[word])
+    assert ordered == ["<unk>", "<pad>", "<s>", "</s>", "zebra", "the", "mean", "don't", "fox"]
+    assert "1 of 6 entries" in caplog.text  # three words here, never one
+    assert "fox" not in lstm.word_tokenizer([], 8, words).get_vocab()
+    path.write_text(" \n")
+    with pytest.raises(DataError, match=r"lstm-word-list = .*has no word"):
+        lstm.read_word_list(path)
+    with pytest.raises(DataError, match=r"lstm-word-list = .*cannot be read"):
+        lstm.read_word_list(tmp_path / "absent")
+
+
+def test_another_training_with_the_same_words(folder: Path, tmp_path: Path) -> None:
+    """What a benchmark compares: other texts, the same vocabulary, shape and first weights."""
+    known = lstm.LstmConfig.from_pretrained(folder)
+    tokenizer = load_tokenizer(folder, "models.downstream")
+    training = lstm_training.WordTraining(steps=40)
+    again = lstm.train_lstm(tmp_path / "again", known, tokenizer, SENTENCES, training)
+    other = lstm.train_lstm(tmp_path / "other", known, tokenizer, ["the the fox"], training)
+    weights = "model.safetensors"
+    assert (again / weights).read_bytes() == (folder / weights).read_bytes()
+    assert (other / weights).read_bytes() != (folder / weights).read_bytes()
+    assert load_tokenizer(other, "models.downstream").get_vocab() == tokenizer.get_vocab()
+
+
+def test_an_unknown_device_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"models\.device = 'tpu'"):
+        lstm.make_lstm(tmp_path, SENTENCES, steps=1, device="tpu", **TINY)
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -184,20 +265,37 @@ def test_it_is_trained_on_a_node(folder: Path, kind: Any) -> None:
     assert "recurrent_gates.weight" + (".up" if kind == "lora" else "") in moved
 
 
-def test_made_once_of_the_general_public_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_made_once_of_the_public_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
     def make(folder: Path, texts: Any, **numbers: Any) -> None:
-        made.append((list(texts), numbers["steps"]))
+        made.append((list(texts), numbers))
         (folder / "config.json").write_text("{}")
 
     monkeypatch.setattr(lstm, "make_lstm", make)
-    config = RunConfig.from_flat({"cache": str(tmp_path), "models.train-steps": 7})
-    federation: Any = SimpleNamespace(public_general=lambda: SENTENCES)
-    first = lstm.ensure_lstm(federation, config)
-    assert (lstm.ensure_lstm(federation, config), len(made)) == (first, 1)
-    assert made[0] == (SENTENCES, 7)
-    other: Any = SimpleNamespace(public_general=lambda: SENTENCES[1:])
-    assert lstm.ensure_lstm(other, config) != first
+    (tmp_path / "words.txt").write_text("b\na\n")
+    keys: dict[str, Any] = {
+        "cache": str(tmp_path),
+        "models.train-steps": 7,
+        "models.lstm-words": 50,
+        "models.lstm-hidden": 12,
+        "models.lstm-embedding": 6,
+        "models.lstm-batch-texts": 20_000,
+    }
+
+    def ensured(texts: Any, **changed: Any) -> Path:
+        federation: Any = SimpleNamespace(public=lambda: texts)
+        return lstm.ensure_lstm(federation, RunConfig.from_flat(keys | changed))
+
+    first = ensured(SENTENCES)
+    assert (ensured(SENTENCES), len(made)) == (first, 1)
+    texts, numbers = made[0]
+    assert (texts, numbers["steps"], numbers["batch_texts"]) == (SENTENCES, 7, 20_000)
+    assert [numbers[name] for name in ("words", "hidden", "embedding")] == [50, 12, 6]
+    others = [
+        ensured(SENTENCES[1:]),
+        ensured(SENTENCES, **{"models.lstm-words": 51}),
+        ensured(SENTENCES, **{"models.lstm-word-list": str(tmp_path / "words.txt")}),
+    ]
+    assert len({first, *others}) == 4
+    assert made[-1][1]["word_list"] == ["b", "a"]

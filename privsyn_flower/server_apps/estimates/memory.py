@@ -12,6 +12,7 @@ ADAM_ENTRIES = 4  # weights, gradients and AdamW's two moments
 LAYER_BYTES, PAIR_BYTES = 34, 5
 # The vocabulary's scores of a training step, shifted, their logarithms, and their gradient.
 LOGITS = 4
+SCORES = ("mask-filling", "scoring")  # passes that score the vocabulary
 
 
 def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
@@ -43,7 +44,7 @@ def memory(task: Task, shape: Shape, device: str, workers: int = 1) -> int:
         cache = batch * length * 2 * shape.layers * shape.key_width * entry
         return weights + batches * (cache + batch * shape.vocabulary * 4)
     rows = 4 * batch * task.tokens
-    scores = rows * task.scored * shape.vocabulary if task.kind == "mask-filling" else 0.0
+    scores = rows * task.scored * shape.vocabulary if task.kind in SCORES else 0.0
     passed = rows * (shape.inner + 4 * shape.width)
     return int(weights + batches * (passed + scores))
 

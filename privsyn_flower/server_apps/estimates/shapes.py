@@ -124,7 +124,7 @@ def shape_of(kind: str, config: RunConfig) -> Shape | None:
     if kind == "embedder" and (dimension := ngram_dimension(name)) is not None:
         return Shape(name, 0, 0, 0, dimension, 0, 0, 0, 0, 0, dimension, "hashed n-grams", True)
     if (kind, name) == ("downstream", LSTM):
-        return _lstm()
+        return _lstm(config)
     folder = model_files(kind, name, config)
     found = None if folder is None else read_shape(folder, name)
     if found is not None:
@@ -246,10 +246,11 @@ def _tiny(recipe: Recipe) -> Shape:
     )  # fmt: skip
 
 
-def _lstm() -> Shape:
-    """The keyboard's LSTM at its largest vocabulary (Wu et al. 2024, section 4): 30,000 words, 96,
-    670 cells with coupled gates. Its row of a step is that of the gates."""
-    words, width, cells = 30_000, 96, 670
+def _lstm(config: RunConfig) -> Shape:
+    """The keyboard's LSTM at its largest vocabulary, with coupled gates (Wu et al. 2024, section
+    4). Its row of a step is that of the gates."""
+    models = config.models
+    words, width, cells = models.lstm_words, models.lstm_embedding, models.lstm_hidden
     gates = 3 * cells
     body = 2 * width * gates + gates + cells * width
     return Shape(

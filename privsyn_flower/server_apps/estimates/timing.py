@@ -137,6 +137,17 @@ def _mask_filling(config: RunConfig, task: Task, folder: Path, machine: Machine)
     )  # fmt: skip
 
 
+def _scoring(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
+    from privsyn_flower.text.models.lm_metrics import Scorer
+
+    model, length = Scorer(folder, machine.device), min(task.tokens, 64)
+    (row,) = model.encode([" ".join(made_up(8))], max_tokens=length, length=length + 1)
+    return _rate(
+        lambda texts: model.sums([row] * len(texts), 10.0), made_up(task.batch), length,
+        machine.device, 1,
+    )  # fmt: skip
+
+
 def _generation(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
     from privsyn_flower.text.generators import HuggingFaceGenerator
     from privsyn_flower.text.prompts import expand_prompt
@@ -181,6 +192,7 @@ def _preferences(config: RunConfig, task: Task, folder: Path, machine: Machine) 
 WORK: dict[str, Callable[[RunConfig, Task, Path, Machine], float]] = {
     "embedding": _embedding,
     "mask-filling": _mask_filling,
+    "scoring": _scoring,
     "generation": _generation,
     "fine-tuning": _fine_tuning,
     "imitation": _fine_tuning,

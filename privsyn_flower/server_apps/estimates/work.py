@@ -8,7 +8,9 @@ from typing import Literal
 
 from privsyn_flower.server_apps.estimates.shapes import Shape
 
-Kind = Literal["embedding", "mask-filling", "generation", "fine-tuning", "imitation", "preferences"]
+Kind = Literal[
+    "embedding", "mask-filling", "scoring", "generation", "fine-tuning", "imitation", "preferences"
+]
 
 TOKENS_PER_WORD = 4 / 3  # POPri, appendix F: 64 tokens are about 48 words
 HEADING_TOKENS = 8  # of a line between two texts of a prompt
@@ -80,10 +82,13 @@ def operations(task: Task, shape: Shape) -> float:
         return each * task.items * task.times
     if task.kind == "embedding":
         return 2.0 * shape.body * task.total_tokens
-    passes = {"mask-filling": 1, "fine-tuning": 3, "imitation": 3, "preferences": 6}[task.kind]
-    if task.rank:
-        passes = 2
-    return passes * (2.0 * shape.body + scored) * task.total_tokens
+    return passes(task) * (2.0 * shape.body + scored) * task.total_tokens
+
+
+def passes(task: Task) -> int:
+    """Forward and backward passes over a token, each as much work as a forward one."""
+    whole = {"fine-tuning": 3, "imitation": 3, "preferences": 6}.get(task.kind, 1)
+    return 2 if task.rank else whole
 
 
 def weight_bytes_read(task: Task, shape: Shape, entry: int) -> float:
@@ -92,4 +97,4 @@ def weight_bytes_read(task: Task, shape: Shape, entry: int) -> float:
     weights = float(entry) * (shape.body + shape.head)
     if task.kind == "generation":
         return batches * ((task.tokens + 1) * weights - task.tokens * float(entry) * shape.encoder)
-    return batches * weights * (1 if task.kind in ("embedding", "mask-filling") else 3)
+    return batches * weights * (1 if task.kind in ("embedding", "mask-filling", "scoring") else 3)

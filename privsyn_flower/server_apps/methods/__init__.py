@@ -21,6 +21,7 @@ FILES = {  # of this room; each has its recipe under the name RECIPE
     "dp-fedavg": "dp_fedavg",
     "dp-ftrl": "dp_ftrl",
     "ctcl": "ctcl",
+    "evaluation": "evaluation",
     "public-only": "public_only",
     "expand-only": "expand_only",
     "expand-private": "expand_private",

@@ -13,6 +13,7 @@ from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.estimates.work import Task
+from privsyn_flower.strategies.engine.cohort import Cohort
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.models import Models
@@ -127,6 +128,10 @@ class Recipe(ABC, Generic[S]):
 
     def prepare(self, strategy: S) -> None:
         """Before the first round: what is asked first, and paid for."""
+
+    def between(self, strategy: S, cohort: Cohort) -> None:
+        """As the rounds begin: make ready what is asked between them, and paid for. cohort: of the
+        rounds."""
 
     def evaluate(self, strategy: S) -> None:
         """After the last round: what is asked once more, and paid for."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
 from privsyn_flower.text.tiny.models import package_sides, private_packages
 from privsyn_flower.text.tiny.recipes import RECIPES, recipe, tuning_recipe
@@ -25,6 +27,16 @@ FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.infillers`)
 def embedding(stage: str, what: str, items: int, tokens: int, times: int = 1) -> Task:
     """So many texts to rows."""
     return Task(stage, f"embedding {what}", "embedding", "embedder", items, tokens, 1, times=times)
+
+
+def scoring(config: RunConfig, stage: str, models: int, tokens: int, times: int = 1) -> Task:
+    """So many models on at most so many tokens of every user, where the users' text is."""
+    length = config.evaluation.sequence_length
+    return Task(
+        stage, "measuring models on the users' text, on their nodes", "scoring", "downstream",
+        config.data.users * models * -(-tokens // length), length, max(1, BATCH_TOKENS // length),
+        times=times, nodes=True, key="evaluation.sequence-length",
+    )  # fmt: skip
 
 
 def public_pool(recipe: type[Recipe[Any]], config: RunConfig) -> list[Task]:
@@ -190,6 +202,16 @@ def tiny_models(config: RunConfig, kinds: set[str]) -> list[Task]:
     return tasks
 
 
+def lstms_anew(config: RunConfig) -> list[Task]:
+    """The benchmark's LSTMs of what a filter kept and of what it is compared with."""
+    options = config.evaluation
+    if not (config.benchmark and config.proximity.filter and config.models.downstream == "lstm"):
+        return []
+    one, what = _made(config, "training", "lstm"), "training the LSTM anew on what was kept"
+    times = 2 + options.compares("noise")
+    return [replace(one, stage="benchmark", what=what, times=times, cap=0.0)]
+
+
 def _way(kind: str, config: RunConfig) -> str:
     """What a run does to have a tiny model: training, tuning, or nothing where it is shipped."""
     try:
@@ -210,12 +232,14 @@ def _made(config: RunConfig, way: str, kind: str) -> Task:
     models, length = config.models, LSTM_LONGEST
     if kind == "lstm":
         steps, tokens = models.train_steps or LSTM_STEPS, models.lstm_batch_words
+        texts = models.lstm_batch_texts or max(1, tokens // length)
     else:
         by = tuning_recipe if way == "tuning" else recipe
         steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
+        texts = max(1, tokens // length)
     batch, name = max(1, tokens // length), "LSTM" if kind == "lstm" else f"tiny {kind}"
     return Task(
         "models", f"{way} the {name}, unless it is in the cache", "fine-tuning",
-        "downstream" if kind == "lstm" else kind, steps * batch, length, batch,
+        "downstream" if kind == "lstm" else kind, steps * texts, length, batch,
         cap=models.train_seconds, key="models.train-seconds",
     )  # fmt: skip

@@ -9,7 +9,6 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,10 @@ from privsyn_flower.benchmark.benchmark import training_benchmark
 from privsyn_flower.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.progress import Steps
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
@@ -30,15 +31,30 @@ from privsyn_flower.server_apps.controls import noise_updates
 from privsyn_flower.server_apps.estimates.beside import here_at_once
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
+from privsyn_flower.server_apps.methods.from_scratch import (
+    ALL,
+    planned,
+    sets_of,
+    told_of,
+    train_anew,
+)
 from privsyn_flower.server_apps.methods.proximity import filtered_pool, remember_start
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import fine_tunings, start_tuning, tiny_models
+from privsyn_flower.server_apps.methods.stages import (
+    fine_tunings,
+    lstms_anew,
+    scoring,
+    start_tuning,
+    tiny_models,
+)
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.cohort import Cohort
 from privsyn_flower.strategies.engine.rounds import NoRelease
-from privsyn_flower.strategies.evaluation import Estimate, better, evaluate
+from privsyn_flower.strategies.evaluation import evaluate
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.lm_metrics import base_folder
+from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import longest_sequence, pack_parameters
 from privsyn_flower.training import LocalTraining
 
@@ -50,7 +66,6 @@ logger = logging.getLogger("privsyn_flower")
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
-START, FINAL = "start", "final"
 EARLIER = "the evaluation that was paid for is of an earlier model: the training went on after it"
 NO_ROWS: npt.NDArray[Any] = np.zeros((0, 0))  # there is no text to draw
 
@@ -68,18 +83,19 @@ class Training(Updating, Recipe[TrainingStrategy]):
     """Both trainings: they differ in their noise, and in whose turn it is.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
-    model: the trained one.
+    model: the trained one. curve: what is measured on the nodes between the rounds.
     """
 
     downstream: Path
     start: Path
     model: Path
+    curve: Curve
     evaluation: dict[str, Any] | None = None
     proximity: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def phases(cls, config: RunConfig) -> list[Phase]:
-        """The rounds, and an evaluation that costs a user as much as one of them.
+        """The rounds, and evaluations that cost a user as much as one of them each.
 
         Raises ConfigError for numbers that make no such noise.
         """
@@ -91,7 +107,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
             of = f"ftrl.mechanism = {config.ftrl.mechanism!r}: " if config.uses("ftrl") else ""
             raise ConfigError(f"{of}{error}") from None
         rounds = rounds.given(config.noise_multiplier)
-        return [rounds, *evaluation_phases(rounds, int(config.training.evaluate))]
+        return [rounds, *evaluation_phases(rounds, config.training.evaluations)]
 
     @classmethod
     def said(cls, config: RunConfig) -> dict[str, Any]:
@@ -116,8 +132,10 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def work(cls, config: RunConfig) -> list[Task]:
         """The public start, the users' local steps, and the benchmark's fine-tunings."""
         compared = fine_tunings(config, []) if config.benchmark else []
-        start = start_tuning(config, "public")
-        return [*tiny_models(config, {"downstream"}), *start, local_steps(config), *compared]
+        start, measured = start_tuning(config, "public"), _evaluations(config)
+        known = tiny_models(config, {"downstream"})
+        again = lstms_anew(config)
+        return [*known, *start, local_steps(config), *measured, *again, *compared]
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)
@@ -132,14 +150,17 @@ class Training(Updating, Recipe[TrainingStrategy]):
         with self.run.clock("public"):
             self.start = self._public_start()
             remember_start(self.folder, self.start)
+            self.curve = Curve(self.config, self.run.session, self.start)
             return self.strategy(self.folder)
 
     def _check_length(self) -> None:
         length, longest = self.config.evaluation.sequence_length, longest_sequence(self.downstream)
+        if self.config.training.evaluations:
+            longest = min(longest, BATCH_TOKENS)
         if length > longest:
             raise ConfigError(
                 f"evaluation.sequence-length = {length}: models.downstream = {self.downstream} "
-                f"takes at most {longest} tokens"
+                f"takes at most {longest} tokens here"
             )
 
     def _public_start(self) -> Path:
@@ -185,7 +206,16 @@ class Training(Updating, Recipe[TrainingStrategy]):
         strategy.attach(folder)
         return strategy
 
-    # After the rounds --------------------------------------------------------------------
+    # Beside the rounds -------------------------------------------------------------------
+
+    def prepare(self, strategy: TrainingStrategy) -> None:
+        if self.curve.rounds:
+            with self.run.clock("evaluation"):
+                self.curve.before()
+
+    def between(self, strategy: TrainingStrategy, cohort: Cohort) -> None:
+        self.curve.cohort = cohort
+        strategy.evaluations = self.curve
 
     def evaluate(self, strategy: TrainingStrategy) -> None:
         final = strategy.parameters()
@@ -212,19 +242,29 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 caps=evaluation_caps(self.config),
                 last=True,
             )
-            return _facts(found)
+            return facts(found)
         except (NoRelease, TooNoisyError) as error:  # the model is paid for, and stays
             logger.warning("the evaluation on the nodes gave nothing: %s", error)
             return {"failed": str(error)}
 
     def result(self, strategy: TrainingStrategy) -> int:
         self.model = export_model(self.start, strategy.parameters(), self.folder.path / "model")
+        draw_curve(**drawable(self._points()), path=self.folder.path / "evaluation_curve.png")
         self.proximity = filtered_pool(self.run, self.start, self.model)
         return 0
 
     def figures(self, strategy: TrainingStrategy) -> dict[str, Any]:
-        told = {} if self.evaluation is None else {"evaluation": self.evaluation}
+        told: dict[str, Any] = {} if self.evaluation is None else {"evaluation": self.evaluation}
+        if self.curve.rounds:
+            told["evaluation_curve"] = self._points()
         return {"parameters": strategy.layout.length, **told, **self.proximity}
+
+    def _points(self) -> list[dict[str, Any]]:
+        """Of the curve, the final model's among them; none where the rounds have none."""
+        if not self.curve.rounds:
+            return []
+        checkpoint = self.folder.last_checkpoint() or {"round": 0}
+        return self.curve.points(int(checkpoint["round"]), self.evaluation)
 
     # The benchmark -----------------------------------------------------------------------
 
@@ -233,10 +273,13 @@ class Training(Updating, Recipe[TrainingStrategy]):
         if compares(RANDOM_PUBLIC) and self.start != self.downstream:
             models["random_public"] = self.start
         made = ["noise_updates"] if compares(NOISE) else []
-        steps = steps_of(self.config, self.run.progress, made, [*made, *models])
+        anew = planned(self.config, self.start)
+        steps = steps_of(self.config, self.run.progress, [*made, *anew], [*made, *anew, *models])
         for name in made:
             with steps.task(f"model {METHODS[name]}"), self.run.clock("control"):
                 models[name] = self._control()
+        told, own = self._anew(models.get("noise_updates"), steps) if anew else ({}, {})
+        models |= own
         with self.run.clock("benchmark"):
             found = training_benchmark(
                 self.config,
@@ -250,8 +293,21 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 keep=self.folder.path,
                 at_once=here_at_once(self.config, self.work(self.config)),
             )
-            draw_benchmark(found, [], NO_ROWS, self.folder.path)
-        return found
+            draw_benchmark({**found, **told}, [], NO_ROWS, self.folder.path)
+        return {**found, **told}
+
+    def _anew(self, noise: Path | None, steps: Steps) -> tuple[dict[str, Any], dict[str, Path]]:
+        """LSTMs trained anew on what the filter kept and on what it is compared with: figures of
+        their texts, and their folders."""
+        folder, models = self.folder.path / "anew", dict[str, Path]()
+        with self.run.clock("control"):
+            sets = sets_of(self.run, self.start, noise)
+            for name in (name for name in sets if name != ALL):
+                with steps.task(f"model {METHODS[name]}"):
+                    models[name] = train_anew(
+                        self.config, self.start, sets[name], folder / name, self.run.progress
+                    )
+        return {"proximity": told_of(sets)}, models
 
     def _control(self) -> Path:
         """The same training on pure noise of the same variance: what the updates are worth."""
@@ -282,22 +338,10 @@ def local_steps(config: RunConfig) -> Task:
     )  # fmt: skip
 
 
-def _facts(found: Mapping[str, Estimate]) -> dict[str, Any]:
-    """The figures of an evaluation, as the summary has them: [value, low, high] where intervals."""
-    gained = better(found[FINAL], found[START])
-    figures = {
-        name: {
-            key: value
-            for key, value in asdict(estimate).items()
-            if key.startswith(("accuracy", "loss"))
-        }
-        for name, estimate in found.items()
-    }
-    return {
-        "estimates": figures,
-        "accuracy_gained": list(asdict(gained.accuracy).values()),
-        "loss_saved": list(asdict(gained.loss).values()),
-    }
+def _evaluations(config: RunConfig) -> list[Task]:
+    """What the paid evaluations compute on the nodes: two models each."""
+    times, tokens = config.training.evaluations, evaluation_caps(config).max_tokens
+    return [scoring(config, "evaluation", 2, tokens, times)] if times else []
 
 
 def _options(config: RunConfig) -> dict[str, OptionValue]:

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -37,7 +37,7 @@ from privsyn_flower.strategies.averaging.app_records import (
     node_figures,
     server_figures,
 )
-from privsyn_flower.strategies.averaging.generalised_fedavg import GeneralisedFedAvg
+from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.cohort import check_enough
 from privsyn_flower.strategies.engine.rounds import Rounds
@@ -73,10 +73,21 @@ class TrainingResult(Result):
     ended_early: str = ""
 
 
-class TrainingStrategy(GeneralisedFedAvg):
-    """A training method that `start` runs over a Flower grid."""
+class Evaluations(Protocol):
+    """Paid evaluations of a run on the nodes, each made when its round comes."""
 
-    _evaluations: AppEvaluations | None = None  # of the run, when it has some
+    def after(self, rnd: int, arrays: Arrays, *, last: bool = False) -> dict[str, float]:
+        """Figures of the model after round `rnd`, after which nothing follows when it is the
+        last; {} when none are due. What fails on the nodes leaves the training alone."""
+
+
+class TrainingStrategy(GeneralisedFedAvg):
+    """A training method that `start` runs over a Flower grid.
+
+    evaluations: of the run, when it has some.
+    """
+
+    evaluations: Evaluations | None = None
 
     def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
         """The rounds, as they are asked and accounted. nodes: those the run waits for.
@@ -95,8 +106,8 @@ class TrainingStrategy(GeneralisedFedAvg):
     def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """One server step, and the evaluation on the nodes that is due after it."""
         metrics = super().learn(rnd, released, noise_std)
-        if self._evaluations is not None:
-            found = self._evaluations.after(rnd, self.parameters())
+        if self.evaluations is not None:
+            found = self.evaluations.after(rnd, self.parameters())
             metrics |= {EVALUATION + key: value for key, value in found.items()}
         return metrics
 
@@ -191,10 +202,10 @@ class TrainingStrategy(GeneralisedFedAvg):
         with session.folder.lock(), session.begun():
             self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
             with session.running(self) as engine:
-                self._evaluations = None
+                self.evaluations = None
                 if evaluation is not None:
                     asked[ORDER] = self.options[ORDER]
-                    self._evaluations = AppEvaluations(
+                    self.evaluations = AppEvaluations(
                         evaluation, session, engine.cohort, num_rounds, self.model, asked
                     )
                 done = engine.run()
@@ -204,8 +215,8 @@ class TrainingStrategy(GeneralisedFedAvg):
     def _measured(self, run: RunFolder, done: int) -> dict[int, MetricRecord]:
         """The figures of all evaluations on the nodes; a run that ended early has one to make."""
         found = node_figures(run)
-        if self._evaluations is not None and done not in found:
-            figures = self._evaluations.after(done, self.parameters(), last=True)
+        if self.evaluations is not None and done not in found:
+            figures = self.evaluations.after(done, self.parameters(), last=True)
             found |= {done: MetricRecord(dict(figures))} if figures else {}
         return found
 

@@ -196,9 +196,9 @@ class Session:
         the phase's. last: of an evaluation that no round follows; attempts of it may fail that the
         rounds have left of their spares, which cost as much, beside those of the phase. cohort: of
         the rounds, whose nodes and weights are then known, and nobody else is waited for; None
-        greets them. Raises as `Rounds.run`, but an evaluation that gave nothing is given up:
-        NoRelease, now and always. Raises ValueError for one more than is paid for, and when NAME
-        was another question.
+        greets them. Raises as `Rounds.run`, but an evaluation beside other questions that gave
+        nothing is given up: NoRelease, now and always. Raises ValueError for one more than is paid
+        for, and when NAME was another question.
         """
         paid, name = self.promise[phase], name or phase
         if Path(name).name != name or name == "..":
@@ -215,7 +215,8 @@ class Session:
         own.save_value("phase", phase)
         own.save_value("asked", question.digest())
         spare = paid.spare - self._failed(self.asked(phase) - {name})
-        spare += self.unused_spares(name) if last and paid.evaluates else 0
+        beside = self._beside(paid)
+        spare += self.unused_spares(name) if last and beside else 0
         engine = self._engine(question, paid, own, max(0, spare), cohort)
         try:
             if failed := own.load_value(FAILED):
@@ -223,7 +224,7 @@ class Session:
             engine.run()
         except (NoRelease, TooFewNodes) as error:
             waits = isinstance(error, TooFewNodes) and cohort is None  # they may still come
-            if waits or not paid.evaluates:
+            if waits or not beside:
                 raise
             own.save_value(FAILED, str(error))
             engine.mechanism.close(complete=True)  # nobody asks again: the key of its noise goes
@@ -256,11 +257,15 @@ class Session:
         mechanism = self.mechanism(paid, name)
         engine = Rounds(
             self.grid, question, plan, own, self.ledger, self.aggregation, progress, mechanism,
-            None if paid.evaluates else self.node_caches,
+            None if self._beside(paid) else self.node_caches,
         )  # fmt: skip
         known = {} if cohort is None else cohort.nodes
         engine.cohort = Cohort(self.grid, plan, self.folder, progress, known)
         return engine
+
+    def _beside(self, paid: Phase) -> bool:
+        """Whether it only measures what the run is about."""
+        return paid.evaluates and paid is not self.promise.main
 
     def asked(self, phase: str) -> set[str]:
         """Names of the questions of a phase that were begun; of any, when the folder is gone."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,28 +30,27 @@ from transformers import (
 )
 from transformers.modeling_outputs import CausalLMOutput
 
-from privsyn_flower.files import build_folder
+from privsyn_flower.files import DataError, build_folder
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
-from privsyn_flower.text.models.devices import one_worker
+from privsyn_flower.text.models.lstm_training import LONGEST, WordTraining, train_words
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
     from privsyn_flower.data import Federation
 
+logger = logging.getLogger("privsyn_flower")
+
 MODEL_TYPE = "privsyn-lstm"
 WORDS, HIDDEN, EMBEDDING = 30_000, 670, 96  # Gboard paper, section 4
 SPECIAL = {"unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-LONGEST = 64  # words of a text that pre-training looks at
 STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the paper's: 150K
-# Gboard paper, section 4.1 and appendix C.1.
-LEARNING_RATE, ADAM_EPSILON = 1e-3, 1e-9
 
 
 class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
     """vocab_size: words, special ones among them. coupled: the input gate is one minus the forget
-    gate; else four gates. tie_word_embeddings: one matrix for input and output."""
+    gate; else four gates. tie_word_embeddings: one matrix for input and output. trained_steps: of
+    Adam on public text."""
 
     model_type = MODEL_TYPE
 
@@ -60,6 +59,7 @@ class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
     embedding_size: int = EMBEDDING
     coupled: bool = True
     tie_word_embeddings: bool = False
+    trained_steps: int = 0
 
 
 class LstmForCausalLM(PreTrainedModel):  # type: ignore[misc]
@@ -130,12 +130,15 @@ AutoConfig.register(MODEL_TYPE, LstmConfig, exist_ok=True)
 AutoModelForCausalLM.register(LstmConfig, LstmForCausalLM, exist_ok=True)
 
 
-def word_tokenizer(texts: Iterable[str], words: int) -> PreTrainedTokenizerFast:
+def word_tokenizer(
+    texts: Iterable[str], words: int, word_list: Sequence[str] = ()
+) -> PreTrainedTokenizerFast:
     """A tokenizer of the most frequent lower-case words and punctuation of public texts.
 
-    words: size of the vocabulary, four special words included. Equally frequent words are taken
-    in alphabetical order. A word that is not in it becomes <unk>, which a model learns to predict
-    but is never right about (`unknown_token`). Raises ValueError for a size below 5.
+    words: most words of the vocabulary, four special ones included. Equally frequent words are
+    taken in alphabetical order. word_list: the words themselves, in their order; no text is then
+    counted. A word that is not in the vocabulary becomes <unk>, which a model learns to predict but
+    is never right about (`unknown_token`). Raises ValueError for a size below 5.
     """
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -143,13 +146,17 @@ def word_tokenizer(texts: Iterable[str], words: int) -> PreTrainedTokenizerFast:
         raise ValueError(f"words = {words}: a vocabulary needs at least {len(SPECIAL) + 1}")
     normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
     splitter = pre_tokenizers.Whitespace()
-    counts: Counter[str] = Counter()
-    for text in texts:
-        pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
-        counts.update(word for word, _ in pieces)
-    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    chosen = [*SPECIAL.values(), *(word for word, _ in ranked)][:words]
-    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(chosen))}
+    if word_list:
+        ranked = [normalizer.normalize_str(word) for word in word_list]
+        _tell_of_unreachable(ranked, splitter)
+    else:
+        counts: Counter[str] = Counter()
+        for text in texts:
+            pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+            counts.update(word for word, _ in pieces)
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+    chosen = list(dict.fromkeys([*SPECIAL.values(), *ranked]))[:words]
+    vocabulary = {word: number for number, word in enumerate(chosen)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIAL["unk_token"]))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, splitter
     start = SPECIAL["bos_token"]
@@ -159,29 +166,42 @@ def word_tokenizer(texts: Iterable[str], words: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
 
 
+def _tell_of_unreachable(words: Sequence[str], splitter: Any) -> None:
+    """Entries that text is cut within ("don't" is three words here) are never met."""
+    several = [word for word in words if len(splitter.pre_tokenize_str(word)) > 1]
+    if several:
+        logger.warning(
+            "models.lstm-word-list: %d of %d entries are several words here and never met, such as "
+            "%r",
+            len(several), len(words), several[0],
+        )  # fmt: skip
+
+
 def make_lstm(
     folder: Path,
     texts: Sequence[str],
     *,
     words: int = WORDS,
+    word_list: Sequence[str] = (),
     hidden: int = HIDDEN,
     embedding: int = EMBEDDING,
     coupled: bool = True,
     tied: bool = False,
     steps: int = 0,
+    batch_texts: int = 0,
     batch_words: int = 2048,
     budget_seconds: float = float("inf"),
+    device: str = "cpu",
     seed: int = 0,
     progress: Progress = silent,
 ) -> Path:
     """Write a word-level LSTM trained on public texts, with its tokenizer, into `folder`.
 
-    words: most words of the vocabulary; a small corpus has fewer. steps: of Adam at the Gboard
-    paper's rate (section 4.1); 0: random weights. batch_words: padded words of one step.
-    budget_seconds: no step starts after them.
-    seed: of weights and order. Raises ValueError when steps are asked for and no text has a word.
+    words, word_list: as `word_tokenizer` has them; a small corpus has fewer. steps: of Adam, in
+    batches and for as long as `WordTraining` says; 0: random weights. seed: of weights and order.
+    Raises ValueError when steps are asked for and no text has a word.
     """
-    tokenizer = word_tokenizer(texts, words)
+    tokenizer = word_tokenizer(texts, words, word_list)
     config = LstmConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -192,64 +212,69 @@ def make_lstm(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
+    training = WordTraining(steps, batch_texts, batch_words, budget_seconds, seed, device)
+    return train_lstm(folder, config, tokenizer, texts, training, progress)
+
+
+def train_lstm(
+    folder: Path,
+    config: LstmConfig,
+    tokenizer: Any,
+    texts: Sequence[str],
+    training: WordTraining,
+    progress: Progress = silent,
+) -> Path:
+    """As `make_lstm`, of this shape and with these words, whatever the texts' own are.
+
+    The steps that it took are `trained_steps` of its config.json.
+    """
     with torch.random.fork_rng():
-        torch.manual_seed(int(seeded(seed, "lstm", "weights").integers(1 << 62)))
+        torch.manual_seed(int(seeded(training.seed, "lstm", "weights").integers(1 << 62)))
         model = LstmForCausalLM(config)
-    if steps:
-        with one_worker():
-            _pretrain(model, tokenizer, texts, steps, batch_words, budget_seconds, seed, progress)
+    if training.steps:
+        config.trained_steps = train_words(model, tokenizer, texts, training, progress)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def _pretrain(
-    model: LstmForCausalLM,
-    tokenizer: Any,
-    texts: Sequence[str],
-    steps: int,
-    batch_words: int,
-    budget_seconds: float,
-    seed: int,
-    progress: Progress,
-) -> None:
-    """Adam on the mean loss of a next word; batches of texts of similar length."""
-    rng = seeded(seed, "lstm", "order")
-    picked = rng.permutation(len(texts))[: steps * batch_words]  # what the steps can read
-    rows = [row for row in encode(tokenizer, [texts[i] for i in picked], LONGEST) if len(row) > 1]
-    if not rows:
-        raise ValueError("no public text has a word: an LSTM cannot be trained on it")
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, eps=ADAM_EPSILON)
-    waiting: list[Any] = []
-    end = time.monotonic() + budget_seconds
-    model.train()
-    for step in range(1, steps + 1):
-        if time.monotonic() > end:
-            break
-        if not waiting:
-            waiting = token_batches([len(row) for row in rows], batch_words, rng)
-        ids, mask = pad_rows([rows[i] for i in waiting.pop()], model.config.pad_token_id)
-        optimizer.zero_grad()
-        causal_loss(model, ids, mask).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        progress("training the LSTM on public text", step, steps)
-    model.eval()
+def read_word_list(path: Path, key: str = "models.lstm-word-list") -> list[str]:
+    """The words of a file, one a line, in its order; empty lines are left out.
+
+    Raises DataError for a file that cannot be read or that has no word.
+    """
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{key} = {str(path)!r} cannot be read: {error}") from None
+    words = [word for line in lines if (word := line.strip())]
+    if not words:
+        raise DataError(f"{key} = {str(path)!r} has no word: one a line is wanted")
+    return words
 
 
 def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = silent) -> Path:
     """The folder of `models.downstream = "lstm"`: found in the cache, or trained there now.
 
-    Trained on all public text but the minority's, as the embedded tiny model is, for
-    models.train-steps steps (0: STEPS) of models.lstm-batch-words or models.train-seconds. Its name
-    is the hash of the texts and of the numbers; other processes wait for it. Raises ValueError
-    without public text.
+    Trained on the public pool, its minority included: the mix that a run's filter scores and picks
+    from (Gboard paper, section 5), for models.train-steps steps (0: STEPS) or models.train-seconds.
+    Its name is the hash of the texts, the word list and the numbers; other processes wait for it.
+    Raises ValueError without public text, DataError for a word list that cannot be read.
     """
     from privsyn_flower.config import cache_folder
 
-    texts, steps = federation.public_general(), config.models.train_steps or STEPS
-    batch_words = config.models.lstm_batch_words
-    numbers = [WORDS, HIDDEN, EMBEDDING, batch_words, LONGEST, steps]
-    digest = hashlib.sha256(json.dumps([numbers, texts]).encode())
+    models, texts = config.models, federation.public()
+    named, steps = models.lstm_word_list, models.train_steps or STEPS
+    listed = read_word_list(Path(named).expanduser()) if named else []
+    shape: dict[str, Any] = {
+        "words": models.lstm_words,
+        "hidden": models.lstm_hidden,
+        "embedding": models.lstm_embedding,
+        "steps": steps,
+        "batch_texts": models.lstm_batch_texts,
+        "batch_words": models.lstm_batch_words,
+    }
+    digest = hashlib.sha256(json.dumps([*shape.values(), LONGEST, listed, texts]).encode())
     target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
     if target.is_dir():
         return target
@@ -259,9 +284,10 @@ def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = 
         make_lstm(
             folder,
             texts,
-            steps=steps,
-            batch_words=batch_words,
-            budget_seconds=config.models.train_seconds,
+            word_list=listed,
+            **shape,
+            budget_seconds=models.train_seconds,
+            device=models.device,
             progress=progress,
         )
 

@@ -117,6 +117,14 @@ def test_what_is_not_known_is_none(tmp_path: Path) -> None:
         model = lstm.LstmForCausalLM(lstm.LstmConfig())
     assert words is not None
     assert words.parameters == sum(value.numel() for value in model.parameters())
+    small = {"models.lstm-words": 500, "models.lstm-hidden": 12, "models.lstm-embedding": 6}
+    words = shape_of("downstream", RunConfig.from_flat({"models.downstream": "lstm", **small}))
+    with torch.device("meta"):
+        model = lstm.LstmForCausalLM(
+            lstm.LstmConfig(vocab_size=500, hidden_size=12, embedding_size=6)
+        )
+    assert words is not None
+    assert words.parameters == sum(value.numel() for value in model.parameters())
     assert read_shape(tmp_path, "empty") is None
     (tmp_path / "config.json").write_text('{"hidden_size": 8}')
     save_file({"a": np.zeros((4, 8), np.float32)}, tmp_path / "model.safetensors")
