@@ -19,6 +19,8 @@ from privsyn_flower.server_apps.methods.training import training_strategy
 
 PACKAGE = Path(privsyn_flower.__file__).parent
 KNOWING = ("server_apps/methods/", "config/")
+# A query, a phase and a stage are called evaluation, too; `config.method` beside it is found.
+NAMES = FILES.keys() - {"evaluation"}
 STRATEGIES = {name for name in strategies.__all__ if hasattr(getattr(strategies, name), "learn")}
 
 
@@ -84,18 +86,18 @@ def branches(source: str) -> Iterator[int]:
         match node:
             case ast.Compare(left=left, comparators=right):
                 sides = [left, *right]
-                known = any(named(side) & (FILES.keys() | STRATEGIES) for side in sides)
+                known = any(named(side) & (NAMES | STRATEGIES) for side in sides)
                 asks = known or any(map(is_method, sides))
             case ast.Subscript(slice=index):
                 asks = is_method(index)
             case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, kinds]):
                 asks = bool(named(kinds) & STRATEGIES)
             case ast.match_case(pattern=pattern):
-                asks = bool(named(pattern) & (FILES.keys() | STRATEGIES))
+                asks = bool(named(pattern) & (NAMES | STRATEGIES))
                 node = pattern
             case ast.Dict(keys=entries):
                 told = [key.value for key in entries if isinstance(key, ast.Constant)]
-                asks = len(FILES.keys() & set(told)) > 1
+                asks = len(NAMES & set(told)) > 1
             case _:
                 continue
         if asks:
@@ -106,6 +108,7 @@ def branches(source: str) -> Iterator[int]:
     "source",
     [
         "if config.method == 'popri': pass",
+        "if config.method == 'evaluation': pass",
         "x = 'pretext' in (name, rival)",
         "x = self.config.method in CHOSEN",
         "x = KINDS[config.method]",
