@@ -203,6 +203,9 @@ def test_both_private_steps_and_the_text_of_their_shares(
     ]
     assert max(moved) > 0
     assert "topics" in report([summary]) and "ctcl" in result_table(summary)
+    mode = (tmp_path / "synthetic.jsonl").stat().st_mode  # whoever may read it may read the rest
+    results = [*(tmp_path / "model").iterdir(), *(tmp_path / "topics").iterdir()]
+    assert {path.stat().st_mode for path in results} == {mode}
 
 
 def test_a_run_that_was_killed_while_writing_asks_nobody_again(
