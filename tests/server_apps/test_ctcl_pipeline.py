@@ -450,6 +450,8 @@ def test_more_text_needs_nothing_but_the_run_folder(
     assert same.exit_code == 0 and read_jsonl(tmp_path / "same.jsonl") == rows
     again = generated(finished, "--samples", 30)
     assert again.exit_code == 1 and "is there already" in again.output
+    left = [path.name for folder in (finished, tmp_path) for path in folder.glob(".*")]
+    assert not any("generated" in name or "other" in name or "same" in name for name in left), left
 
 
 def test_more_text_of_what_has_none_is_refused(
