@@ -10,6 +10,7 @@ import errno
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import tempfile
 import threading
@@ -151,31 +152,50 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def build_folder(target: Path, fill: Callable[[Path], None]) -> Path:
+def build_folder(target: Path, fill: Callable[[Path], None], *, result: bool = False) -> Path:
     """`fill` a temporary folder (0700) and rename it to `target`; a reader sees all or nothing.
 
-    Several processes may call at once: one builds, the others wait and find it. Returns target.
+    Several processes may call at once: one builds, the others wait and find it. result: as of
+    `new_folder`. Returns target.
     """
     with locked(target.with_name(target.name + ".lock")):
         if not target.exists():
-            new_folder(target, fill)
+            new_folder(target, fill, result=result)
     return target
 
 
-def new_folder(target: Path, fill: Callable[[Path], None]) -> None:
+def new_folder(target: Path, fill: Callable[[Path], None], *, result: bool = False) -> None:
     """`fill` a temporary folder (0700) and rename it to `target`; a reader sees all or nothing.
 
     Of several processes that call at once each builds, and the first to end has its folder there.
-    Raises FileExistsError in the others, and when something is there.
+    result: it is for whoever asked, so its modes are those of the umask (`share`), not the owner's
+    only. Raises FileExistsError in the others, and when something is there.
     """
     scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
     try:
         fill(scratch)
+        if result:
+            share(scratch)
         if target.exists():
             raise FileExistsError(errno.EEXIST, "was made meanwhile", str(target))
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def share(folder: Path) -> None:
+    """Give a folder and all in it the modes that the umask gives to new ones.
+
+    Libraries write files for their owner alone (safetensors: 0600), and a temporary folder is 0700;
+    nothing that is private may be in here.
+    """
+    probe = Path(tempfile.mkdtemp(dir=folder)) / "umask"  # asking for it would change it a moment
+    probe.mkdir()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    shutil.rmtree(probe.parent)
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def build_file(target: Path, fill: Callable[[Path], None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.files import (
+    build_folder,
     create_private,
     new_folder,
     private_folder,
@@ -91,3 +92,28 @@ def test_a_folder_that_another_made_meanwhile_stays(tmp_path: Path) -> None:
         new_folder(target, late)
     assert [path.name for path in target.iterdir()] == ["other"]
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_results_have_the_modes_of_the_umask(tmp_path: Path, umask: int) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "inner").mkdir(mode=0o700)
+        for path in (folder / "weights", folder / "inner" / "words"):
+            path.write_bytes(b"x")
+            path.chmod(0o600)  # as safetensors leaves it
+        (folder / "link").symlink_to(outside)
+
+    (outside := tmp_path / "outside").write_bytes(b"y")
+    outside.chmod(0o600)
+    before = os.umask(umask)
+    try:
+        made = build_folder(tmp_path / "result", fill, result=True)
+        kept = build_folder(tmp_path / "cache", fill)
+    finally:
+        os.umask(before)
+    folders, files = (made, made / "inner"), (made / "weights", made / "inner" / "words")
+    assert {mode(path) for path in folders} == {0o777 & ~umask}
+    assert {mode(path) for path in files} == {0o666 & ~umask}
+    assert sorted(path.name for path in made.iterdir()) == ["inner", "link", "weights"]
+    assert mode(outside) == 0o600, "a link leads elsewhere"
+    assert (mode(kept), mode(kept / "weights")) == (0o700, 0o600)

@@ -13,6 +13,8 @@ correlation of an aggregator's noise, which is correlated between rounds: whiten
 coins       where users toss coins: how often they come up, how often the canary's vector is in a
             sum that it was there for, and whether users' coins are independent (`coins`).
 
+What a run asks besides its rounds, CTCL's histogram of topics, is a measurement of its own.
+
 Of the nodes' noise one release is measured, because every release has noise of its own; of an
 aggregator's noise all rounds of a run together.
 
@@ -32,8 +34,8 @@ may tell how a coin fell, nothing is measured; and coins of one round only, not 
 coins in many rounds.
 """
 
-from privsyn_flower.audit.measure import Audit, audit, described
+from privsyn_flower.audit.measure import Audit, audit, described, kinds
 from privsyn_flower.audit.path import AuditError
 from privsyn_flower.audit.statistics import mu_lower_bound, variance_test
 
-__all__ = ["Audit", "AuditError", "audit", "described", "mu_lower_bound", "variance_test"]
+__all__ = ["Audit", "AuditError", "audit", "described", "kinds", "mu_lower_bound", "variance_test"]

@@ -14,8 +14,10 @@ from privsyn_flower.audit.coins import Coins, counted_coins
 from privsyn_flower.audit.model_cases import evaluation_case, update_case
 from privsyn_flower.audit.path import AuditError, Case
 from privsyn_flower.audit.settings import (
+    EVALUATION,
     aggregator_noise,
     aggregator_setting,
+    audited_phase,
     audited_users,
     nodes_setting,
 )
@@ -27,13 +29,14 @@ from privsyn_flower.audit.statistics import (
     variance_test,
     whitening,
 )
-from privsyn_flower.audit.text_cases import scores_case, votes_case
+from privsyn_flower.audit.text_cases import scores_case, topics_case, votes_case
 from privsyn_flower.audit.trials import Setting, Trials, run_trials
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.question import encoded_bound, encoded_length
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.strategies.ctcl import TOPICS
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
 
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
@@ -41,7 +44,6 @@ CONFIDENCE = 0.999
 NOISE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
 FEWEST_TRIALS, DEFAULT_TRIALS, MOST_TRIALS = 200, 10_000, 1_000_000
 MOST_NUMBERS = 1 << 24  # of all rounds and trials of one audit, so that it takes a minute at most
-EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -80,26 +82,37 @@ class Audit:
 
 
 def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Audit:
-    """Audit this configuration's kind of query, at its noise and weights.
+    """Audit one of this configuration's kinds of query, at its noise and weights.
 
     trials: releases, or runs where an aggregator adds the noise, half of them with the canary;
-    fewer where a run has many rounds. kind: "" for the query of the method's rounds, or
-    "evaluation". Raises ConfigError or ValueError on numbers and another kind, AuditError when
-    nothing could be measured.
+    fewer where a run has many rounds. kind: of `kinds`, or "evaluation"; "": the first of `kinds`.
+    Raises ConfigError or ValueError on numbers and another kind, AuditError when nothing could be
+    measured.
     """
     if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
         raise ValueError(f"trials = {trials} must be from {FEWEST_TRIALS} to {MOST_TRIALS}")
-    own = query_kind(config)
-    if kind not in ("", own, EVALUATION):
-        raise ValueError(f"kind = {kind!r} must be {own!r}, which the rounds ask, or 'evaluation'")
-    kind = kind or own
-    noise, setting = None, nodes_setting(config) if not config.trusts_aggregator else None
-    if setting is None:
-        noise = aggregator_noise(config, evaluation=kind == EVALUATION)
+    asked = kinds(config)
+    if kind not in ("", *asked, EVALUATION):
+        names = " or ".join(map(repr, asked))
+        raise ValueError(f"kind = {kind!r} must be {names}, which is asked, or 'evaluation'")
+    kind = kind or asked[0]
+    phase = audited_phase(config, kind)
+    if phase.source == "aggregator":
+        noise = aggregator_noise(phase)
         setting = aggregator_setting(config, noise)
+    else:
+        noise, setting = None, nodes_setting(config, phase)
     with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as folder:
         case = KINDS[kind](config, Path(folder))
         return _measured(config, kind, case, setting, noise, trials)
+
+
+def kinds(config: RunConfig) -> list[str]:
+    """The kinds of query that a run asks: the rounds', and CTCL's histogram, "topics"."""
+    if not config.uses("ctcl"):
+        return [recipe_of(config).question(config)[0]]
+    own = {"update": config.updates, TOPICS: config.ctcl.histogram}
+    return [kind for kind, is_asked in own.items() if is_asked]
 
 
 def _measured(
@@ -215,14 +228,10 @@ def _coin_rows(coins: Coins, rate: float) -> dict[str, str]:
     }
 
 
-def query_kind(config: RunConfig) -> str:
-    """The kind of query that the configured method asks in its rounds."""
-    return recipe_of(config).question(config)[0]
-
-
 KINDS: dict[str, Callable[[RunConfig, Path], Case]] = {
     "votes": lambda config, _: votes_case(config),
     "scores": lambda config, _: scores_case(config),
     "update": lambda config, folder: update_case(config, audited_users(config), folder),
+    TOPICS: lambda config, _: topics_case(config),
     EVALUATION: evaluation_case,
 }

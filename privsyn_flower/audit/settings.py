@@ -14,33 +14,45 @@ from privsyn_flower.audit.statistics import whitening
 from privsyn_flower.audit.trials import Setting
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.promise import evaluation_phases
+from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.server_apps.promised import ledger_terms, promised
+from privsyn_flower.strategies.ctcl import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
 
+EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds
 HONEST_NODES = 6  # of two users each; every one of them survives
 TURN_NODES = 3  # who answer in one round of an aggregator's noise: the fewest of a secure sum
 
 
-def nodes_setting(config: RunConfig) -> Setting:
-    """One release with the nodes' noise and, where the run samples, its users' coins.
+def audited_phase(config: RunConfig, kind: str) -> Phase:
+    """What a kind of query is paid by: the rounds, an evaluation beside them, or CTCL's histogram.
+
+    Raises ConfigError on numbers that make no promise.
+    """
+    made = promised(config)
+    if kind == TOPICS:
+        return made[TOPICS]
+    return evaluation_phases(made.main, 1)[0] if kind == EVALUATION else made.main
+
+
+def nodes_setting(config: RunConfig, phase: Phase) -> Setting:
+    """One release with the nodes' noise and, where the phase samples, its users' coins.
 
     The honest survivors weigh exactly W_min, so the noise is what is charged and no more: the
     plan's spare weight is lost after masking, and the colluders' noise is known to them.
     """
-    made = promised(config)
     plan = RoundPlan(
         run="audit",
         users=audited_users(config),
-        noise_multiplier=made.main.multiplier,
+        noise_multiplier=phase.multiplier,
         spare_rounds=0,
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
-        sampling_rate=made.main.rate,
-        distance=made.distance,
+        sampling_rate=phase.rate,
+        distance=promised(config).distance,
     )
     return Setting(
         plan, node_seats(plan), AGGREGATIONS[config.aggregation](), lambda _: NodeNoise(),
@@ -81,15 +93,13 @@ def _split(total: int, parts: int) -> list[int]:
     return [total // parts + (at < total % parts) for at in range(parts)]
 
 
-def aggregator_noise(config: RunConfig, *, evaluation: bool) -> AggregatorNoise:
-    """The run's noise of a trusted aggregator, its keys nowhere yet; or that of its evaluation."""
-    main = promised(config).main
-    [phase] = evaluation_phases(main, 1) if evaluation else [main]
+def aggregator_noise(phase: Phase) -> AggregatorNoise:
+    """A phase's noise of a trusted aggregator, its keys nowhere yet."""
     return trusted_noise(phase, run="audit")
 
 
 def aggregator_setting(config: RunConfig, noise: AggregatorNoise) -> Setting:
-    """All rounds of a run whose noise an aggregator adds; the canary has the worst turn there is.
+    """All rounds of a phase whose noise an aggregator adds; the canary has the worst turn there is.
 
     Everybody survives and nobody colludes, because nothing here depends on either: no node adds
     noise, and the adversary knows what they all send.

@@ -1,4 +1,5 @@
-"""Questions about texts under audit: votes and scores, by a canary with the longest vector."""
+"""Questions about texts under audit: votes, scores and topics, by a canary of the longest
+vector."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.data import LabelledText
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.strategies.ctcl import BOUND
+from privsyn_flower.strategies.synthesis.topic_counts import topic_question
 from privsyn_flower.text import load_embedder
+from privsyn_flower.text.topics import TopicModel
 
 
 def votes_case(config: RunConfig) -> Case:
@@ -30,6 +34,29 @@ def votes_case(config: RunConfig) -> Case:
         embedder.embed(texts), model=embedder.fingerprint, samples_cap=cap, **options
     )
     return Case(query, VOTES, [texts[0]] * cap, [texts[1]], [texts[2]] * cap)
+
+
+def topics_case(config: RunConfig) -> Case:
+    """CTCL's histogram, asked as its run asks it: all of the canary's texts are of one topic.
+
+    With classes it has texts of each, so that a clip of every class by itself would be too long;
+    its node's other user has one text.
+    """
+    cap, classes = config.data.samples_per_user, config.ctcl.classes
+    words = ("alpha beta", "gamma delta", "one two", "three four", "five six")
+    embedder = load_embedder(EMBEDDER)
+    topics = TopicModel(
+        embedder.embed(words), tuple((name,) for name in words), embedder.fingerprint
+    )
+    query = topic_question(topics, BOUND, samples_cap=cap)
+    if classes:
+        query = query.by_class(classes)
+    canary, other, crowd = (
+        [LabelledText(words[topic], (classes or ("",))[at % max(1, len(classes))])
+         for at in range(cap)]
+        for topic in range(3)
+    )  # fmt: skip
+    return Case(query, VOTES, canary, other[:1], crowd)
 
 
 def scores_case(config: RunConfig) -> Case:

@@ -35,6 +35,7 @@ from privsyn_flower.evaluation.public import (
 )
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.user_sums import save_user_sums
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, Steps, silent
@@ -42,6 +43,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.lm_metrics import base_folder
 
 Folders = Mapping[str, Path]
+KEYS = {"private": "data.users", "random_public": "data.public-pool"}  # what has more texts
 
 
 def next_token(
@@ -91,8 +93,9 @@ def next_token(
         for name, source in training_sets(federation, synthetic, public).items():
             if name not in measured:
                 rows = model.encode(source)
+                job = fine_tuning_on(name, rows, tuning)
                 counts[name], taken[name] = len(source), tuning.steps_of(len(rows))
-                yield FineTuning(name, rows, tuning, f"fine-tuning on {name}")
+                yield job
 
     sums |= sums_after(
         model,
@@ -182,7 +185,7 @@ def classification(
     sums |= sums_after(
         model,
         [
-            FineTuning(name, examples, tuning, f"fine-tuning on {name}")
+            fine_tuning_on(name, examples, tuning)
             for name, examples in sets.items()
             # Without examples these two are an error, unless there is no text at all.
             if examples or name == "private" or (name == "synthetic" and synthetic[name])
@@ -218,6 +221,18 @@ def training_sets(federation: Federation, synthetic: Sets, public: Sequence[str]
     """What the model is fine-tuned on, by the names in METHODS; `public` may be empty."""
     own = [text for texts in federation.shard(0, 1).values() for text in texts]
     return {**({"random_public": public} if public else {}), **synthetic, "private": own}
+
+
+def fine_tuning_on(name: str, rows: Sequence[Any], tuning: Tuning) -> FineTuning:
+    """The fine-tuning on one set. Raises ConfigError, naming the key, for one without a text that a
+    model can learn from, however long it would train."""
+    if not len(rows):
+        key = KEYS.get(name, "expand.samples, or lower expand.min-words")
+        raise ConfigError(
+            f"fine-tuning on {name}: none of its texts can be learned from, so there is nothing "
+            f"for evaluation.{'epochs' if tuning.epochs else 'steps'}: raise {key}"
+        )
+    return FineTuning(name, rows, tuning, f"fine-tuning on {name}")
 
 
 def _choosing(config: RunConfig, steps: Steps) -> AbstractContextManager[None]:

@@ -37,11 +37,10 @@ def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Ge
     config = _config(folder)
     target = (out or folder / f"generated-{seed}-{samples}.jsonl").expanduser().absolute()
     kept = kept_by(folder, config.ctcl)
-    with locked(target.with_name(f".{target.name}.lock")), Display() as display:
-        if target.exists():
-            raise ConfigError(
-                f"{target} is there already: name another file (--out), or other text (--seed)"
-            )
+    lock = target.with_name(f".{target.name}.lock")
+    _check_free(target)
+    with locked(lock), Display() as display:
+        _check_free(target)  # another call may have written it meanwhile
 
         def progress(stage: str, done: float, total: float, note: str = "") -> None:
             event = {"t": time.time(), "stage": stage, "done": done, "total": total, "note": note}
@@ -59,7 +58,15 @@ def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Ge
             progress=progress,
             stage=STAGE,
         )
+        lock.unlink()  # whoever waits for it, or makes another, finds the text
     return Generated(target, written, _claim(folder))
+
+
+def _check_free(target: Path) -> None:
+    if target.exists():
+        raise ConfigError(
+            f"{target} is there already: name another file (--out), or other text (--seed)"
+        )
 
 
 def _claim(folder: Path) -> str:

@@ -223,9 +223,12 @@ def audit(
     ] = None,
     trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
     kind: Annotated[
-        str, typer.Option(help="evaluation; default: the query of the method's rounds.")
+        str,
+        typer.Option(help="evaluation; default: the rounds' query, and of ctcl its topics, too."),
     ] = "",
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each kind, a line each.")
+    ] = False,
 ) -> None:
     """Measure releases in this process: do they leak more, or are they less noisy, than claimed?
 
@@ -233,17 +236,19 @@ def audit(
     Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
     """
     from privsyn_flower.audit import audit as measure
-    from privsyn_flower.audit import described
+    from privsyn_flower.audit import described, kinds
     from privsyn_flower.cli.run import default_config
     from privsyn_flower.config import load_config, parse_override
 
     try:
         overrides = dict(parse_override(text) for text in settings or [])
-        found = measure(load_config(config or default_config(), overrides), trials, kind)
+        loaded = load_config(config or default_config(), overrides)
+        found = [measure(loaded, trials, one) for one in ([kind] if kind else kinds(loaded))]
     except ValueError as error:
         raise fail(str(error)) from None
-    typer.echo(json.dumps(found.to_dict()) if as_json else described(found))
-    if found.contradiction:
+    told = [json.dumps(one.to_dict()) if as_json else described(one) for one in found]
+    typer.echo(("\n" if as_json else "\n\n").join(told))
+    if any(one.contradiction for one in found):
         raise typer.Exit(1)
 
 

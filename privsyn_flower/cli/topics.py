@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 topics_app = typer.Typer(
     cls=Commands, no_args_is_help=True, help="Topics of public text: make, look at, import."
 )
+
+COUNT = 64  # topics, where no configuration of CTCL says how many
 
 NewFolder = Annotated[Path, typer.Argument(help="The new folder; runs name it as ctcl.topics.")]
 
@@ -40,21 +42,34 @@ def make(
         typer.Option(help="Public text instead: .txt with a text a line, jsonl, csv or parquet."),
     ] = None,
     text_column: Annotated[str, typer.Option(help="Of --texts.")] = "text",
-    count: Annotated[int, typer.Option(help="Topics; with hdbscan the most that are kept.")] = 64,
-    clustering: Annotated[str, typer.Option(help="k-means, or hdbscan as in the paper.")] = (
-        "k-means"
-    ),
-    words: Annotated[int, typer.Option(help="Keywords of a topic, at most.")] = 10,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            help="Topics; with hdbscan the most that are kept. Default: ctcl.topic-count of a "
+            "configuration with method = 'ctcl', else 64."
+        ),
+    ] = None,
+    clustering: Annotated[
+        str | None,
+        typer.Option(help="k-means, or hdbscan as in the paper. Default: ctcl.clustering."),
+    ] = None,
+    words: Annotated[
+        int | None, typer.Option(help="Keywords of a topic, at most. Default: ctcl.topic-words.")
+    ] = None,
     rerank: Annotated[
         bool, typer.Option("--rerank", help="Keywords by their own embeddings, as KeyBERT's.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="The same seed and text give the same topics.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(help="The same seed and text give the same topics. Default: seed."),
+    ] = None,
 ) -> None:
     """Cluster PUBLIC text into topics with keywords, and write them to FOLDER.
 
-    Text of a configuration is its public pool, cut to data.sample-words as a run does; --texts is
-    read once, as a stream, whatever its length. Embeddings stay in the cache: after an interruption
-    the same command goes on.
+    Text of a configuration is its public pool, cut to data.sample-words as a run does, and without
+    options the topics are those that its run would make; --texts is read once, as a stream,
+    whatever its length. Embeddings stay in the cache: after an interruption the same command goes
+    on.
     """
     from privsyn_flower.cli.display import Display
     from privsyn_flower.config import cache_folder, load_config, parse_override
@@ -81,10 +96,7 @@ def make(
             model = make_topics(
                 public,
                 Kept(embedder, cache_folder(loaded) / "public"),
-                count=count,
-                clustering=clustering,  # type: ignore[arg-type]  # make_topics checks it
-                seed=seed,
-                words=words,
+                **_asked(loaded, count=count, clustering=clustering, words=words, seed=seed),
                 rerank=rerank,
                 progress=progress,
             )
@@ -145,6 +157,19 @@ def import_(
     except (ModelUnavailableError, ValueError) as error:
         raise fail(str(error)) from None
     typer.echo(_told(folder, model))
+
+
+def _asked(config: RunConfig, **options: Any) -> dict[str, Any]:
+    """What `make_topics` is asked for: the options, and for those that are None what a run of the
+    configuration makes."""
+    own = config.ctcl
+    of_run = {
+        "count": own.topic_count if config.uses("ctcl") else COUNT,
+        "clustering": own.clustering,
+        "words": own.topic_words,
+        "seed": config.seed,
+    }
+    return of_run | {name: one for name, one in options.items() if one is not None}
 
 
 def _public(config: RunConfig, file: Path | None, column: str, progress: Progress) -> Iterable[str]:

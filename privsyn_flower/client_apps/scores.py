@@ -11,7 +11,7 @@ from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.labels import classes_of, labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
-from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.votes import asked_rows
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.packing import LARGEST
@@ -39,6 +39,10 @@ def check_scores(query: Query, node: Node) -> None:
     if query.rows.size or query.extra:  # else this is the head alone
         _check_arrays(query, dimension, labels)
     check_embedder(query, node)
+    if query.rows.size:
+        shown = query.extra.get("projection")
+        width = query.rows.shape[1] if shown is None else len(shown)
+        check_dimension("candidates", width, node)
 
 
 def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:

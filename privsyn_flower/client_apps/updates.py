@@ -21,7 +21,7 @@ from flwr.app import Context, Message
 from privsyn_flower.arrays import F32, F64, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts, alone, base_model, open_node
-from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.node.policy import check_model
 from privsyn_flower.client_apps.votes import user_rows
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
@@ -72,19 +72,8 @@ def check_update(query: Query, node: Node) -> None:
         if node.policy is not None:
             check_model(node.policy, asked.embedder)
         check_embedder(_about(query, asked.embedder), node)
-        _check_dimension(query, node)
-
-
-def _check_dimension(query: Query, node: Node) -> None:
-    """Refuse topics that no text's row can be compared with: all users would be zeros."""
-    from privsyn_flower.text.embedders import known_dimension
-
-    dimension = known_dimension(node.embedder)
-    if ROWS in query.extra and dimension not in (None, found := query.extra[ROWS].shape[1]):
-        raise WireError(
-            Refusal.MALFORMED,
-            f"{ROWS} of {found} dimensions, this embedder's have {dimension}",
-        )
+        if ROWS in query.extra:
+            check_dimension(ROWS, query.extra[ROWS].shape[1], node)
 
 
 def _about(query: Query, embedder: str) -> Query:

@@ -10,7 +10,7 @@ from privsyn_flower.arrays import F32, I32, I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.labels import classes_of, labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
-from privsyn_flower.client_apps.node.embedder import check_embedder
+from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
@@ -39,6 +39,8 @@ def check_votes(query: Query, node: Node) -> None:
     if query.extra:  # a projection would make another size of them
         raise WireError(Refusal.MALFORMED, f"a vote query with {sorted(query.extra)}")
     check_embedder(query, node)
+    if query.rows.size:  # else this is the head alone
+        check_dimension("candidates", query.rows.shape[1], node)
 
 
 def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:

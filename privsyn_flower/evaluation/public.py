@@ -222,7 +222,7 @@ def export_model(
 ) -> Path:
     """`base` with these public parameters on it (`text/models/parameters.py`), as a folder to load.
 
-    All or nothing; an existing `target` is left as it is.
+    All or nothing, with the modes of the umask; an existing `target` is left as it is.
     """
     from privsyn_flower.text.models.lm_metrics import Scorer
 
@@ -232,4 +232,4 @@ def export_model(
             save_model(scorer.model, base, folder)
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    return build_folder(target, fill)
+    return build_folder(target, fill, result=True)

@@ -23,6 +23,7 @@ from privsyn_flower.evaluation.several import Line, sums_by_another
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import Progress, silent
+from privsyn_flower.text.fingerprints import folder_fingerprint
 
 WAKE = 1.0  # seconds; a signal that comes just before this thread sleeps is seen when it wakes
 
@@ -61,10 +62,11 @@ def sums_after(
     """
     work, found = work or Work(), dict[str, F64]()
     tested = rows_digest([row for own in users.values() for row in model.packed(own)])
+    source = _by_content(model.said())
     chosen_by = None if choice is None else rows_digest(model.packed(choice))
 
     def one(job: FineTuning, tune: Tune) -> None:
-        about = [model.said(), asdict(job.tuning), rows_digest(model.packed(job.rows))]
+        about = [source, asdict(job.tuning), rows_digest(model.packed(job.rows))]
         with begun(job.name):
             made = work.once(job.name, [*about, tested, chosen_by], functools.partial(tune, job))
         found[job.name] = np.array(made)
@@ -87,6 +89,14 @@ def sums_after(
 
     _each(at_once, wanted, lambda job, line: one(job, functools.partial(there, line)))
     return found
+
+
+def _by_content(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model says of itself, a folder by what is in it: one that is written anew in the same
+    place is another, and a copy is the same."""
+    folder = Path(said["model"]).expanduser()
+    name = folder_fingerprint(folder) if folder.is_dir() else said["model"]
+    return {**said, "model": name}
 
 
 def _each(at_once: int, jobs: Iterable[FineTuning], do: Callable[[FineTuning, Line], None]) -> None:

@@ -53,7 +53,12 @@ class Tuning:
         return self.texts or self.epochs > 0
 
     def steps_of(self, texts: int) -> int:
-        """Optimiser steps on a set of so many texts."""
+        """Optimiser steps on a set of so many texts. Raises ValueError for passes over none."""
+        if self.epochs and not texts:
+            raise ValueError(
+                f"{self.epochs} passes over no text (evaluation.epochs, evaluation.public-epochs): "
+                "the set is empty"
+            )
         return self.epochs * self.epoch_steps(texts) if self.epochs else self.steps
 
     def epoch_steps(self, texts: int) -> int:

@@ -22,10 +22,12 @@ from privsyn_flower.text.embedders import (
     ngram_dimension,
 )
 from privsyn_flower.text.fingerprints import FACTS
+from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
     hub_cache,
     local_folder,
+    only_decoder,
 )
 from privsyn_flower.text.serving.vllm_server import default_python
 from privsyn_flower.text.tiny.assets import embedded
@@ -130,7 +132,24 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
         )
     if folder is not None and not any((folder / file).is_file() for file in files):
         return f"{key} = {name!r} holds no model: {' or '.join(files)} is missing"
+    if folder is not None and _causal(config, kind) and _encodes(folder):
+        return only_decoder(name, key)
     return None
+
+
+def _causal(config: RunConfig, kind: str) -> bool:
+    """Whether a model is loaded here, as a causal one. A classifier may be of any kind."""
+    if kind == "downstream":
+        return config.evaluation.task == "next-token"
+    here = config.generation.backend == "huggingface"
+    return kind == "generator" and here and not config.uses("dp_prompt")
+
+
+def _encodes(folder: Path) -> bool:
+    try:
+        return encodes(folder)
+    except (OSError, ValueError):  # whoever loads it says what is wrong
+        return False
 
 
 def _out_of_reach(name: str) -> bool:

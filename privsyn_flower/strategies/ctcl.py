@@ -1,6 +1,6 @@
 """CTCL: a noisy histogram of topics, and a small generator trained privately (Tan et al. 2025).
 
-arXiv 2503.12347, section 3.2: the users' texts are counted by topic, once, and the generator is
+arXiv 2503.12347, section 3.3: the users' texts are counted by topic, once, and the generator is
 fine-tuned on pairs of a topic's keywords and a text; then it writes as many texts of each topic as
 the counts say. The paper is central. Here the histogram is a vote on the topics' vectors, and the
 fine-tuning is DP-FedAvg or DP-FTRL, whose nodes make the pairs: both under one promise.

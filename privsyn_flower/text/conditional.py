@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("privsyn_flower")
 
 KEY = "models.conditional"
-MAX_TARGET = 512  # tokens of a text with its end (Tan et al. 2025, appendix A)
+MAX_TARGET = 512  # tokens of a text with its end (Tan et al. 2025, section 4.1.3)
 BATCH_TOKENS = 4096  # padded tokens whose loss is computed at once
 Row = tuple[list[int], list[int]]  # ids of a condition, and of its text with the end
 

@@ -88,8 +88,7 @@ def export_embedder(name: str, folder: Path, *, int8: bool = False) -> dict[str,
         check_rows(exact, OnnxEmbedder(target, progress=False), LEAST_COSINE if int8 else None)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    new_folder(folder, fill)
-    folder.chmod(0o755)  # nothing in it is private
+    new_folder(folder, fill, result=True)
     facts: dict[str, Any] = json.loads((folder / FACTS).read_text("utf-8"))
     return facts
 

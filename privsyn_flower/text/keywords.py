@@ -1,6 +1,6 @@
 """Keywords of public text: of a class of texts, or of one text, by class-based TF-IDF.
 
-Source: the keywords of CTCL's topics (Tan et al. 2025, arXiv 2503.12347, section 3.1) are those of
+Source: the keywords of CTCL's topics (Tan et al. 2025, arXiv 2503.12347, section 3.2) are those of
 BERTopic (Grootendorst 2022, arXiv 2203.05794, section 3.3): a word w of class c weighs
 tf(w, c) * log(1 + A / f(w)), with tf its count in the class, f its count in all classes and A the
 mean number of words of a class. Stop words are English; a frequent word of another language weighs

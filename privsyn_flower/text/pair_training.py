@@ -114,7 +114,7 @@ def train_on_pairs(
         (folder / "training.json").write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
 
     target.parent.mkdir(parents=True, exist_ok=True)
-    new_folder(target, fill)
+    new_folder(target, fill, result=True)
     shutil.rmtree(work, ignore_errors=True)
     return about
 

@@ -1,6 +1,6 @@
 """Public texts -> topics: clusters of their embeddings, with keywords.
 
-Source: CTCL (Tan et al. 2025, arXiv 2503.12347), section 3.1 and BERTopic (Grootendorst 2022,
+Source: CTCL (Tan et al. 2025, arXiv 2503.12347), section 3.2 and BERTopic (Grootendorst 2022,
 arXiv 2203.05794). The default is spherical k-means (Dhillon and Modha 2001), whose number of topics
 is given and which leaves no text out; HDBSCAN is the paper's.
 

@@ -1,6 +1,6 @@
 """A topic model: points on the unit sphere with keywords, made of public text, used everywhere.
 
-Source: CTCL (Tan et al. 2025, arXiv 2503.12347), section 3.1: clusters of embedded public
+Source: CTCL (Tan et al. 2025, arXiv 2503.12347), section 3.2: clusters of embedded public
 documents, ten keywords each; a document belongs to the topic whose vector is closest to its own.
 Two files make a model: topics.safetensors holds the vectors, topics.json the rest.
 """

@@ -1,6 +1,6 @@
 """Conditions of a question's local training: what each text is learned from. PUBLIC.
 
-CTCL (Tan et al. 2025, arXiv 2503.12347, section 3.2) trains on pairs of a topic's keywords and a
+CTCL (Tan et al. 2025, arXiv 2503.12347, section 3.3) trains on pairs of a topic's keywords and a
 text. The question brings the topic model, quantised as the candidates of a vote are; the node
 finds the topic of each of its texts with its own embedder and writes the prompt itself. Which topic
 that is never leaves it.

@@ -1,4 +1,4 @@
-"""CTCL and the DP training of its downstream models (Tan et al., ICML 2025, arXiv 2503.12347):
+"""CTCL and the DP training of its downstream models (Tan et al. 2025, arXiv 2503.12347):
 section 4, Tables 3 to 5 and 8, App. C (data) and E (noise)."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ weight-decay = 0.01  # the released code
 """
 
 CTCL = """
-# CTCL on $title at epsilon $epsilon (Tan et al., ICML 2025). Run: privsyn run $file
+# CTCL on $title at epsilon $epsilon (Tan et al. 2025, arXiv 2503.12347). Run: privsyn run $file
 # The paper's generator is an encoder-decoder (BART-base, 140M), pretrained on 430 million described
 # documents. GPT-2 stands here, with no pretraining on conditions: BART is trained, too, but slower;
 # the folder of another one, or of one that was pretrained on pairs: --set models.conditional=FOLDER
@@ -65,19 +65,19 @@ CTCL = """
 method = "ctcl"
 noise-multiplier = 0.0  # the smallest that keeps epsilon; App. E: $ours
 [data]
-public-path = "hub:wikimedia/wikipedia@20231101.en#train:100000"  # section 3.1: Wikipedia of November 2023, all 6 million pages
+public-path = "hub:wikimedia/wikipedia@20231101.en#train:100000"  # section 3.2: Wikipedia of November 2023, all 6 million pages
 public-text-column = "text"
 public-pool = 99000  # not in the paper: of those pages
 [models]
-embedder = "minilm"  # section 3.1: all-MiniLM-L6-v2
+embedder = "minilm"  # section 3.2: all-MiniLM-L6-v2
 conditional = "openai-community/gpt2"  # the paper: its own, of BART-base
 [ctcl]
 topics = "train"
-topic-count = 1300  # section 3.1: so many were found
-clustering = "k-means"  # section 3.1: HDBSCAN, which finds fewer in fewer pages
-topic-words = 10  # section 3.1
+topic-count = 1300  # section 3.2: so many were found
+clustering = "k-means"  # section 3.2: HDBSCAN, which finds fewer in fewer pages
+topic-words = 10  # section 3.2
 histogram-multiplier = 10.0  # App. E
-topic-threshold = 0.0  # section 3.3: none
+topic-threshold = 0.0  # section 3.4: none
 max-source = 128  # the released script
 repetition-penalty = 1.5  # the released script
 filter = true  # the released script
@@ -93,7 +93,7 @@ max-tokens = 512  # section 4.1
 
 DOWNSTREAM = """
 # DP training of the downstream model on $title at epsilon $epsilon, without synthetic text: "Downstream
-# DPFT" of CTCL's tables (Tan et al., ICML 2025, section 4). Run: privsyn run $file
+# DPFT" of CTCL's tables (Tan et al. 2025, arXiv 2503.12347, section 4). Run: privsyn run $file
 method = "dp-fedavg"
 noise-multiplier = 0.0  # the smallest that keeps epsilon; App. E, without a histogram: $plain
 [training]

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from privsyn_flower.audit import Audit, AuditError, audit, described, measure
 from privsyn_flower.audit import settings as audit_settings
 from privsyn_flower.audit.coins import counted_coins, rate_test, sharing_test
-from privsyn_flower.audit.settings import nodes_setting
+from privsyn_flower.audit.settings import audited_phase, nodes_setting
 from privsyn_flower.audit.statistics import epsilon_lower_bound, halves, sampled_epsilon
 from privsyn_flower.audit.text_cases import votes_case
 from privsyn_flower.audit.trials import run_trials
@@ -118,7 +118,9 @@ def test_the_table_says_what_the_coins_did() -> None:
 
 def test_each_trial_has_its_own_coins(tmp_path: Any) -> None:
     config = configured()
-    found = run_trials(votes_case(config), nodes_setting(config), 400)
+    found = run_trials(
+        votes_case(config), nodes_setting(config, audited_phase(config, "votes")), 400
+    )
     assert set(found.put.tolist()) == {0.0, 1.0} and not found.put[1::2].any()
     assert 10 < found.put.sum() < 90  # of 200 that the canary is there for, at a quarter
     assert len(np.unique(found.which)) == 4  # two users' coins fall in four ways
@@ -330,4 +332,5 @@ def test_the_rate_is_that_of_the_promise(monkeypatch: pytest.MonkeyPatch) -> Non
     half = replace(made.main, sampler=replace(made.main.sampler, rate=RATE / 2))
     other = replace(made, phases=(half, *made.phases[1:]))
     monkeypatch.setattr(audit_settings, "promised", lambda config: other)
-    assert nodes_setting(config).plan.sampling_rate == RATE / 2 != config.sampling_rate
+    setting = nodes_setting(config, audited_phase(config, "votes"))
+    assert setting.plan.sampling_rate == RATE / 2 != config.sampling_rate

@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.audit import Audit, AuditError, audit, described, measure
-from privsyn_flower.audit.settings import aggregator_noise, aggregator_setting, worst_turn
+from privsyn_flower.audit.settings import (
+    aggregator_noise,
+    aggregator_setting,
+    audited_phase,
+    worst_turn,
+)
 from privsyn_flower.audit.statistics import (
     correlation_test,
     filtered,
@@ -102,7 +107,7 @@ def test_an_honest_run_passes_and_the_bound_is_tight(tight: float, changed: dict
 @pytest.mark.usefixtures("calm")
 def test_an_evaluation_costs_one_participation() -> None:
     found = measured(kind="evaluation")
-    noise = aggregator_noise(configured(), evaluation=False)
+    noise = aggregator_noise(audited_phase(configured(), "update"))
     assert (found.rounds, found.correlation_p_value) == (1, None)
     assert found.noise_multiplier == noise.multiplier
     assert not found.contradiction, found
@@ -236,7 +241,7 @@ def test_the_canary_has_the_worst_turn(
 def test_the_canary_takes_part_in_the_rounds_of_its_turn(tmp_path: Path, schedule: str) -> None:
     config = configured(ftrl__schedule=schedule, ftrl__mechanism="tree", rounds=7,
                         ftrl__min_separation=3)  # fmt: skip
-    noise = aggregator_noise(config, evaluation=False)
+    noise = aggregator_noise(audited_phase(config, "update"))
     turn = worst_turn(noise, 3)
     setting = aggregator_setting(config, noise)
     found = run_trials(measure.KINDS["update"](config, tmp_path), setting, 2)

@@ -553,6 +553,15 @@ def test_the_epoch_that_development_users_choose_is_said(setting, monkeypatch):
     assert set(opened) == {"test"} and chosen["methods"] == last["methods"]
 
 
+@pytest.mark.parametrize("passes", ["epochs", "steps"])
+def test_a_set_without_text_names_its_key(setting, passes):
+    config = changed(setting.config, learning_rates="3e-3", controls="", **{passes: 2})
+    given = config, setting.federation, setting.downstream, {"synthetic": []}
+    said = f"on synthetic: none of its .* evaluation.{passes}: raise expand.samples"
+    with pytest.raises(ConfigError, match=said):
+        next_token(*given)
+
+
 def test_a_killed_benchmark_does_not_tune_again_what_was_finished(setting, tmp_path, monkeypatch):
     sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
     config = changed(setting.config, steps=2)

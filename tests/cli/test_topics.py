@@ -15,6 +15,10 @@ from typer.testing import CliRunner
 
 from privsyn_flower.arrays import F32
 from privsyn_flower.cli.main import app
+from privsyn_flower.config import load_config
+from privsyn_flower.progress import silent
+from privsyn_flower.server_apps.public_text import public_text
+from privsyn_flower.server_apps.topics import topics_of
 from privsyn_flower.text import topic_training
 from privsyn_flower.text.embedders import NgramEmbedder, embedder_fingerprint
 from privsyn_flower.text.topics import load_topics
@@ -86,6 +90,30 @@ def test_topics_of_a_configurations_public_text(tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert "of 4 public texts" in made.stdout  # the pool's: of four words each, and distinct
     assert list((tmp_path / "cache" / "public").glob("*.npy"))  # embedded once
+
+
+def test_a_configuration_says_what_its_run_would_make(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'method = "ctcl"\nseed = 5\ncache = "{tmp_path / "cache"}"\n'
+        f'[data]\nsource = "files"\npublic-path = "{jsonl(tmp_path / "p.jsonl")}"\n'
+        "public-pool = 12\npublic-validation = 0\n"
+        '[models]\nembedder = "ngram-64"\n[ctcl]\ntopic-count = 3\ntopic-words = 2\n'
+    )
+    made = privsyn("make", tmp_path / "a", "--config", config)
+    assert made.exit_code == 0, made.stderr
+    found, loaded = load_topics(tmp_path / "a"), load_config(config)
+    pool = public_text(loaded, silent).pool
+    own = topics_of(loaded, pool, NgramEmbedder(64), silent)
+    assert found.fingerprint == load_topics(own).fingerprint
+    assert len(found) == 3 and {len(words) for words in found.keywords} == {2}
+    options = ("--count", 2, "--words", 1, "--seed", 0, "--clustering", "k-means")
+    assert privsyn("make", tmp_path / "b", "--config", config, *options).exit_code == 0
+    found = load_topics(tmp_path / "b")
+    assert len(found) == 2 and {len(words) for words in found.keywords} == {1}
+    set_too = ("--set", "ctcl.topic-count=4")
+    assert privsyn("make", tmp_path / "c", "--config", config, *set_too).exit_code == 0
+    assert len(load_topics(tmp_path / "c")) == 4
 
 
 def test_an_interrupted_command_embeds_no_text_twice(

@@ -210,6 +210,8 @@ def hostile() -> dict[str, Query]:
         "classes missing": replace(kinds, extra=plain.extra),
         "classes short": changed(kinds, classes=kinds.extra["classes"][:2]),
         "classes signed": changed(kinds, classes=np.array([0, -1, 0])),
+        "narrow": replace(plain, rows=np.ascontiguousarray(plain.rows[:, :32])),
+        "projection narrow": changed(small, projection=projection[:32]),
         "groups sum": changed(plain, groups=np.array([5, 4, 2], np.uint16)),
         "groups zero": changed(plain, groups=np.array([5, 0, 7], np.uint16)),
         "groups float": changed(plain, groups=np.array([5.0, 4.0, 3.0])),

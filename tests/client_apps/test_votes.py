@@ -169,6 +169,17 @@ def test_refusals(tmp_path: Path, loopback: Any, facts: Any, options: Any, code:
     assert caught.value.code is code
 
 
+def test_candidates_of_another_width_are_refused(tmp_path: Path, loopback: Any) -> None:
+    """With the embedder's own fingerprint, which says nothing of the rows that came with it."""
+    query = ask()[0]
+    narrow = replace(query, rows=np.ascontiguousarray(query.rows[:, :32]))
+    message = wire.ask(narrow, TICKET, noise(1e-5), 1, 5, 60.0)
+    refused = reply(message, node(tmp_path, lambda: pytest.fail("private text was opened")))
+    with pytest.raises(wire.WireError) as caught:
+        wire.read_answer(refused, TICKET, query.length, 32)
+    assert caught.value.code is Refusal.MALFORMED
+
+
 def test_a_vote_question_brings_no_array_of_its_own(tmp_path: Path, loopback: Any) -> None:
     """A projection of a few bytes would make rows of any size of the candidates."""
     query, _ = ask()

@@ -75,6 +75,41 @@ def test_at_once_is_one_after_the_other_to_the_last_bit(
     assert all(np.array_equal(again[name], sums) for name, sums in expected.items())
 
 
+class _Counting:
+    """A model that counts how often it is tuned."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.tuned = folder, 0
+
+    def said(self) -> dict[str, Any]:
+        return {"model": str(self.folder), "length": 4}
+
+    def packed(self, rows: Any) -> Any:
+        return rows
+
+    def fine_tune(self, *_: Any, **__: Any) -> None:
+        self.tuned += 1
+
+    def user_sums(self, users: Any) -> Any:
+        return np.array([[float(self.tuned), 0.0, 1.0]])
+
+
+def test_what_is_kept_is_of_the_models_content_and_not_of_its_place(tmp_path: Path) -> None:
+    for name, content in (("one", b"a"), ("copy", b"a"), ("other", b"b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(content)
+    wanted, work = [FineTuning("a", [[1, 2]], STEPS, "on a")], Work(tmp_path / "work")
+
+    def tuned(name: str) -> int:
+        model = _Counting(tmp_path / name)
+        sums_after(model, wanted, {"u": [[1, 2]]}, work=work)
+        return model.tuned
+
+    assert [tuned("one"), tuned("one"), tuned("copy"), tuned("other")] == [1, 0, 0, 1]
+    (tmp_path / "one" / "model.safetensors").write_bytes(b"anew")
+    assert tuned("one") == 1, "another model in the same place"
+
+
 @pytest.mark.slow
 def test_a_classifier_by_another_process_and_its_error(
     masked_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -121,6 +121,8 @@ def test_memory_does_not_grow_with_the_number_of_steps(way: dict) -> None:
 def test_nothing_to_train_on_is_refused(texts: bool) -> None:
     with pytest.raises(ValueError, match="the set is empty"):
         next(batches(np.array([1] * (not texts)), Tuning(1, 1, 4, 1e-3, texts=texts)))
+    with pytest.raises(ValueError, match=r"3 passes over no text .evaluation.epochs.*set is empty"):
+        Tuning(1, 1, 4, 1e-3, epochs=3).steps_of(0)
 
 
 def test_rows_are_lists_in_less_memory() -> None:

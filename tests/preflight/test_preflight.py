@@ -172,6 +172,17 @@ def test_one_mistake_is_one_error(place: Path, run: Run, setting: str, words: st
     assert words in line
 
 
+def test_an_encoder_decoder_is_no_causal_model(place: Path, run: Run) -> None:
+    (place / "bart").mkdir()
+    (place / "bart" / "config.json").write_text('{"is_encoder_decoder": true}')
+    generator = ["models.generator=./bart", "expand.samples=5"]
+    [line] = errors(run(*generator))
+    assert "models.generator = " in line and "name one" in line and "models.conditional" in line
+    [line] = errors(run("models.downstream=./bart", "benchmark=true"))
+    assert "models.downstream = " in line
+    assert "encoder-decoder" not in run(*generator, "method=dp-prompt").stderr
+
+
 def test_more_candidates_than_nodes_take_are_one_error(place: Path, run: Run) -> None:
     """As many numbers as nodes take, and one row more."""
     rows = LARGEST // 65_536

@@ -203,6 +203,9 @@ def test_both_private_steps_and_the_text_of_their_shares(
     ]
     assert max(moved) > 0
     assert "topics" in report([summary]) and "ctcl" in result_table(summary)
+    mode = (tmp_path / "synthetic.jsonl").stat().st_mode  # whoever may read it may read the rest
+    results = [*(tmp_path / "model").iterdir(), *(tmp_path / "topics").iterdir()]
+    assert {path.stat().st_mode for path in results} == {mode}
 
 
 def test_a_run_that_was_killed_while_writing_asks_nobody_again(
@@ -447,6 +450,8 @@ def test_more_text_needs_nothing_but_the_run_folder(
     assert same.exit_code == 0 and read_jsonl(tmp_path / "same.jsonl") == rows
     again = generated(finished, "--samples", 30)
     assert again.exit_code == 1 and "is there already" in again.output
+    left = [path.name for folder in (finished, tmp_path) for path in folder.glob(".*")]
+    assert not any("generated" in name or "other" in name or "same" in name for name in left), left
 
 
 def test_more_text_of_what_has_none_is_refused(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.arrays import F32
+from privsyn_flower.client_apps.node.simulated import Shard
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.public import tuning_of
 from privsyn_flower.server_apps.estimates.memory import entry_bytes, memory
@@ -175,3 +176,25 @@ def test_tiny_models_are_shipped_tuned_or_trained() -> None:
     made = recipe("generator")
     assert trained[1].items == made.steps * (made.batch_tokens // 64)
     assert tiny_models(private, set()) == [], "what is not loaded is not made"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sequences"),
+    [
+        ({}, 50 * 4),
+        # Coins are kept from the server by equal work: everyone who is asked trains.
+        ({"sampler": "poisson", "sampling_rate": 0.1}, 50 * 4),
+        ({"sampler": "fixed", "cohort_nodes": 3, "nodes": 6}, 25 * 4),
+        # A central node trains those whose coins came up.
+        ({"sampler": "poisson", "sampling_rate": 0.1, "nodes": 1, "aggregation": "plain"}, 5 * 4),
+        ({"nodes": 1, "aggregation": "plain"}, 50 * 4),
+    ],
+)
+@pytest.mark.parametrize("method", ["dp-fedavg", "ctcl"])
+def test_who_trains_on_the_nodes(method: str, settings: dict[str, Any], sequences: int) -> None:
+    base = {"method": method, "data__users": 50, "data__samples_per_user": 4, "rounds": 3}
+    config = configured(**base, **settings)
+    [task] = [task for task in recipe_of(config).work(config) if "local steps" in task.what]
+    assert (task.items, task.times, task.nodes) == (sequences, 3, True)
+    central = Shard(config, 0, config.nodes).central
+    assert central == (config.aggregation == "plain"), "the nodes say the same of themselves"

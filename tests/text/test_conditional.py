@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.text.conditional import ConditionalLM, Seq2SeqLM, open_conditional
 from privsyn_flower.text.conditions import Pair, condition, encode_pair, prompt
+from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.pretrained import ModelUnavailableError
 from privsyn_flower.text.models.sampling import choose_tokens
 
 from .conftest import SENTENCES, make_tokenizer
@@ -82,6 +85,14 @@ def plain_loop(generator: ConditionalLM, said: str, uniforms: np.ndarray) -> str
             break
         new.append(token)
     return generator.text(np.array(new, dtype=np.int64))
+
+
+def test_an_encoder_decoder_is_not_cut_to_its_decoder(bart_folder: Path) -> None:
+    with pytest.raises(ModelUnavailableError, match=r"models.generator = .*models.conditional"):
+        HuggingFaceGenerator(bart_folder, device="cpu", progress=False)
+    with pytest.raises(ModelUnavailableError, match=r"models.downstream = .*causal language model"):
+        Downstream(bart_folder, length=8)
+    assert open_conditional(bart_folder, max_tokens=9, device="cpu", progress=False).model
 
 
 def test_equals_the_plain_loop(generator: ConditionalLM) -> None:

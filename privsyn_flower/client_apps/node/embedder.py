@@ -54,6 +54,17 @@ def check_embedder(query: Query, node: Node) -> None:
         )
 
 
+def check_dimension(what: str, width: int, node: Node) -> None:
+    """Refuse rows that no text's row can be compared with: all users would be zeros."""
+    from privsyn_flower.text.embedders import known_dimension
+
+    dimension = known_dimension(node.embedder)
+    if dimension not in (None, width):
+        raise WireError(
+            Refusal.MALFORMED, f"{what} of {width} dimensions, this embedder's have {dimension}"
+        )
+
+
 def _require_room(node: Node) -> None:
     """Raise MemoryError unless this process can still take what libraries and weights need.
 

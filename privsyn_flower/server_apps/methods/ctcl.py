@@ -232,7 +232,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         def fill(folder: Path) -> None:
             shutil.copytree(self.start, folder, dirs_exist_ok=True)
 
-        return build_folder(target, fill)
+        return build_folder(target, fill, result=True)
 
     def _write(self, name: str, kept: Kept) -> int:
         """NAME.jsonl with `expand.samples` texts, unless it is there; how many there are."""

@@ -48,6 +48,7 @@ from privsyn_flower.server_apps.methods.stages import (
     start_tuning,
     tiny_models,
 )
+from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.engine.cohort import Cohort
@@ -327,11 +328,20 @@ def training_strategy(config: RunConfig) -> TrainingStrategy:
 
 
 def local_steps(config: RunConfig) -> Task:
-    """What the users' training on their nodes computes, in all rounds."""
+    """What the users' training on their nodes computes, in all rounds.
+
+    Users toss coins, but a node trains everyone whom a round asks (`client_apps.answers.Taking`):
+    all of 1 / q times as many as count in the sum. The one node of a central run, in whose house
+    the server is, trains those who count.
+    """
     training = config.training
     users = training_strategy(config).expected_users(config.data.users, config.nodes)
+    central = config.nodes == 1 and config.aggregation == "plain" and not is_deployment(config)
+    whose = "the drawn users" if central and config.sampling_rate < 1 else "all users"
+    if not central:
+        users /= config.sampling_rate
     return Task(
-        "rounds", "local steps of all users on their nodes", "fine-tuning", config.trained,
+        "rounds", f"local steps of {whose} on their nodes", "fine-tuning", config.trained,
         round(users * config.local_steps * training.batch_size),
         config.evaluation.sequence_length, training.batch_size, times=config.rounds,
         nodes=True, key="training.batch-size",

@@ -1,4 +1,4 @@
-"""As much text as wanted by topics, in blocks that a killed run keeps (CTCL, section 3.3).
+"""As much text as wanted by topics, in blocks that a killed run keeps (CTCL, section 3.4).
 
 Everything here is post-processing of what was released: it costs no privacy, however often it is
 done.

@@ -49,7 +49,7 @@ def keep_topics(run: Path, topics: TopicModel) -> TopicModel:
     """The run's copy of its topics, which is theirs when it goes on; made unless it is there."""
     folder = run / TOPICS
     if not folder.is_dir():
-        build_folder(folder, lambda scratch: save_topics(topics, scratch))
+        build_folder(folder, lambda scratch: save_topics(topics, scratch), result=True)
     return load_topics(folder, topics.embedder)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.files import share
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.pretrained import local_folder
 
@@ -72,6 +73,7 @@ def save_adapter(model: Any, target: Path, base: Base) -> None:
         for path in scratch.iterdir():
             if path.name not in {WEIGHTS, CONFIG}:
                 path.unlink()  # a model card
+        share(scratch)
         if target.exists():
             shutil.rmtree(target)
         scratch.replace(target)

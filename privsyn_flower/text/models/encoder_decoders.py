@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.text.models.batches import IGNORED, pad_rows
+from privsyn_flower.text.models.pretrained import CAUSAL
 
 if TYPE_CHECKING:
     import torch
 
-SEQ2SEQ, CAUSAL = "AutoModelForSeq2SeqLM", "AutoModelForCausalLM"
+SEQ2SEQ = "AutoModelForSeq2SeqLM"
 
 
 def encodes(folder: Path) -> bool:

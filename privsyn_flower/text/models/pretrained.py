@@ -10,6 +10,8 @@ from typing import Any
 
 from privsyn_flower.files import UnavailableError
 
+CAUSAL = "AutoModelForCausalLM"
+
 
 class ModelUnavailableError(UnavailableError):
     """A model can neither be read from disk nor fetched; the text names the ways out."""
@@ -75,16 +77,20 @@ def model_config(name: str | os.PathLike[str], key: str) -> Any:
 def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, dtype: str) -> Any:
     """A model for inference on `device`; `kind` is the auto class, AutoModelForMaskedLM for one.
 
-    dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
+    dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name. Raises
+    ModelUnavailableError, also for an encoder-decoder as a causal model: its decoder alone, with
+    random weights where it looked at the encoder, would pass for one.
     """
     import torch
     import transformers
 
     source = str(local_folder(name, key) or name)
     config = model_config(name, key)
+    if kind == CAUSAL and getattr(config, "is_encoder_decoder", False):
+        raise ModelUnavailableError(only_decoder(source, key))
     wanted = ("bfloat16" if device.startswith("cuda") else "float32") if dtype == "auto" else dtype
     try:
-        if kind == "AutoModelForCausalLM" and getattr(config, "is_decoder", None) is False:
+        if kind == CAUSAL and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # else BERT and its like read the token they are to predict
         model = getattr(transformers, kind).from_pretrained(
             source, config=config, dtype=getattr(torch, wanted)
@@ -92,6 +98,15 @@ def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, d
     except Exception as error:
         raise _unavailable(source, key, error) from error
     return model.eval().requires_grad_(False).to(device)
+
+
+def only_decoder(name: str, key: str) -> str:
+    """What is wrong with an encoder-decoder (BART, T5) where a causal model is asked for."""
+    return (
+        f"{key} = {name!r} is an encoder-decoder, and what loads there is a causal language model: "
+        "name one (as GPT-2 is). Both parts of it are used as models.conditional (method = "
+        "'ctcl'), and as models.generator of method = 'dp-prompt'"
+    )
 
 
 def decode(tokenizer: Any, ids: Sequence[int]) -> str:
