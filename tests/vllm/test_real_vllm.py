@@ -215,10 +215,10 @@ def test_asked_many_questions(generator: VllmGenerator, tmp_path: Path) -> None:
     assert 24 <= counts.tokens <= sum(request.max_tokens for request in requests)
     again, texts = asked("kept", 0.0, 0)
     assert (again.asked, again.cached, texts) == (0, 24, likeliest)
-    # However hot, the likeliest of one token is the likeliest.
-    hot = asked("kept", 5.0, 1)[1]
+    # However hot (vLLM takes up to 2), the likeliest of one token is the likeliest.
+    hot = asked("kept", 2.0, 1)[1]
     assert share([hot], [likeliest]) >= SAME
-    assert share([asked("kept", 5.0, 0)[1]], [likeliest]) <= DIFFERENT
+    assert share([asked("kept", 2.0, 0)[1]], [likeliest]) <= DIFFERENT
 
 
 def test_a_chain_of_questions(generator: VllmGenerator, tmp_path: Path) -> None:
