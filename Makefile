@@ -99,7 +99,8 @@ benchmarks: install  ## generation where `make vllm` has been run, an 8B model w
 	$(BIN)/python benchmarks/training_round.py
 	$(BIN)/python benchmarks/correlated.py
 	$(BIN)/python benchmarks/busy.py
-	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py; fi
+	$(BIN)/python benchmarks/public_text.py
+	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py && $(BIN)/python benchmarks/public_text.py --vllm --slots 8 --texts 200 --personas 4; fi
 	if nvidia-smi >/dev/null 2>&1; then $(BIN)/python benchmarks/gpu_round.py --shape llama-3-8b; fi
 
 vllm: .venv-vllm/.installed  ## vLLM cannot share an environment with Flower; it runs as a server

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import privsyn_flower
+from privsyn_flower.public.asking import Answer, Asker, Counts, Request
 from privsyn_flower.text import HuggingFaceGenerator
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import expand, expand_prompt
@@ -27,6 +28,7 @@ EXAMPLES = [
 ]
 PROMPTS = [expand_prompt([a, b, c]) for a in EXAMPLES for b in EXAMPLES for c in EXAMPLES]
 LONG = " ".join(EXAMPLES * 12) + "\n"  # more than the model's 512 tokens
+TURN = "{% for message in messages %}{{ message['content'] }}{% endfor %}"  # a template for chat
 NEW, FEW = 24, 6  # tokens of a completion; prompts that most tests use
 
 
@@ -38,7 +40,7 @@ def model() -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     log = tmp_path_factory.mktemp("vllm") / "vllm.log"
-    found = VllmServer(model, log=log, lora_rank=4)
+    found = VllmServer(model, log=log, lora_rank=4, arguments=["--chat-template", TURN])
     yield found
     found.close()
     print(log.read_text()[-2000:])
@@ -193,6 +195,60 @@ def test_expansion(generator: VllmGenerator) -> None:
         EXAMPLES, generator, samples=12, rng=np.random.default_rng(1), min_words=2, progress=False
     )
     assert len(set(texts)) == 12
+
+
+def test_asked_many_questions(generator: VllmGenerator, tmp_path: Path) -> None:
+    """Streamed and kept (`public.asking`): top-k, the likeliest token of a judge, what it costs."""
+    generator.use_adapter(None)
+    requests = [Request(prompt, 1 + i % NEW, note=i) for i, prompt in enumerate(PROMPTS[:24])]
+
+    def asked(folder: str, temperature: float, top_k: int) -> tuple[Counts, list[str]]:
+        options = {"name": "tiny", "temperature": temperature, "top_k": top_k}
+        with Asker(generator, tmp_path / folder, **options, concurrency=8) as asker:
+            found = {answer.request.note: answer for answer in asker.ask(requests)}
+        assert all((found[i].tokens or 0) <= requests[i].max_tokens for i in range(24))
+        return asker.counts, [str(found[i].text) for i in range(24)]
+
+    counts, likeliest = asked("kept", 0.0, 0)
+    assert (counts.asked, counts.failed) == (24, 0)
+    assert counts.prompt_tokens > 24 * 20
+    assert 24 <= counts.tokens <= sum(request.max_tokens for request in requests)
+    again, texts = asked("kept", 0.0, 0)
+    assert (again.asked, again.cached, texts) == (0, 24, likeliest)
+    # However hot (vLLM takes up to 2), the likeliest of one token is the likeliest.
+    hot = asked("kept", 2.0, 1)[1]
+    assert share([hot], [likeliest]) >= SAME
+    assert share([asked("kept", 2.0, 0)[1]], [likeliest]) <= DIFFERENT
+
+
+def test_a_chain_of_questions(generator: VllmGenerator, tmp_path: Path) -> None:
+    generator.use_adapter(None)
+
+    def more(answer: Answer) -> list[Request]:
+        depth = answer.request.note
+        words = str(answer.text).split()[:2]
+        return [Request(f"{PROMPTS[depth]} {w}", NEW, note=depth + 1) for w in words[: 3 - depth]]
+
+    first = [Request(prompt, NEW, note=1) for prompt in PROMPTS[:4]]
+    with Asker(generator, tmp_path, name="tiny", temperature=0.2, top_k=40, concurrency=8) as asker:
+        found = list(asker.grow(first, more))
+    depths = [answer.request.note for answer in found]
+    assert depths.count(1) == 4 < len(found) and max(depths) == 3
+    assert asker.counts.failed == 0
+
+
+def test_in_a_chat_a_prompt_that_is_too_long_is_one_answer_less(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    """A server cuts no chat: it refuses, and the others are answered."""
+    options = {"chat": True, "stop": (), "retries": 0, "progress": False}
+    chat = VllmGenerator(server, **options)
+    chat.client.base_url = server.base_url  # where it runs by now
+    requests = [Request("Return the mean of", 4, note=0), Request(LONG * 3, 4, note=1)]
+    with Asker(chat, tmp_path, name="tiny", temperature=0.0, concurrency=2) as asker:
+        found = {answer.request.note: answer.text for answer in asker.ask(requests)}
+    chat.client.close()
+    assert found[0] and found[1] is None
 
 
 def test_killed_and_started_again_with_its_adapter(

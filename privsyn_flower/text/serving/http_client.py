@@ -12,9 +12,13 @@ import json
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    import httpx
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -62,15 +66,11 @@ class JsonClient:
         self.base_url = check_url(base_url)
         self.timeout, self.retries, self._key, self._lost = timeout, retries, api_key, lost
         self._closing = threading.Event()
-        self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-            timeout=httpx.Timeout(timeout),
-            # The callers' threads are the bound; a pool of httpx's own would time them out, or open
-            # a new connection for each request of theirs.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            # A proxy from the environment cannot reach this machine's own loopback.
-            trust_env=not is_loopback(self.base_url),
-        )
+        # One for each thread at work: the time that one client of many connections takes for a
+        # request grows with their number (of 128, to four times that of one).
+        self._clients = list[httpx.Client]()
+        self._idle = deque[httpx.Client]()
+        self._certificates = httpx.create_ssl_context()  # read once
 
     @property
     def closed(self) -> bool:
@@ -80,7 +80,8 @@ class JsonClient:
     def close(self) -> None:
         """End waits and connections; requests under way fail."""
         self._closing.set()
-        self._http.close()
+        for client in self._clients:
+            client.close()
 
     def post(
         self,
@@ -121,14 +122,13 @@ class JsonClient:
         # Not by httpx: what is no Unicode text in a prompt goes out as JSON's escapes, for the
         # server to refuse.
         content = None if body is None else json.dumps(body).encode("ascii")
-        headers = {"Content-Type": "application/json"} if content else {}
         for attempt in range(self.retries + 1):
             # Looked up each time: `lost` may have started the server again elsewhere.
             address = (self.base_url.removesuffix("/v1") if root else self.base_url) + path
             wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * (1 + spread % 512 / 1024)
             problem: ServerError
             try:
-                response = self._http.request(method, address, content=content, headers=headers)
+                response = self._send(method, address, content)
             except (httpx.TransportError, httpx.DecodingError) as error:
                 problem = self._unreachable(address, error)
                 if self._lost is not None:
@@ -150,6 +150,33 @@ class JsonClient:
             if self._closing.wait(wait):
                 break
         raise ServerError(f"{self.base_url}: given up, because the generator was closed")
+
+    def _send(self, method: str, address: str, content: bytes | None) -> httpx.Response:
+        """One attempt, on a connection that no other thread uses meanwhile."""
+        try:
+            client = self._idle.pop()
+        except IndexError:
+            client = self._connect()
+        try:
+            return client.request(method, address, content=content)
+        finally:
+            self._idle.append(client)
+
+    def _connect(self) -> httpx.Client:
+        import httpx
+
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        client = httpx.Client(
+            headers=headers | {"Content-Type": "application/json"},
+            timeout=httpx.Timeout(self.timeout),
+            verify=self._certificates,
+            # A proxy from the environment cannot reach this machine's own loopback.
+            trust_env=not is_loopback(self.base_url),
+        )
+        self._clients.append(client)
+        if self.closed:
+            client.close()
+        return client
 
     def _unreachable(self, address: str, error: Exception) -> ServerError:
         import httpx
