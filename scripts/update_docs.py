@@ -1,4 +1,4 @@
-"""Rewrite the table of keys in docs/configuration.md from config/schema.py (`make app-config`)."""
+"""Rewrite the tables of keys in docs/ from privsyn_flower/config (`make app-config`)."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from privsyn_flower.config import RunConfig, toml_value
+from privsyn_flower.config.public import PublicTextConfig
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "configuration.md"
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+PAGES: dict[Path, BaseModel] = {
+    DOCS / "configuration.md": RunConfig(),
+    DOCS / "public-text.md": PublicTextConfig(),
+}
 START = "<!-- keys:start (python scripts/update_docs.py) -->\n"
 END = "<!-- keys:end -->\n"
 SIGNS = {Gt: ("gt", "above"), Ge: ("ge", "at least"), Lt: ("lt", "below"), Le: ("le", "at most")}
 
 
 def main() -> None:
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, config in PAGES.items():
+        page = path.read_text(encoding="utf-8")
+        path.write_text(with_table(page, config), encoding="utf-8")
 
 
-def with_table(page: str) -> str:
-    """The page with its generated part renewed. Raises ValueError when a marker is missing."""
+def with_table(page: str, config: BaseModel) -> str:
+    """A page with its generated part renewed. Raises ValueError when a marker is missing."""
     before, start, rest = page.partition(START)
     _, end, after = rest.partition(END)
     if not start or not end:
-        raise ValueError(f"{PAGE.name} must hold {START.strip()!r} and {END.strip()!r}")
-    return f"{before}{start}\n{tables()}\n{end}{after}"
+        raise ValueError(f"the page must hold {START.strip()!r} and {END.strip()!r}")
+    return f"{before}{start}\n{tables(config)}\n{end}{after}"
 
 
-def tables() -> str:
+def tables(config: BaseModel) -> str:
     """One table for the top-level keys and one per section."""
-    config = RunConfig()
     sections = [("", config)]
     sections += [(name.replace("_", "-"), value) for name, value in config if is_section(value)]
     return "\n".join(table(name, section) for name, section in sections)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -133,11 +133,46 @@ class _Shown:
         self.display.show(event)
 
 
-def _opener(
-    config: PublicTextConfig,
-) -> Callable[[], AbstractContextManager[Answering]]:
-    """How the configuration's model is opened, when a stage has anything to ask."""
-    raise NotImplementedError
+def _opener(config: PublicTextConfig) -> Callable[[], AbstractContextManager[Answering]]:
+    """How the configuration's model is opened, when a stage has anything to ask.
+
+    Raises ConfigError where it names none.
+    """
+    from privsyn_flower.config import ConfigError
+
+    if not config.models.generator:
+        raise ConfigError(
+            "models.generator is empty: name a model that was taught to follow instructions"
+        )
+
+    @contextmanager
+    def opened() -> Iterator[Answering]:
+        from privsyn_flower.public.corpus import corpus_folder
+        from privsyn_flower.text.opening import open_generator
+        from privsyn_flower.text.protocols import Sampling
+
+        model = open_generator(
+            config.models.generator,
+            config.generation,
+            Sampling(1),  # each stage has its own
+            log=corpus_folder(config) / "vllm.log",
+            batch_size=config.generation.concurrency,
+            device=config.models.device,
+            stop=(),
+            seed=config.seed,
+            progress=False,
+        )
+        try:
+            yield model
+        finally:
+            model.close()
+
+    return opened
+
+
+def _size(count: int) -> str:
+    """Bytes in words."""
+    return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.2f} MB"
 
 
 def described(report: dict[str, Any]) -> str:
@@ -146,8 +181,12 @@ def described(report: dict[str, Any]) -> str:
     for stage, figures in report["stages"].items():
         counts = dict(figures["counts"])
         spent = [counts.pop(key, 0) for key in ("answers", "prompt_tokens", "completion_tokens")]
-        told = [f"{figures['texts']:,} texts, {figures['bytes'] / 1e6:,.1f} MB"]
-        told += [f"{key.replace('_', ' ')} {count:,}" for key, count in sorted(counts.items())]
+        told = [f"{figures['texts']:,} texts, {_size(figures['bytes'])}"]
+        told += [
+            f"{key.replace('_', ' ')} {count:,}"
+            for key, count in sorted(counts.items())
+            if not key.endswith(("_bytes", "_texts"))  # of the mix, by stage
+        ]
         if spent[0]:
             told.append(f"{spent[0]:,} answers, {spent[1]:,} + {spent[2]:,} tokens")
         told += [] if figures["complete"] else ["not complete"]

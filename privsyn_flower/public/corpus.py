@@ -328,4 +328,4 @@ class _Total:
     def of(self, journal: Journal) -> float:
         """Never less than were taken."""
         found = self.size * self.texts / max(1, self.bytes)
-        return max(1, journal.taken, min(found, self.limit or found))
+        return max(1, journal.taken, round(min(found, self.limit or found)))

@@ -5,9 +5,11 @@ A word that occurs in no text of the pre-training has an embedding that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from privsyn_flower.text.words import Vocabulary
+
+MOST_KNOWN = 2**20  # pieces of text that are known by heart, to read each once
 
 
 def coverage(texts: Iterable[str], vocabulary: Vocabulary) -> float:
@@ -22,12 +24,24 @@ def occurring(texts: Iterable[str], vocabulary: Vocabulary) -> set[int]:
     """
     found = set[int]()
     most = len(vocabulary) - len(vocabulary.unreachable())
-    for ids in vocabulary.ids(texts):
+    for ids in vocabulary.ids(_news(texts)):
         found.update(ids)
         found.discard(-1)
         if len(found) == most:
             break
     return found
+
+
+def _news(texts: Iterable[str]) -> Iterator[str]:
+    """What is between the spaces of each text and was not met lately: no word has a space."""
+    known = set[str]()
+    for text in texts:
+        fresh = set(text.split(" ")) - known
+        if len(known) > MOST_KNOWN:
+            known.clear()
+        known |= fresh
+        if fresh:
+            yield " ".join(fresh)
 
 
 def unknown_rate(text: str, vocabulary: Vocabulary) -> float:

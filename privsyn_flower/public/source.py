@@ -64,7 +64,9 @@ class Source:
             for row, values in rows:
                 text = values.get(self.column)
                 if isinstance(text, str) and text.strip():
-                    yield (number, row), text
+                    # Half a pair of surrogates, which JSON can spell, is no character: it could
+                    # neither be sent nor written.
+                    yield (number, row), text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _files(path: Path) -> list[Path]:

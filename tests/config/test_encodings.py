@@ -21,7 +21,7 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import integer_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-GRIDS = set(CONFIGS.glob("compare-*.toml"))
+GRIDS = {*CONFIGS.glob("compare-*.toml"), *CONFIGS.glob("*-public.toml")}  # no runs
 FILES = [*sorted({*CONFIGS.glob("*.toml")} - GRIDS), *sorted(CONFIGS.glob("papers/*.toml"))]
 SHIPPED = {path.stem: load_config(path) for path in FILES}
 OF_NODES = [

@@ -17,6 +17,8 @@ import pytest
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, prepare, shard_sizes
 from privsyn_flower.data.docstrings import scan_packages
+from privsyn_flower.data.hub import load_hub
+from privsyn_flower.data.sources import public_groups
 
 DOCSTRINGS = {
     "private_packages": "networkx",
@@ -359,6 +361,30 @@ def test_private_text_wins_over_the_same_public_text(tmp_path: Path) -> None:
     assert not held & set(texts["corpus"])
 
 
+def test_the_folder_of_a_corpus_is_public_text_by_its_mix(tmp_path: Path) -> None:
+    """`data.public-path` takes the folder of `privsyn public`, in simulation and in deployment."""
+    private = write_users(tmp_path / "private.jsonl", 30)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    said = [f"hello number {i} and {i * i} more" for i in range(90)]
+    lines = [{"text": text, "stage": "chat"} for text in said]
+    (corpus / "mix.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (corpus / "chat.jsonl").write_text('{"text": "Me: a whole conversation", "stage": "chat"}\n')
+    config = files_config(private, public_path=str(corpus), public_pool=50, public_validation=10)
+    folder = prepare(config, tmp_path)
+    assert set(Federation(folder).public()) <= set(said)
+    groups = public_groups(DataConfig(source="files", public_path=str(corpus)))
+    assert [sample.text for group in groups for sample in group.samples] == said
+    more = json.dumps({"text": "one more turn of a chat", "stage": "chat"})
+    (corpus / "mix.jsonl").write_text((corpus / "mix.jsonl").read_text() + more + "\n")
+    assert prepare(config, tmp_path) != folder  # another mix is another federation
+    (corpus / "mix.jsonl").unlink()
+    with pytest.raises(
+        DataError, match=r"corpus \(data\.path or data\.public-path\) cannot be read"
+    ):
+        prepare(config, tmp_path)
+
+
 def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("datasets")
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
@@ -396,8 +422,6 @@ def test_an_error_of_the_hub_quotes_no_text(
 
 def test_hub_names_splits_and_streamed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
-    from privsyn_flower.data.sources import load_hub, public_groups
-
     calls: list[Any] = []
 
     def load(*args: Any, **options: Any) -> Any:

@@ -115,6 +115,20 @@ def test_a_run_that_can_work_starts_without_a_word(run: Run) -> None:
     assert result.exit_code == 0 and result.stderr == ""
 
 
+@pytest.mark.parametrize("method", ["pretext", "ctcl"])
+def test_a_run_may_begin_with_the_folder_of_a_corpus(run: Run, place: Path, method: str) -> None:
+    """What `privsyn public mix` made is public text for any method."""
+    (place / "corpus").mkdir()
+    lines = [{"text": text, "stage": "chat"} for text in sentences(400, 3)]
+    write(place / "corpus" / "mix.jsonl", lines)
+    settings = [f"method={method}", "data.public-path=corpus"]
+    settings += ["expand.samples=50"] if method == "ctcl" else []
+    result = run(*settings)
+    assert result.exit_code == 0, result.stderr
+    found = errors(run(*settings, "data.public-pool=390"))
+    assert any("mix.jsonl" in line or "has 400 texts" in line for line in found)
+
+
 def test_everything_is_said_at_once(run: Run) -> None:
     found = errors(
         run(

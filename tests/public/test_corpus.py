@@ -122,13 +122,13 @@ def test_a_folder_of_files_is_read_in_order_and_rows_without_text_are_passed_ove
     (tmp_path / "c4").mkdir()
     write_source(tmp_path / "c4/b.jsonl", ["third"])
     (tmp_path / "c4/a.jsonl").write_text(
-        '{"text": "first"}\nno json\n{"text": " "}\n{"text": "second"}\n'
+        '{"text": "first"}\nno json\n{"text": " "}\n{"text": "second \\ud83d"}\n'
     )
     (tmp_path / "c4/readme.txt").write_text("not a corpus")
     server = canned(rules=[["", "1"]])
     filter_texts(settings(filter={"source": str(tmp_path / "c4")}), opened(server))
     found = {tuple(line["place"]): line["text"] for line in rows(tmp_path / "corpus/filter.jsonl")}
-    assert found == {(0, 1): "first", (0, 4): "second", (1, 1): "third"}
+    assert found == {(0, 1): "first", (0, 4): "second ?", (1, 1): "third"}
 
 
 @pytest.mark.parametrize(

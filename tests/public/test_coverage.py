@@ -40,8 +40,8 @@ def test_the_unknown_words_of_a_text() -> None:
 def test_reading_ends_when_every_word_was_seen() -> None:
     def texts() -> Iterator[str]:
         yield "one Two"
-        for _ in range(5000):
-            yield "three"
+        for number in range(5000):
+            yield f"three {number}"
         raise AssertionError("read on")
 
     assert coverage(texts(), Vocabulary(["one", "two", "TWO", "three"])) == pytest.approx(3 / 4)
