@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.cli.checklist import checklist
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.privacy.wording import CHOSEN_TEXT
+from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_most
 from privsyn_flower.progress import silent
 from privsyn_flower.public.proximity import Thresholds
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -58,6 +59,10 @@ def test_a_run_writes_what_its_model_keeps(
     assert summary["synthetic_samples"] == 0 and summary["stage_seconds"]["proximity"] >= 0
     assert CHOSEN_TEXT in summary["privacy"]
     assert CHOSEN_TEXT in (folder / "privacy.md").read_text("utf-8")
+
+    # The summary alone fills in the checklist.
+    told = checklist(summary)
+    assert CHOSEN_TEXT in told and f"{at_most(summary['rho_zcdp'])}-zCDP." in told
 
     # What a later call needs of the start.
     start = start_of(RunFolder(folder))

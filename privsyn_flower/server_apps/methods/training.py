@@ -68,7 +68,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     """Both trainings: they differ in their noise, and in whose turn it is.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
-    model: the trained one.
+    model: the trained one. proximity: the figures of the public text that it keeps, if asked for.
     """
 
     downstream: Path
