@@ -10,6 +10,7 @@ the model's training.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections import Counter
@@ -98,7 +99,7 @@ def _all_scores(pool: Pool, models: Pair, folder: Path, progress: Progress) -> T
         "length": models.length,
         "block": BLOCK,
     }
-    _claim(folder, about)
+    _check(folder, about)
     blocks: list[TextScores] = []
     while (path := _place(folder, len(blocks))).exists():
         blocks.append(TextScores(*np.load(path, allow_pickle=False)))
@@ -109,6 +110,8 @@ def _all_scores(pool: Pool, models: Pair, folder: Path, progress: Progress) -> T
             rest, models.before, models.after, length=models.length, device=models.device,
             progress=progress, done=done, total=pool.count,
         )  # fmt: skip
+        # The models can be compared: from here on the folder is theirs.
+        write_atomic(folder / ABOUT, json.dumps(about, indent=2).encode())
         for block in made:
             buffer = io.BytesIO()
             np.save(buffer, np.stack(block))
@@ -117,13 +120,10 @@ def _all_scores(pool: Pool, models: Pair, folder: Path, progress: Progress) -> T
     return together(blocks)
 
 
-def _claim(folder: Path, about: Mapping[str, Any]) -> None:
-    """The folder for these scores. Raises OtherScores when it is taken."""
+def _check(folder: Path, about: Mapping[str, Any]) -> None:
+    """Raises OtherScores for a folder that has scores of something else."""
     path = folder / ABOUT
-    if not path.exists():
-        write_atomic(path, json.dumps(about, indent=2).encode())
-        return
-    found = json.loads(path.read_text("utf-8"))
+    found = json.loads(path.read_text("utf-8")) if path.exists() else about
     if found != about:
         differing = ", ".join(sorted(key for key in about if found.get(key) != about[key]))
         raise OtherScores(
@@ -201,6 +201,4 @@ def shares(figures: Mapping[str, Any], group: str) -> dict[str, float]:
 
 def digest_of(texts: Sequence[str]) -> str:
     """Of texts that are in memory: what `Pool.digest` is of."""
-    import hashlib
-
     return hashlib.sha256(json.dumps(list(texts)).encode()).hexdigest()

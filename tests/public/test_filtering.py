@@ -106,6 +106,18 @@ def test_scores_of_something_else_are_refused(
     assert target.read_bytes() == text and measured == TEXTS
 
 
+def test_models_that_cannot_be_compared_leave_the_folder_free(
+    tmp_path: Path, models: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **options: Any) -> Any:
+        raise ValueError("different tokenizers")
+
+    monkeypatch.setattr(filtering, "score_texts", refused)
+    with pytest.raises(ValueError, match="different tokenizers"):
+        filter_pool(pool(), models, Thresholds(), tmp_path / "kept", tmp_path / "scores")
+    assert not (tmp_path / "scores").exists() and not (tmp_path / "kept").exists()
+
+
 def test_no_text_of_the_pool_is_near(tmp_path: Path, measured: list[str], models: Pair) -> None:
     target = tmp_path / "proximity.jsonl"
     found = filter_pool(pool(), models, Thresholds(least_score=0.0), target, tmp_path / "scores")

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.privacy.wording import CHOSEN_TEXT
+from privsyn_flower.cli.checklist import checklist
+from privsyn_flower.cli.proximity import filter_by
+from privsyn_flower.config import ConfigError, RunConfig, to_toml
+from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_most
 from privsyn_flower.progress import silent
 from privsyn_flower.public.proximity import Thresholds
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -59,9 +61,23 @@ def test_a_run_writes_what_its_model_keeps(
     assert CHOSEN_TEXT in summary["privacy"]
     assert CHOSEN_TEXT in (folder / "privacy.md").read_text("utf-8")
 
+    # The summary alone fills in the checklist.
+    told = checklist(summary)
+    assert CHOSEN_TEXT in told and f"{at_most(summary['rho_zcdp'])}-zCDP." in told
+
     # What a later call needs of the start.
     start = start_of(RunFolder(folder))
     assert start is not None and start.parent == shared / "cache" / "models"
+
+    # Of a finished run, the command filters other text as the run filtered its own.
+    (folder / "config.toml").write_text(to_toml(config))
+    near = tmp_path / "near"
+    file, report = filter_by(folder, shared / "public.jsonl", near, "text", None, {})
+    assert report["of"] == 120 and report["run"]["rho_zcdp"] == summary["rho_zcdp"]
+    scores = {row["text"]: row["after"] for row in read_jsonl(file)}
+    both = [row for row in rows if row["text"] in scores]
+    assert both and all(abs(row["after"] - scores[row["text"]]) < 1e-4 for row in both)
+    assert summary["privacy"] in (near / "privacy.md").read_text("utf-8")
 
     # Scores of an earlier model are not the run's.
     public = PublicText([row["text"] for row in rows], None)

@@ -84,7 +84,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
     """Both trainings: they differ in their noise, and in whose turn it is.
 
     downstream, start: the base, and the base tuned on public text, where the training begins.
-    model: the trained one. curve: what is measured on the nodes between the rounds.
+    model: the trained one. curve: what is measured on the nodes between the rounds. proximity: the
+    figures of the public text that it keeps, if asked for.
     """
 
     downstream: Path
