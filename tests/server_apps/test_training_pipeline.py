@@ -470,7 +470,26 @@ def test_the_keyboards_lstm_goes_the_whole_way(
     assert summary["parameters"] == sum(array.size for array in before.values())
     assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
     assert set(summary["evaluation"]["estimates"]) == {"start", "final"}
-    assert {"pretrained", "trained"} <= set(summary["benchmark"]["accuracy"])
+    found = summary["benchmark"]
+    rows = {"pretrained", "noise_updates", "trained", "private"}
+    assert set(found["accuracy"]) == rows and 0 < found["unknown_rate"] < 1
+    assert "proximity" not in found
+
+    # With the filter, new LSTMs tell what it is worth: as many steps on what was kept, and beside.
+    kept = {"proximity.filter": True, "proximity.least-score": -50.0, "proximity.gain": False}
+    summary, _ = run(
+        configured(**{**FTRL, **whole, **named, **kept}), loopback, tmp_path / "filtered"
+    )
+    found, scratch = summary["benchmark"], {"scratch_filtered", "scratch_random", "scratch_noise"}
+    assert set(found["accuracy"]) == rows | scratch
+    assert {f"scratch_filtered-{o}" for o in ("pretrained", "scratch_random", "scratch_noise")} <= (
+        set(found["accuracy_difference"])
+    )
+    texts = found["proximity"]["texts"]
+    assert texts["scratch_filtered"] == texts["scratch_random"] == summary["proximity"]["kept"]
+    assert texts["pretrained"] == summary["proximity"]["of"] >= texts["scratch_noise"] > 0
+    folders = {path.name for path in (tmp_path / "filtered" / "anew").iterdir() if path.is_dir()}
+    assert folders == scratch | {"by-noise"}
 
 
 def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:
