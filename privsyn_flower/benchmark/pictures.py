@@ -83,6 +83,27 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     return save(figure, path)
 
 
+def draw_minority(shares: Mapping[str, float], path: Path) -> Path:
+    """The minority's share of the text of each row, {method: share}, as bars.
+
+    Writes a PNG to `path`. Raises ValueError without rows.
+    """
+    if not shares:
+        raise ValueError("no row to draw")
+    plt = pyplot()
+    names = list(shares)
+    values = np.array([100 * shares[name] for name in names])
+    figure, panel = plt.subplots(figsize=(1.3 * len(names) + 1.2, 3.4))
+    colours = [BLUE if name == "scratch_filtered" else GREY for name in names]
+    bars = panel.bar(range(len(names)), values, color=colours, width=0.65)
+    panel.bar_label(bars, labels=[f"{value:.1f} %" for value in values], padding=3, fontsize=9)
+    panel.set_xticks(range(len(names)), [name.replace("_", "\n") for name in names], fontsize=9)
+    panel.set_ylim(0, max(values.max() * 1.15, 0.01))
+    panel.set_ylabel("minority's share of the public text, %")
+    panel.spines[["top", "right"]].set_visible(False)
+    return save(figure, path)
+
+
 def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
     """Frechet distances of the rounds' responses, {to what: [round 1, ...]}, as lines.
 
@@ -133,12 +154,15 @@ def draw_topics(
 def draw_benchmark(
     summary: Mapping[str, Any], candidates: Sequence[Floats], held_out: Floats, folder: Path
 ) -> None:
-    """All pictures of a benchmark; distances.png is for methods with responses."""
+    """All pictures of a benchmark; distances.png is for methods with responses, minority.png for
+    a filter of public text that has a minority."""
     accuracy = {
         name: [value, *summary["accuracy_interval"][name]]
         for name, value in summary["accuracy"].items()
     }
     draw_accuracy(accuracy, folder / "accuracy.png")
+    if shares := summary.get("proximity", {}).get("minority_share"):
+        draw_minority(shares, folder / "minority.png")
     if candidates:
         draw_rounds(candidates, held_out, folder / "candidates.png")
     if "responses" in summary:

@@ -5,6 +5,7 @@ import pytest
 
 from privsyn_flower.benchmark.pictures import (
     draw_accuracy,
+    draw_minority,
     draw_rounds,
     draw_topics,
     principal_plane,
@@ -29,6 +30,8 @@ def test_pictures_are_written(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
     bars = {"random_public": [0.2, 0.19, 0.21], "synthetic": [0.25, 0.24, 0.26]}
     assert draw_accuracy(bars, tmp_path / "accuracy.png").stat().st_size > 2000
+    shares = {"pretrained": 0.05, "scratch_filtered": 0.12}
+    assert draw_minority(shares, tmp_path / "minority.png").stat().st_size > 2000
     words = [("graph", "vertex"), ("rain", "storm"), ("soup",)]
     noisy, true = np.array([0.6, 0.4, 0.0]), np.array([0.7, 0.2, 0.1])
     alone, both = (
@@ -42,3 +45,5 @@ def test_pictures_are_written(tmp_path):
         draw_rounds([], rounds[0], tmp_path / "x.png")
     with pytest.raises(ValueError):
         draw_accuracy({}, tmp_path / "x.png")
+    with pytest.raises(ValueError, match="no row to draw"):
+        draw_minority({}, tmp_path / "x.png")

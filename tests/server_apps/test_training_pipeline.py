@@ -458,19 +458,34 @@ def test_a_deployed_training_needs_no_public_text(
 def test_the_keyboards_lstm_goes_the_whole_way(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
-    """All of its parameters, trained by DP-FTRL and measured: a folder like any other model's."""
+    """All of its parameters, trained by DP-FTRL and measured: a folder like any other model's. Then
+    it filters the public pool, and new LSTMs tell what that is worth."""
     from privsyn_flower.text.models.lstm import make_lstm
 
     words = sentences(30, seed=3)
     made = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)
     whole = {"training.parameters": "full", "training.layers": "", "training.evaluate": True}
     named = {"models.downstream": str(made), "training.public-steps": 0, "benchmark": True}
-    summary, _ = run(configured(**{**FTRL, **whole, **named}), loopback, tmp_path / "run")
+    kept = {"proximity.filter": True, "proximity.least-score": -50.0, "proximity.gain": False}
+    config = configured(**{**FTRL, **whole, **named, **kept, "evaluation.controls": "noise"})
+    summary, _ = run(config, loopback, tmp_path / "run")
     before, after = (Downstream(f, length=16).parameters() for f in (made, tmp_path / "run/model"))
     assert summary["parameters"] == sum(array.size for array in before.values())
     assert all(np.abs(after[name] - before[name]).max() > 0 for name in before)
     assert set(summary["evaluation"]["estimates"]) == {"start", "final"}
-    assert {"pretrained", "trained"} <= set(summary["benchmark"]["accuracy"])
+
+    found, scratch = summary["benchmark"], {"scratch_filtered", "scratch_random", "scratch_noise"}
+    assert set(found["accuracy"]) == {
+        "pretrained", "noise_updates", "trained", "private", *scratch,
+    }  # fmt: skip
+    assert 0 <= found["unknown_rate"] < 1
+    assert {f"scratch_filtered-{o}" for o in ("pretrained", "scratch_random", "scratch_noise")} <= (
+        set(found["accuracy_difference"])
+    )
+    texts, folder = found["proximity"]["texts"], tmp_path / "run" / "anew"
+    assert texts["scratch_filtered"] == texts["scratch_random"] == summary["proximity"]["kept"]
+    assert texts["pretrained"] == summary["proximity"]["of"] >= texts["scratch_noise"] > 0
+    assert {path.name for path in folder.iterdir() if path.is_dir()} == scratch | {"by-noise"}
 
 
 def test_noise_and_evaluation_share_epsilon(configured: Any) -> None:

@@ -87,7 +87,7 @@ def add_gradients(model: Any, rows: Words, parts: Sequence[I64], device: str) ->
     for part, own in zip(parts, targets, strict=True):
         ids, mask = pad_rows([rows[i] for i in part], model.config.pad_token_id)
         loss = causal_loss(model, ids.to(device), mask.to(device))
-        (loss * (own / sum(targets))).backward()
+        (loss * (own / sum(targets))).backward()  # type: ignore[no-untyped-call]
 
 
 def _steps(
