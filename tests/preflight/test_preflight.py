@@ -12,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
-from privsyn_flower.config import absolute_paths, load_config
+from privsyn_flower.config import RunConfig, absolute_paths, load_config
 from privsyn_flower.local.layout import create
-from privsyn_flower.preflight import Finding, check_ready, machine
+from privsyn_flower.preflight import Finding, check_ready, machine, numbers
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.packing import LARGEST
@@ -520,3 +521,23 @@ assert not found, found
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=place)
     assert done.returncode == 0, done.stderr
+
+
+def test_releases_between_the_rounds_are_no_rounds(tmp_path: Path) -> None:
+    """What is left to pay for, of rounds that differ in cost and of evaluations beside them."""
+    values = {
+        "method": "dp-ftrl", "training.noise": "aggregator", "ftrl.mechanism": "banded",
+        "rounds": 6, "ftrl.min-separation": 2, "training.evaluate-rounds": "0,2,4",
+    }  # fmt: skip
+    config = RunConfig.from_flat(values)
+    rounds, evaluations = promised(config).phases
+    for place in ("releases/round-0001", "releases/round-0002", "releases/round-0003"):
+        RunFolder(tmp_path).save_release(int(place[-4:]), np.zeros(3))
+    for name in ("evaluation-0000", "evaluation-0002"):
+        beside = RunFolder(tmp_path / "evaluations" / name)
+        beside.save_value("phase", "evaluation")
+        beside.save_release(1, np.zeros(3))
+    RunFolder(tmp_path / "evaluations" / "evaluation-0004").save_value("phase", "evaluation")
+    found = numbers._charges(config, numbers._released(tmp_path))
+    own = trusted_noise(rounds).charged()[3:] + trusted_noise(evaluations).charged()
+    assert [charge["noise_multiplier"] for charge in found] == own
