@@ -1,8 +1,8 @@
 """The histogram of topics: its question, and what is made of its noisy answer. Pure functions.
 
-Source: CTCL (Tan et al. 2025, arXiv 2503.12347), sections 3.3, 3.4: each private document counts for
-the topic closest to it, the counts are released with noise, and documents are generated in those
-proportions.
+Source: CTCL (Tan et al. 2025, arXiv 2503.12347), sections 3.3 and 3.4: each private document counts
+for the topic closest to it, the counts are released with noise, and documents are generated in
+those proportions.
 """
 
 from __future__ import annotations
