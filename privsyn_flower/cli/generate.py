@@ -87,4 +87,9 @@ def _config(folder: Path) -> RunConfig:
             f"{folder} is a run of method = {config.method!r}, which keeps no generator of text: "
             "`privsyn generate` goes on with runs of method = 'ctcl'"
         )
+    if pool := config.ctcl.resample_pool:
+        raise ConfigError(
+            f"{folder} drew its text from a pool (ctcl.resample-pool = {pool}): what it did not "
+            "draw is in synthetic-pool.jsonl; for more of it start a run with larger numbers"
+        )
     return config

@@ -56,6 +56,11 @@ class CtclConfig(Section):
         "histogram counts classes and topics together; empty: no classes"
     )  # fmt: skip
     max_source: int = Field(128, ge=1, le=1024, description="tokens of a condition, at most")
+    resample_pool: int = Field(
+        0, ge=0, description="condition none: texts that are written first and clustered; "
+        "expand.samples are drawn of them to the histogram's shares of the clusters; 0: all are "
+        "kept as they come"
+    )  # fmt: skip
     repetition_penalty: float = Field(1.5, ge=1, description="of tokens that a text has already")
     filter: bool = Field(True, description="drop degenerate texts of the generator")
 
@@ -70,17 +75,39 @@ class CtclConfig(Section):
             raise ValueError("ctcl.topics = '' must be 'train', or the folder of a topic model")
         if len(set(self.classes)) < len(self.classes):
             raise ValueError(f"ctcl.labels = {self.labels!r} has a class twice: name each once")
+        if self.resample_pool:
+            self._check_resampling()
         if self.condition == "none":
             self._check_without_condition()
         return self
 
+    def _check_resampling(self) -> None:
+        """Clusters are of a trained generator's own text, so they are no topics of a condition."""
+        if self.condition != "none" or not self.histogram or not self.generator_training:
+            raise ValueError(
+                f"ctcl.resample-pool = {self.resample_pool} draws text of a private fine-tuning "
+                "without conditions to a histogram's shares: set ctcl.condition = 'none', "
+                "histogram = true and generator-training = true, or resample-pool = 0"
+            )
+        if self.topics != "train":
+            raise ValueError(
+                f"ctcl.topics = {self.topics!r} with ctcl.resample-pool = {self.resample_pool}: "
+                "the clusters are of the text that the run writes; leave topics out"
+            )
+        if self.resample_pool < self.topic_count:
+            raise ValueError(
+                f"ctcl.resample-pool = {self.resample_pool} texts cannot have ctcl.topic-count = "
+                f"{self.topic_count} clusters: raise the one, or lower the other"
+            )
+
     def _check_without_condition(self) -> None:
         """What only a condition could bring to the generator."""
-        if self.histogram:
+        if self.histogram and not self.resample_pool:
             raise ValueError(
                 "ctcl.histogram = true with ctcl.condition = 'none': a generator without "
                 "conditions cannot be asked for a topic, so the histogram would be paid for in "
-                "vain; set histogram = false, or condition = 'topic'"
+                "vain; set histogram = false, or condition = 'topic', or draw its text by the "
+                "histogram (resample-pool)"
             )
         if self.document_type or self.labels:
             raise ValueError(

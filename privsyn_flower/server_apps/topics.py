@@ -15,7 +15,7 @@ from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.protocols import Embedder
 from privsyn_flower.text.topic_training import make_topics
-from privsyn_flower.text.topics import save_topics
+from privsyn_flower.text.topics import TopicModel, save_topics
 
 _MADE = 2  # raise it when topics are made in another way
 
@@ -30,19 +30,25 @@ def topics_of(
     target = cache_folder(config) / "topics" / state.hexdigest()[:24]
     target.parent.mkdir(parents=True, exist_ok=True)
 
-    def fill(folder: Path) -> None:
-        found = make_topics(
-            pool,
-            embedder,
-            count=own.topic_count,
-            clustering=own.clustering,
-            seed=config.seed,
-            words=own.topic_words,
-            progress=progress,
-        )
-        save_topics(found, folder)
+    return build_folder(
+        target, lambda folder: save_topics(clusters_of(config, pool, embedder, progress), folder)
+    )
 
-    return build_folder(target, fill)
+
+def clusters_of(
+    config: RunConfig, texts: Sequence[str], embedder: Embedder, progress: Progress
+) -> TopicModel:
+    """Topics of these public texts, as `[ctcl]` says that they are made. Raises ValueError."""
+    own = config.ctcl
+    return make_topics(
+        texts,
+        embedder,
+        count=own.topic_count,
+        clustering=own.clustering,
+        seed=config.seed,
+        words=own.topic_words,
+        progress=progress,
+    )
 
 
 def check_generator(config: RunConfig, generator: Path) -> None:

@@ -269,6 +269,11 @@ class CTCL(SynthesisStrategy):
                 "ctcl.generator-training = false needs a whole run (privsyn run): start trains, so "
                 "set it to true"
             )
+        if self.config.resample_pool:
+            raise ValueError(
+                f"ctcl.resample-pool = {self.config.resample_pool} needs a whole run (privsyn "
+                "run), which asks for the histogram after the rounds: set it to 0"
+            )
         self.noise_keys = Path(noise_keys) if noise_keys else None
         result = super().start(grid, folder=folder, **options)
         run = RunFolder(folder)

@@ -96,6 +96,7 @@ def test_the_baselines_are_configurations() -> None:
     assert phases == {
         "ctcl": ["topics", "rounds"],
         "vanilla": ["rounds"],
+        "resample": ["topics", "rounds"],
         "histogram-only": ["topics"],
         "fine-tuning-only": ["rounds"],
     }

@@ -25,6 +25,7 @@ from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.strategies.ctcl import TOPICS
 from privsyn_flower.strategies.synthesis import topic_texts
 from privsyn_flower.strategies.synthesis.topic_counts import largest_remainder, proportions
+from privsyn_flower.text.embedders import NgramEmbedder
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.topics import load_topics
 from tests.conftest import node_context, sentences
@@ -298,6 +299,54 @@ def test_without_conditions_it_is_private_fine_tuning(
     assert not (tmp_path / "topics").exists() and "topics" not in summary
 
 
+RESAMPLING = {"ctcl.condition": "none", "ctcl.resample-pool": 60, "ctcl.topic-count": 4}
+
+
+def test_text_without_conditions_is_resampled_by_its_own_clusters(
+    configured: Any, loopback: Any, tmp_path: Path
+) -> None:
+    """CTCL's baseline "+ Resample": the histogram is asked after the rounds, of the text."""
+    controls = "no-private-step,histogram-only,training-only,noise"
+    config = configured(**RESAMPLING, benchmark=True, **{"evaluation.controls": controls})
+    summary, grid = run(config, loopback, tmp_path)
+    order = [one for message in grid.sent if (one := message.metadata.message_type) in HANDLERS]
+    asked_of = list(dict.fromkeys(one for one in order if one != "query.hello"))
+    assert asked_of == ["train", "query.votes"] and len(charges(tmp_path)) == 3
+    sent = [message for message in grid.sent if message.metadata.message_type == "train"]
+    assert not any("topic-rows" in str(message.content) for message in sent)
+    assert summary["epsilon"] <= 500 and "topics" in summary["privacy"]
+
+    pool = [row["text"] for row in read_jsonl(tmp_path / "synthetic-pool.jsonl")]
+    rows, topics = read_jsonl(tmp_path / "synthetic.jsonl"), load_topics(tmp_path / "topics")
+    assert len(pool) == 60 and len(rows) == summary["synthetic_samples"] == SAMPLES
+    assert {row["text"] for row in rows} <= set(pool)
+    counts, noise_std = histogram_of(RunFolder(tmp_path))
+    wanted = largest_remainder(proportions(counts, noise_std, 0.0), SAMPLES)
+    drawn = Counter(row["topic"] for row in rows)
+    assert [drawn[topic] for topic in range(len(topics))] == wanted.tolist()
+    clusters = topics.assign(NgramEmbedder(32).embed([row["text"] for row in rows]))
+    assert clusters.tolist() == [row["topic"] for row in rows]
+    assert all(row["keywords"] == list(topics.keywords[row["topic"]]) for row in rows)
+
+    # What it is compared with: the text as it comes, of the trained and the untrained generator.
+    asis = [row["text"] for row in read_jsonl(tmp_path / "training_only.jsonl")]
+    assert asis == pool[:SAMPLES] and set(asis) != {row["text"] for row in rows}
+    before = [row["text"] for row in read_jsonl(tmp_path / "no_private_step.jsonl")]
+    assert before and before != asis
+    for name, size in (("histogram_only", SAMPLES), ("control", SAMPLES)):
+        assert len(read_jsonl(tmp_path / f"{name}.jsonl")) == size
+        assert read_jsonl(tmp_path / f"{name}-pool.jsonl")
+    assert "true_topics" in summary["benchmark"]
+
+    (tmp_path / "summary.json").unlink()
+    (tmp_path / "synthetic.jsonl").unlink()
+    _, resumed = run(config, loopback, tmp_path)
+    assert not asked(resumed)["query.votes"] and len(charges(tmp_path)) == 3
+    assert read_jsonl(tmp_path / "synthetic.jsonl") == rows
+    more = generated(tmp_path, "--samples", 5)
+    assert more.exit_code == 1 and "ctcl.resample-pool = 60" in more.output
+
+
 def test_a_trusted_aggregator_correlates_the_rounds(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
@@ -492,6 +541,10 @@ def test_topics_of_another_embedder_are_refused(
         ({"ctcl.topic-words": 11}, r"ctcl\.topic-words.*10"),
         ({"ctcl.condition": "none"}, r"ctcl\.histogram"),
         ({"ctcl.histogram": False, "ctcl.generator-training": False}, r"asks no user"),
+        ({"ctcl.resample-pool": 60}, r"ctcl\.condition = 'none'"),
+        ({**RESAMPLING, "ctcl.histogram": False}, r"histogram = true"),
+        ({**RESAMPLING, "ctcl.topics": "there"}, r"leave topics out"),
+        ({**RESAMPLING, "ctcl.topic-count": 61}, r"resample-pool = 60.*topic-count = 61"),
         ({"training.public-steps": 3}, r"training\.public-steps"),
     ],
 )

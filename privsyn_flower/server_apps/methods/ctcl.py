@@ -24,13 +24,15 @@ from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.controls import CONTROL, noise_updates
 from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
-from privsyn_flower.server_apps.methods.stages import private_texts, public_pool
+from privsyn_flower.server_apps.methods.resampling import SYNTHETIC, Resampling, as_it_comes
+from privsyn_flower.server_apps.methods.stages import embedding, private_texts, public_pool
 from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
 from privsyn_flower.server_apps.topics import check_generator, topics_of
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.ctcl import BOUND, CTCL, ctcl_phases, trainer_of
 from privsyn_flower.strategies.synthesis.topic_counts import proportions, topic_question
+from privsyn_flower.strategies.synthesis.topic_texts import Written
 from privsyn_flower.strategies.synthesis.topic_writing import (
     MODEL,
     TOPICS,
@@ -67,6 +69,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     keeps_generator = True
     start: Path
     topics: TopicModel | None
+    resampling: Resampling | None = None
 
     # Of a configuration ------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def retrieves(cls, config: RunConfig) -> bool:
         """Topics are clusters of the pool."""
-        return _has_topics(config) and config.ctcl.topics == "train"
+        return _has_public_topics(config) and config.ctcl.topics == "train"
 
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
@@ -125,7 +128,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:
-        if _has_topics(config) and config.ctcl.topics != "train":
+        if _has_public_topics(config) and config.ctcl.topics != "train":
             try:
                 load_topics(Path(config.ctcl.topics))
             except ValueError as error:
@@ -147,6 +150,9 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             tasks.append(replace(private_texts(config), stage=stage))
         if config.updates:
             tasks.append(local_steps(config))
+        if pool := config.ctcl.resample_pool:
+            tokens = tokens_of(config.data.sample_words)
+            tasks.append(embedding("expansion", "texts to draw from", pool, tokens))
         return [*tasks, _generation(config, "expansion", "synthetic texts")]
 
     @classmethod
@@ -159,8 +165,10 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         with self.run.clock("models"):
             self.start = base_folder(self.models.folder("conditional"))
             check_generator(self.config, self.start)
+            if self.config.ctcl.resample_pool:
+                self.resampling = Resampling(self.config, self.folder, self.models, self._written)
         with self.run.clock("public"):
-            self.topics = self._topics() if _has_topics(self.config) else None
+            self.topics = self._topics() if _has_public_topics(self.config) else None
             return self.strategy(self.folder)
 
     def _topics(self) -> TopicModel:
@@ -210,10 +218,23 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     def prepare(self, strategy: CTCL) -> None:
         """The histogram: one release, which a run that goes on finds in its folder."""
-        if self.config.ctcl.histogram:
-            with self.run.clock("topics"):
-                strategy.histogram(self.run.session)
-                strategy.proportions()  # what cannot be used ends the run before its rounds
+        if self.config.ctcl.histogram and self.resampling is None:
+            self._histogram(strategy)
+
+    def _histogram(self, strategy: CTCL) -> None:
+        with self.run.clock("topics"):
+            strategy.histogram(self.run.session)
+            strategy.proportions()  # what cannot be used ends the run here, not after its rounds
+
+    def evaluate(self, strategy: CTCL) -> None:
+        """Where text is resampled: the histogram of clusters of the trained generator's text."""
+        if self.resampling is None:
+            return
+        with self.run.clock("expansion"):
+            pool = self.resampling.pool(SYNTHETIC, self._model(strategy, self.folder.path / MODEL))
+        with self.run.clock("topics"):
+            strategy.topics = self.topics = self.resampling.clusters(pool)
+        self._histogram(strategy)
 
     def result(self, strategy: CTCL) -> int:
         """model/, the shares beside the run's topics, and synthetic.jsonl."""
@@ -222,7 +243,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
             if self.topics is not None:
                 keep_shares(self.folder.path, strategy.proportions())
             self.kept = Kept(model, self.topics, strategy.proportions())
-            return self._write("synthetic", self.kept)
+            return self._write(SYNTHETIC, self.kept)
 
     def _model(self, strategy: CTCL, target: Path) -> Path:
         """The generator with what was trained of it, or a copy where nothing was."""
@@ -238,22 +259,28 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         """NAME.jsonl with `expand.samples` texts, unless it is there; how many there are."""
         target, facts = self.folder.path / f"{name}.jsonl", f"written-{name}"
         if not target.exists():
-            config = self.config
-            written = write(
-                config.ctcl,
-                config.expand,
-                config.models.device,
-                kept,
-                target,
-                samples=config.expand.samples,
-                seed=config.seed,
-                purpose="synthetic",  # the controls' too: they differ in what they are about
-                progress=self.run.progress,
-                stage="expansion" if name == "synthetic" else name,
-            )
+            if self.resampling is not None and kept.topics is not None:
+                written = self.resampling.draw(name, kept, target)
+            else:
+                written = self._written(name, kept, target, self.config.expand.samples)
             self.folder.save_value(facts, asdict(written))
         stored = self.folder.load_value(facts) or {}
         return int(stored.get("texts", 0)) or len(read_jsonl(target))
+
+    def _written(self, name: str, kept: Kept, target: Path, samples: int) -> Written:
+        config = self.config
+        return write(
+            config.ctcl,
+            config.expand,
+            config.models.device,
+            kept,
+            target,
+            samples=samples,
+            seed=config.seed,
+            purpose=SYNTHETIC,  # the controls' too: they differ in what they are about
+            progress=self.run.progress,
+            stage="expansion" if name == SYNTHETIC else name,
+        )
 
     def write(self, strategy: CTCL, purpose: str) -> list[LabelledText]:
         """The texts of a file of the run."""
@@ -309,13 +336,15 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     def _compared(self, name: str) -> Kept:
         """The generator and the shares of a control: the run's own, or what stands for them."""
         kept = self.kept
-        even = np.full(len(kept.shares), 1 / len(kept.shares))
+        even = replace(kept, shares=np.full(len(kept.shares), 1 / len(kept.shares)))
+        if self.resampling is not None:
+            even = as_it_comes(kept.model)
         if name == ROWS[UNTRAINED]:
-            return Kept(self.start, kept.topics, even)
+            return replace(even, model=self.start)
         if name == ROWS[HISTOGRAM]:
             return replace(kept, model=self.start)
         if name == ROWS[TRAINING]:
-            return replace(kept, shares=even)
+            return even
         return self._of_noise()
 
     def _of_noise(self) -> Kept:
@@ -367,6 +396,11 @@ def _has_topics(config: RunConfig) -> bool:
     return config.ctcl.condition == "topic" or config.ctcl.histogram
 
 
+def _has_public_topics(config: RunConfig) -> bool:
+    """Whether topics are there before the rounds; clusters of the run's own text are not."""
+    return _has_topics(config) and not config.ctcl.resample_pool
+
+
 def _others(config: RunConfig) -> list[str]:
     """Names in figures of the chosen controls without noise, but for what is the run itself."""
     own, chosen = config.ctcl, config.evaluation.compares
@@ -378,7 +412,8 @@ def _others(config: RunConfig) -> list[str]:
 def _generation(config: RunConfig, stage: str, what: str) -> Task:
     """All texts of one set, each after its condition."""
     return Task(
-        stage, f"writing {what}", "generation", "conditional", config.expand.samples,
+        stage, f"writing {what}", "generation", "conditional",
+        config.ctcl.resample_pool or config.expand.samples,
         config.expand.max_tokens, config.expand.batch_size,
         min(config.ctcl.max_source, tokens_of(3 * config.ctcl.topic_words)),
         key="expand.batch-size",

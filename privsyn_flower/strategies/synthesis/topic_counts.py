@@ -1,6 +1,6 @@
 """The histogram of topics: its question, and what is made of its noisy answer. Pure functions.
 
-Source: CTCL (Tan et al. 2025, arXiv 2503.12347), sections 3.3, 3.4: each private document counts
+Source: CTCL (Tan et al. 2025, arXiv 2503.12347), sections 3.3 and 3.4: each private document counts
 for the topic closest to it, the counts are released with noise, and documents are generated in
 those proportions.
 """
