@@ -199,9 +199,9 @@ def calibrate(
 
     The safe end of a bisection: within 1e-9 (closed form; for an epsilon below 1e-3, within 1e-11
     of epsilon) of the smallest, or at an epsilon within a thousandth of the target (sampled), and
-    never below the smallest. 0.01 where coins alone keep delta, which is then at least the
-    probability of being drawn in any round. Other arguments as in `epsilon`. Raises ValueError when
-    no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets the target.
+    never below the smallest. Other arguments as in
+    `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets
+    the target.
     """
     _check_plan(rounds, delta, sampling_rate)
     return calibrate_beside(target_epsilon, {sampling_rate: rounds}, delta)
@@ -239,10 +239,6 @@ def calibrate_beside(
         return exact
     if beside and together(exact, FINAL_INTERVAL) > target_epsilon:
         raise ValueError(_nothing_left(target_epsilon, delta))
-    # Who is drawn at all with probability delta at most is protected without any noise.
-    drawn = math.fsum(rate * count for rate, count in wanted.items())
-    if not beside and drawn <= delta and together(SMALLEST_MULTIPLIER, FINAL_INTERVAL) == 0.0:
-        return SMALLEST_MULTIPLIER
     # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
     found = _smallest(lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact)
     if together(found, FINAL_INTERVAL) < target_epsilon * (1 - _CLOSE):
