@@ -68,6 +68,9 @@ def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
         ("parquet", ("pyarrow",)) if any(p.endswith(".parquet") for p in places) else ("", ()),
         ("noise of an aggregator", ("scipy",)) if config.trusts_aggregator else ("", ()),
         ("benchmark", ("matplotlib",)) if config.benchmark else ("", ()),
+        ("training.evaluate-rounds", ("matplotlib",))
+        if config.training.evaluate_rounds
+        else ("", ()),
     ]
     if data.source.startswith("hub:") or any(place.startswith("hub:") for place in places):
         needed.append(("data.source", ("datasets",)))
