@@ -70,6 +70,13 @@ def said(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def kept(config: RunConfig) -> dict[str, Any]:
+    """What must not change while a run lasts, and its promise does not say: which rounds are
+    measured, where it says how many."""
+    rounds = config.training.evaluated_rounds
+    return {"training.evaluate-rounds": list(rounds)} if rounds else {}
+
+
 def baseline(config: RunConfig) -> Baseline | None:
     """What a run claims that asks its users nothing; None for one that has a promise."""
     return recipe_of(config).baseline(

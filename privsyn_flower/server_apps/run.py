@@ -26,7 +26,7 @@ from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.foretell import Foretold
-from privsyn_flower.server_apps.promised import baseline, promised, said, terms
+from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.session import Session
@@ -70,6 +70,7 @@ class Run:
             terms(self.config),
             AGGREGATIONS[self.config.aggregation](),
             said=said(self.config),
+            kept=kept(self.config),
             progress=self.progress,
             node_caches=cache_folder(self.config) / NODES,
         )

@@ -24,6 +24,7 @@ from privsyn_flower.server_apps.methods.curve import UNREACHED, Curve, drawable
 from privsyn_flower.server_apps.promised import promised, statement
 from privsyn_flower.server_apps.selection import evaluation_caps
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
+from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.text.models.lm_metrics import Scorer
 from tests.server_apps.in_process import (
     HANDLERS,
@@ -139,6 +140,36 @@ def test_a_killed_run_pays_once_and_loses_no_point(
     assert [point["round"] for point in summary["evaluation_curve"]] == [0, 2, 4]
     assert not any("failed" in point for point in summary["evaluation_curve"])
     assert summary["epsilon_ledger"] <= summary["epsilon"] * (1 + 1e-9)
+
+
+def test_other_rounds_are_not_measured_by_a_run_that_goes_on(
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many evaluations, so the promise is the same: only the rounds are others."""
+    with monkeypatch.context() as patch:
+        killing(patch, TrainingStrategy, "learn", lambda self, rnd, *a: rnd == 1)
+        with pytest.raises(Killed):
+            run(configured(), loopback, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"training\.evaluate-rounds = \[0, 3\] was \[0, 2\]"):
+        run(configured(**{"training.evaluate-rounds": "0,3"}), loopback, tmp_path / "run")
+
+
+def test_a_resume_that_begins_with_a_point_waits_for_nodes(
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed between a round's release and its checkpoint: who is missing then may still come."""
+    config, path = configured(**{"node-timeout": 0.5}), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        killing(patch, TrainingStrategy, "learn", lambda self, rnd, *a: rnd == 2)
+        with pytest.raises(Killed):
+            run(config, loopback, path)
+    with monkeypatch.context() as patch:
+        patch.setattr(loopback, "get_node_ids", lambda self: [])
+        with pytest.raises(TooFewNodes):
+            run(config, loopback, path)
+    summary, _ = run(config, loopback, path)
+    assert [point["round"] for point in summary["evaluation_curve"]] == [0, 2]
+    assert not any("failed" in point for point in summary["evaluation_curve"])
 
 
 def _kill_handler(patch: pytest.MonkeyPatch, name: str, when: Any) -> None:

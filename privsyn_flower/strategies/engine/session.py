@@ -195,8 +195,8 @@ class Session:
         name: of its folder, `evaluations/NAME`, and of the run that is charged, RUN-NAME; "" for
         the phase's. last: of an evaluation that no round follows; attempts of it may fail that the
         rounds have left of their spares, which cost as much, beside those of the phase. cohort: of
-        the rounds, whose nodes and weights are then known, and nobody else is waited for; None
-        greets them. Raises as `Rounds.run`, but an evaluation beside other questions that gave
+        the rounds, whose nodes and weights are then known, and nobody else is waited for; None,
+        or one that has greeted nobody yet, greets them. Raises as `Rounds.run`, but an evaluation beside other questions that gave
         nothing is given up: NoRelease, now and always. Raises ValueError for one more than is paid
         for, and when NAME was another question.
         """
@@ -218,12 +218,13 @@ class Session:
         beside = self._beside(paid)
         spare += self.unused_spares(name) if last and beside else 0
         engine = self._engine(question, paid, own, max(0, spare), cohort)
+        greeted = bool(engine.cohort.nodes)  # not where a resume begins with the question
         try:
             if failed := own.load_value(FAILED):
                 raise NoRelease(failed)
             engine.run()
         except (NoRelease, TooFewNodes) as error:
-            waits = isinstance(error, TooFewNodes) and cohort is None  # they may still come
+            waits = isinstance(error, TooFewNodes) and not greeted  # they may still come
             if waits or not beside:
                 raise
             own.save_value(FAILED, str(error))
