@@ -195,9 +195,10 @@ class Session:
         name: of its folder, `evaluations/NAME`, and of the run that is charged, RUN-NAME; "" for
         the phase's. last: of an evaluation that no round follows; attempts of it may fail that the
         rounds have left of their spares, which cost as much, beside those of the phase. cohort: of
-        the rounds, whose nodes and weights are then known, and nobody else is waited for; None,
-        or one that has greeted nobody yet, greets them. Raises as `Rounds.run`, but an evaluation beside other questions that gave
-        nothing is given up: NoRelease, now and always. Raises ValueError for one more than is paid
+        the rounds, whose nodes and weights are then known, and nobody else is waited for; None, or
+        one that has greeted nobody yet, greets them. Raises as `Rounds.run`, but an evaluation
+        beside other questions that gave nothing is given up: NoRelease, now and always. Raises
+        ValueError for one more than is paid
         for, and when NAME was another question.
         """
         paid, name = self.promise[phase], name or phase
