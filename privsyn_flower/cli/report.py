@@ -15,6 +15,7 @@ from typing import Any
 
 from privsyn_flower.cli.display import one_line, verdict_lines
 from privsyn_flower.cli.evaluations import curve_table, measured_table
+from privsyn_flower.cli.filtered import filter_table
 
 Summary = Mapping[str, Any]
 
@@ -99,6 +100,7 @@ def report(summaries: Sequence[Summary]) -> str:
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
     blocks += [curve_table(s, _epsilon(s)) for s in summaries if "evaluation_curve" in s]
     blocks += [measured_table(s, _epsilon(s)) for s in summaries if "measured" in s]
+    blocks += [filter_table(s, _epsilon(s)) for s in summaries if "proximity" in s]
     blocks += [_topics(summary) for summary in summaries if "topics" in summary]
     return "\n\n".join(blocks)
 

@@ -107,3 +107,31 @@ def test_text_by_topic_is_shown() -> None:
     assert "The largest of 40 topics with a noisy share, of 64:" in text
     assert "- 25.0%: graph, edge\n  - A graph. It has" in text
     assert text.count("Text by topic") == 1
+
+
+def test_what_the_trained_model_keeps() -> None:
+    """Without a benchmark how much is left; with one, the new LSTMs beside each other."""
+    share = {"before": 0.05, "after": 0.124107}
+    kept = {"kept": 6438, "of": 24000, "minority_share": share}
+    alone = report([summary("dp-ftrl", CENTRAL, proximity=kept)])
+    assert "6,438 of 24,000 texts are kept; the minority's share was 5.0% and is 12.4%" in alone
+    assert "(s) minus" not in alone
+    run = summary("dp-ftrl", CENTRAL, proximity=kept)
+    found = run["benchmark"]
+    found["methods"] = {"scratch_random": "(s1) random", "scratch_filtered": "(s) kept"}
+    found["accuracy"] = {"pretrained": 0.1, "scratch_random": 0.11, "scratch_filtered": 0.125}
+    found["loss"] = {"pretrained": 5.0, "scratch_random": 5.1, "scratch_filtered": 4.75}
+    found["proximity"] = {
+        "texts": {"pretrained": 24000, "scratch_random": 6438, "scratch_filtered": 6438},
+        "minority_share": {"pretrained": 0.05, "scratch_random": 0.06, "scratch_filtered": 0.124},
+    }
+    for measure, value in (("accuracy", 0.015), ("loss", -0.25)):
+        found[f"{measure}_difference"] = {
+            "scratch_filtered-scratch_random": [value, value - 0.001, value + 0.001],
+            "trained-pretrained": [0.5, 0.4, 0.6],
+        }
+    lines = report([run]).splitlines()
+    assert "| (s) kept | 6,438 | 12.4% | 0.1250 | 4.750 |" in lines
+    assert "| of all public text | 24,000 | 5.0% | 0.1000 | 5.000 |" in lines
+    assert "| (s1) random | +0.0150 [+0.0140, +0.0160] | -0.2500 [-0.2510, -0.2490] |" in lines
+    assert not any("+0.5000" in line for line in lines)

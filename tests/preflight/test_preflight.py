@@ -171,6 +171,7 @@ def test_everything_is_said_at_once(run: Run) -> None:
         ("data.path=run.toml", "format '.toml' is not known"),
         ("models.embedder=ngram-1", "models.embedder = 'ngram-1'"),
         ("models.embedder=share", "holds no model: modules.json or config.json"),
+        ("models.lstm-word-list=none.txt", "none.txt': no such file"),
         ("ledger=shared.jsonl", "set population-name"),
         ("epsilon=0.001", "epsilon = 0.001: the noise of a released sum"),
         ("noise-multiplier=0.01", "costs epsilon"),
