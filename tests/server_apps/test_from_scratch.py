@@ -31,14 +31,16 @@ POOL = [
 ]
 
 
-def test_the_rows() -> None:
+def test_the_rows(caplog: pytest.LogCaptureFixture) -> None:
     kept, by_noise = POOL[:3], POOL[3:4]
     chosen = subsets(POOL, kept, by_noise, seed=3)
     assert chosen[FILTERED] == kept and chosen[NOISE] == by_noise
     drawn = {"".join(str(row["text"]) for row in subsets(POOL, kept, None, seed=seed)[RANDOM])
              for seed in range(30)}  # fmt: skip
     assert len(drawn) > 5 and {len(set(texts)) for texts in drawn} == {3}
+    assert caplog.text == ""
     assert set(subsets(POOL, kept, [], seed=3)) == {FILTERED, RANDOM}, "no empty row"
+    assert "scratch_noise: no text was kept" in caplog.text
     assert subsets(POOL, [], None, seed=3) == {}
 
 

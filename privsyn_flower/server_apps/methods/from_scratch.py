@@ -10,6 +10,7 @@ models: private text is opened by who measures them (`benchmark`).
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from privsyn_flower.server_apps.methods.proximity import (
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.run import Run
+
+logger = logging.getLogger("privsyn_flower")
 
 Rows = Sequence[Mapping[str, Any]]  # public texts under "text", of the minority or not
 
@@ -78,7 +81,13 @@ def subsets(pool: Rows, kept: Rows, by_noise: Rows | None, seed: int) -> dict[st
     """
     draw = seeded(seed, "random subset of the filter's size")
     drawn = sorted(draw.choice(len(pool), len(kept), replace=False).tolist())
-    found = {RANDOM: [pool[place] for place in drawn], NOISE: by_noise or (), FILTERED: kept}
+    found = {RANDOM: [pool[place] for place in drawn], NOISE: by_noise, FILTERED: kept}
+    for name, rows in found.items():
+        if rows is not None and not rows:
+            logger.warning(
+                "%s: no text was kept, so no LSTM is trained on it (proximity.least-score, "
+                "proximity.least-quantile, proximity.most-unknown)", name
+            )  # fmt: skip
     return {name: rows for name, rows in found.items() if rows}
 
 

@@ -274,7 +274,8 @@ def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = 
         "batch_texts": models.lstm_batch_texts,
         "batch_words": models.lstm_batch_words,
     }
-    digest = hashlib.sha256(json.dumps([*shape.values(), LONGEST, listed, texts]).encode())
+    told = [*shape.values(), models.train_seconds, LONGEST, listed, texts]
+    digest = hashlib.sha256(json.dumps(told).encode())
     target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
     if target.is_dir():
         return target
