@@ -8,6 +8,7 @@ are taken in the source's order, so that the last one and the few that are under
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from privsyn_flower.files import DataError, held, write_atomic
 
@@ -54,6 +55,8 @@ class Journal:
         settings: what the lines depend on. A stage begun with others is refused (DataError), or
             begun again if `anew`.
 
+    Raises DataError, on entering, for a file that no stage wrote: it is not the stage's to change.
+
     Attributes:
         counts: of whatever the stage counts; those of pieces that are not done are kept apart.
         open: pieces under way, with their counts. again: those of them that were so when the state
@@ -69,7 +72,9 @@ class Journal:
 
     def _load(self) -> None:
         """Where an earlier process left off, or the beginning."""
-        state = read_state(self.folder, self.stage) or {"settings": self.settings}
+        begun = read_state(self.folder, self.stage)
+        self._new = begun is None
+        state = begun or {"settings": self.settings}
         if state["settings"] != self.settings and self.anew:
             state = {}
         elif state["settings"] != self.settings:
@@ -97,16 +102,36 @@ class Journal:
         with ExitStack() as entered:
             entered.enter_context(held(self.folder / f".{self.stage}.lock"))
             self._load()
-            self._file = entered.enter_context(self.path.open("ab"))
-            if self.path.stat().st_size < self.bytes:
-                raise DataError(
-                    f"{self.path} is shorter than it was written: restore it, or remove "
-                    f"{self.stage}.state.json to begin again"
-                )
+            self._file = entered.enter_context(self._opened())
+            self._began = time.monotonic()
+            self.save()  # before the first line: no file of a stage is without a state
             self._file.truncate(self.bytes)
             self._left = entered.pop_all()
-        self._began = self._written = time.monotonic()
         return self
+
+    def _opened(self) -> BinaryIO:
+        """The file, to append to. Raises DataError for one that is not the stage's, or is short."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        try:
+            file = os.fdopen(os.open(self.path, flags, 0o666), "ab")
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise DataError(
+                f"{self.path} is a symbolic link, which is not written through: move it away, or "
+                "name another folder"
+            ) from None
+        size = os.fstat(file.fileno()).st_size
+        if not (self._new and size) and size >= self.bytes:
+            return file
+        file.close()
+        raise DataError(
+            f"{self.path} is there, and nothing tells that `privsyn public` wrote it: move it "
+            "away, or name another folder"
+            if self._new
+            else f"{self.path} is shorter than it was written: restore it, or remove "
+            f"it with {self.stage}.state.json to begin again"
+        )
 
     def __exit__(
         self,

@@ -399,6 +399,41 @@ def test_a_line_that_the_state_does_not_know_is_cut_off(tmp_path: Path) -> None:
         pass
 
 
+def test_a_file_that_no_stage_wrote_is_left_alone(tmp_path: Path) -> None:
+    """A user's own, a link to one, and what a kill left before the first state."""
+    own = tmp_path / "chat.jsonl"
+    own.write_text("mine\n")
+    with pytest.raises(DataError, match=r"nothing tells .* move it away"):
+        Journal(tmp_path, "chat", {}).__enter__()
+    (tmp_path / "filter.jsonl").symlink_to(own)
+    (tmp_path / "filter.state.json").write_text('{"settings": {}, "bytes": 0}')
+    with pytest.raises(DataError, match="is a symbolic link"):
+        Journal(tmp_path, "filter", {}).__enter__()
+    assert own.read_text() == "mine\n"
+    journal = Journal(tmp_path, "convert", {}).__enter__()
+    assert (read_state(tmp_path, "convert") or {})["bytes"] == 0  # before its first line
+    journal.add({"text": "lost"})
+    journal._left.close()  # as a kill does
+    with Journal(tmp_path, "convert", {}) as journal:
+        journal.add({"text": "kept"})
+    assert rows(tmp_path / "convert.jsonl") == [{"text": "kept"}]
+
+
+def test_a_mix_that_is_not_ours_is_left_alone(made: Path) -> None:
+    (made / "mix.jsonl").write_text("mine\n")
+    with pytest.raises(DataError, match=r"nothing tells .* move it away"):
+        mixed(made)
+    assert (made / "mix.jsonl").read_text() == "mine\n"
+    (made / "mix.jsonl").unlink()
+    mixed(made)
+    whole = (made / "mix.jsonl").read_bytes()
+    # Killed between the names of the state and of the file, and then asked for another mix.
+    (made / "mix.jsonl").rename(made / "mixing.jsonl")
+    assert len(mixed(made, limit=7)) == 7
+    mixed(made)
+    assert (made / "mix.jsonl").read_bytes() == whole
+
+
 def test_the_state_stays_small_however_much_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
