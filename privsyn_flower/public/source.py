@@ -11,6 +11,7 @@ from typing import Any
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import column_names, read_rows
 from privsyn_flower.files import DataError
+from privsyn_flower.terminal import one_line
 
 HUB = "hub:"
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -34,7 +35,7 @@ class Source:
         if column not in names:
             raise DataError(
                 f"{place} has no column {column!r} (filter.text-column) but "
-                f"{', '.join(names[:20]) or 'none'}: name its column of text"
+                f"{', '.join(map(one_line, names[:20])) or 'none'}: name its column of text"
             )
         self.size = sum(file.stat().st_size for file in self.files)  # bytes; 0: not known
 

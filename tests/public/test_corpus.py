@@ -149,6 +149,14 @@ def test_a_source_that_is_none_is_refused_before_anything_is_asked(
         filter_texts(settings(filter=tables), lambda: pytest.fail("the model was opened"))
 
 
+def test_columns_of_a_source_cannot_steer_the_terminal(settings: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(json.dumps({"\x1b[2Jodd": "x", "y" * 10_000: "z"}))
+    with pytest.raises(DataError, match=r"but \[2Jodd, yyy") as raised:
+        filter_texts(settings(filter={"source": str(path)}), lambda: pytest.fail("opened"))
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
+
+
 def test_a_stage_begun_with_other_settings_is_refused(
     canned: Server, settings: Any, tmp_path: Path
 ) -> None:
