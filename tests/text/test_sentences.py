@@ -41,8 +41,8 @@ def test_nothing_but_white_space_is_lost() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a" * 100_000 + "! A", "A. " * 30_000, "." * 100_000, ". " + "(" * 100_000, "!" + '"' * 100_000,
-     "Oh! " * 25_000, "a" * 100_000 + ". A", "。" * 100_000],
+    ["a" * 100_000 + "! A", "A. " * 30_000, "." * 100_000, ". " + "(" * 100_000,
+     "!" + '"' * 100_000, "Oh! " * 25_000, "a" * 100_000 + ". A", "。" * 100_000],
     ids=lambda text: repr(text[:4]),
 )  # fmt: skip
 def test_no_text_takes_long(text: str) -> None:
