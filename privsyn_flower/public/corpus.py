@@ -53,7 +53,7 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
     (the judgement is neither 0 nor 1) and failed (there was none). Raises DataError, ServerError.
     """
     own = config.filter
-    source = Source(own.source, own.text_column)
+    source = Source(own.source, own.text_column, public_users=own.public_users)
     settings = {
         "filter.source": source.identity(),
         "filter.text-column": own.text_column,

@@ -67,8 +67,9 @@ def measure_coverage(
         found[stage] = occurring(_texts(folder, stage), vocabulary)
     if source:
         progress("coverage", len(there), len(there) + 1, SOURCE)
-        own = Source(config.filter.source, config.filter.text_column)
-        found[SOURCE] = occurring((text for _, text in own.texts()), vocabulary)
+        own = config.filter
+        web = Source(own.source, own.text_column, public_users=own.public_users)
+        found[SOURCE] = occurring((text for _, text in web.texts()), vocabulary)
     if {"chat", "convert"} <= found.keys():
         found[CHATS] = found["chat"] | found["convert"]
     progress("coverage", 1, 1)

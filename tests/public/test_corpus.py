@@ -149,6 +149,31 @@ def test_a_source_that_is_none_is_refused_before_anything_is_asked(
         filter_texts(settings(filter=tables), lambda: pytest.fail("the model was opened"))
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.jsonl": '{"text": "hi", "user_id": "anna"}'},
+        {"a.jsonl": '{"text": "hi"}', "b.csv": "user_id,text\nanna,hi"},
+        {"a.jsonl": '{"text": "hi"}\n{"text": "hi", "user_id": "anna"}'},
+    ],
+    ids=["first", "another file", "another row"],
+)
+def test_text_of_users_is_no_source_unless_it_is_said_to_be_public(
+    canned: Server, settings: Any, tmp_path: Path, files: dict[str, str]
+) -> None:
+    (tmp_path / "users").mkdir()
+    for name, text in files.items():
+        (tmp_path / "users" / name).write_text(text)
+    server = canned(rules=[["", "1"]])
+    table = {"source": str(tmp_path / "users")}
+    with pytest.raises(DataError, match=r"has a column 'user_id'.*filter.public-users = true"):
+        filter_texts(settings(filter=table), opened(server))
+    assert not any("anna" in prompt for prompt in server.prompts())
+    filter_texts(settings(filter=table | {"public_users": True}), opened(server))
+    state = read_state(tmp_path / "corpus", "filter")
+    assert state is not None and state["lines"] == "".join(files.values()).count("hi")
+
+
 def test_columns_of_a_source_cannot_steer_the_terminal(settings: Any, tmp_path: Path) -> None:
     path = tmp_path / "odd.jsonl"
     path.write_text(json.dumps({"\x1b[2Jodd": "x", "y" * 10_000: "z"}))
