@@ -25,6 +25,9 @@ T = TypeVar("T")
 Position = tuple[int, ...]  # of a piece in its source; later pieces have larger ones
 
 EVERY = 2.0  # seconds between two states on disk
+FIELDS = frozenset(
+    ("settings", "until", "bytes", "lines", "taken", "last", "open", "counts", "seconds")
+)
 
 
 def state_path(folder: Path, stage: str) -> Path:
@@ -37,10 +40,12 @@ def read_state(folder: Path, stage: str) -> dict[str, Any] | None:
     path = state_path(folder, stage)
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return state if state["bytes"] >= 0 else None
+        if not state.keys() >= FIELDS or state["bytes"] < 0:
+            raise ValueError
+        return state
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise DataError(
             f"{path} is damaged: remove it with {stage}.jsonl, to begin again"
         ) from None

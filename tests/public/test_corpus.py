@@ -427,9 +427,10 @@ def test_a_line_that_the_state_does_not_know_is_cut_off(tmp_path: Path) -> None:
         Journal(tmp_path, "chat", {}),
     ):
         pass
-    (tmp_path / "chat.state.json").write_text("{")
-    with pytest.raises(DataError, match="is damaged"), Journal(tmp_path, "chat", {}):
-        pass
+    for damaged in ("{", '{"bytes": 0}', "[]", '{"bytes": null}', "\xff"):
+        (tmp_path / "chat.state.json").write_text(damaged, "latin-1")
+        with pytest.raises(DataError, match=r"chat.state.json is damaged"):
+            Journal(tmp_path, "chat", {}).__enter__()
 
 
 def test_a_file_that_no_stage_wrote_is_left_alone(tmp_path: Path) -> None:
@@ -438,8 +439,10 @@ def test_a_file_that_no_stage_wrote_is_left_alone(tmp_path: Path) -> None:
     own.write_text("mine\n")
     with pytest.raises(DataError, match=r"nothing tells .* move it away"):
         Journal(tmp_path, "chat", {}).__enter__()
+    with Journal(tmp_path, "filter", {}):
+        pass
+    (tmp_path / "filter.jsonl").unlink()
     (tmp_path / "filter.jsonl").symlink_to(own)
-    (tmp_path / "filter.state.json").write_text('{"settings": {}, "bytes": 0}')
     with pytest.raises(DataError, match="is a symbolic link"):
         Journal(tmp_path, "filter", {}).__enter__()
     assert own.read_text() == "mine\n"
