@@ -98,6 +98,7 @@ def convert_texts(config: PublicTextConfig, opened: Opened, progress: Progress =
     if state is None:
         raise DataError(f"{folder} has no filtered text to convert: run `privsyn public filter`")
     settings = {
+        "filter.jsonl begun as": state.get("begun"),  # its lines are known by their offsets
         "seed": config.seed,
         "convert.share": own.share,
         "convert.words": own.words,

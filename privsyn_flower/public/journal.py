@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -66,6 +67,7 @@ class Journal:
         counts: of whatever the stage counts; those of pieces that are not done are kept apart.
         open: pieces under way, with their counts. again: those of them that were so when the state
             was last written down by an earlier process.
+        begun: tells these lines from those of the same stage when it is begun again.
     """
 
     def __init__(
@@ -77,13 +79,13 @@ class Journal:
 
     def _load(self) -> None:
         """Where an earlier process left off, or the beginning."""
-        begun = read_state(self.folder, self.stage)
-        self._new = begun is None
-        state = begun or {"settings": self.settings}
-        if state["settings"] != self.settings and self.anew:
-            state = {}
-        elif state["settings"] != self.settings:
-            self._refuse(state["settings"])
+        state = read_state(self.folder, self.stage)
+        self._new = state is None
+        if state is None or (self.anew and state["settings"] != self.settings):
+            state = {"begun": secrets.token_hex(8)}
+        else:
+            self._compare(state["settings"])
+        self.begun = state.get("begun")
         self.bytes, self.lines = int(state.get("bytes", 0)), int(state.get("lines", 0))
         self.taken, self.seconds = int(state.get("taken", 0)), float(state.get("seconds", 0.0))
         self.counts = Counter[str](state.get("counts", {}))
@@ -92,7 +94,8 @@ class Journal:
         self.until = state.get("until")  # what it is complete for; None: it is not
         self.open = {position: Counter[str]() for position in self.again}
 
-    def _refuse(self, settings: Mapping[str, Any]) -> None:
+    def _compare(self, settings: Mapping[str, Any]) -> None:
+        """Raises DataError where the lines were begun with other settings."""
         for key in (*self.settings, *settings):
             before, now = settings.get(key), self.settings.get(key)
             if before != now:
@@ -206,6 +209,7 @@ class Journal:
         self.seconds, self._began = self.seconds + now - self._began, now
         state = {
             "settings": self.settings,
+            "begun": self.begun,
             "until": self.until,
             "bytes": self.bytes,
             "lines": self.lines,

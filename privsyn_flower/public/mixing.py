@@ -55,7 +55,7 @@ def mix(config: PublicTextConfig, progress: Progress = silent) -> None:
 
 def _settings(config: PublicTextConfig) -> dict[str, Any]:
     """What the mix is made of, and how."""
-    folder, made_of = corpus_folder(config), dict[str, int]()
+    folder, made_of, begun = corpus_folder(config), dict[str, int](), dict[str, str | None]()
     for stage in config.mix.chosen:
         state = read_state(folder, stage)
         if state is None or not state["bytes"]:
@@ -63,10 +63,14 @@ def _settings(config: PublicTextConfig) -> dict[str, Any]:
                 f"mix.stages names {stage!r}, and {folder} has no text of it: run `privsyn public "
                 f"{stage}`, or leave it out"
             )
-        made_of[stage] = state["bytes"]
+        made_of[stage], begun[stage] = state["bytes"], state.get("begun")
     own = config.mix
     how = {"examples": own.examples, "repeats": own.repeats, "limit": own.limit}
-    return {"made of": made_of, **{f"mix.{key}": value for key, value in how.items()}}
+    return {
+        "made of": made_of,
+        "begun as": begun,
+        **{f"mix.{key}": value for key, value in how.items()},
+    }
 
 
 def _whole(folder: Path, settings: Mapping[str, Any]) -> bool:

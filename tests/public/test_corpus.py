@@ -301,6 +301,30 @@ def test_a_share_of_the_filtered_texts_is_converted_and_more_when_there_are_more
     convert_texts(whole, lambda: pytest.fail("nothing is left to convert"))
 
 
+def test_what_was_made_of_another_filter_is_not_taken_for_what_this_one_gives(
+    canned: Server, settings: Any, tmp_path: Path
+) -> None:
+    """Begun again with a source of the same length: offsets and sizes fit, and mean other texts."""
+    server = canned(rules=[[JUDGE, "1"], *CHAIN])
+    config = settings(convert={"share": 1.0}, mix={"stages": "filter"})
+    filter_texts(config, opened(server))
+    convert_texts(config, opened(server))
+    mix(config)
+    folder = tmp_path / "corpus"
+    size = (folder / "filter.jsonl").stat().st_size
+    for name in ("filter.jsonl", "filter.state.json"):
+        (folder / name).unlink()
+    source = (tmp_path / "web.jsonl").read_text().replace("dogs", "cats")
+    (tmp_path / "web.jsonl").write_text(source)
+    filter_texts(config, opened(server))
+    assert (folder / "filter.jsonl").stat().st_size == size
+    with pytest.raises(DataError, match=r"convert.jsonl was begun with filter.jsonl begun as"):
+        convert_texts(config, lambda: pytest.fail("asked"))
+    mix(config)
+    texts = {line["text"] for line in rows(folder / "mix.jsonl")}
+    assert any("cats" in text for text in texts) and not any("dogs" in text for text in texts)
+
+
 # Faults, kills
 
 
