@@ -50,7 +50,9 @@ class FilterConfig(Section):
         "else it is taken for private text and refused"
     )  # fmt: skip
     limit: int = Field(0, ge=0, description="texts that are judged; 0: all")
-    words: int = Field(400, ge=1, description="of a text that the model is shown")
+    words: int = Field(
+        400, ge=1, description="of a text that the model is shown, and at most ten characters each"
+    )  # fmt: skip
     max_tokens: int = Field(1, ge=1, description="of a judgement")
 
 
@@ -78,7 +80,9 @@ class ConvertConfig(SampledConfig):
     """`[convert]`: filtered texts become conversations (section 3.3)."""
 
     share: float = Field(0.2, gt=0, le=1, description="of the filtered texts, drawn by their hash")
-    words: int = Field(600, ge=1, description="of a text that the model is shown")
+    words: int = Field(
+        600, ge=1, description="of a text that the model is shown, and at most ten characters each"
+    )  # fmt: skip
     max_tokens: int = Field(1024, ge=1, description="of a conversation")
 
 

@@ -116,6 +116,39 @@ def test_long_texts_are_judged_by_their_first_words_and_kept_whole(
     assert rows(tmp_path / "corpus/filter.jsonl")[0]["text"] == text
 
 
+def test_a_text_without_spaces_is_cut_too(canned: Server, settings: Any, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "long.jsonl", ["水" * 5000, "word " * 5000])
+    server = canned(rules=[[JUDGE, "1"], *CHAIN])
+    config = settings(
+        filter={"source": str(source), "words": 50}, convert={"share": 1.0, "words": 60}
+    )
+    filter_texts(config, opened(server))
+    convert_texts(config, opened(server))
+    prompts = server.prompts()
+    assert sorted(prompt.count("水") for prompt in prompts) == [0, 0, 500, 600]
+    assert sorted(prompt.count("word ") for prompt in prompts)[2:] == [49, 59]
+    assert {len(line["text"]) for line in rows(tmp_path / "corpus/filter.jsonl")} == {5000, 25_000}
+
+
+def test_a_model_that_judges_nothing_ends_the_filter(
+    canned: Server, settings: Any, tmp_path: Path
+) -> None:
+    """Before all texts are paid for; one judgement that is read is enough to go on."""
+    texts = [f"text {i}." for i in range(100)]
+    source = write_source(tmp_path / "many.jsonl", texts)
+    server = canned(rules=[["", "<think>\x1b[2J so"]])
+    config = settings(filter={"source": str(source)})
+    with pytest.raises(DataError, match=r"none of the first 32 .* filter.max-tokens = 1") as raised:
+        filter_texts(config, opened(server))
+    assert "<think>" in str(raised.value) and str(raised.value).isprintable()
+    assert len(server.prompts()) < 50
+    other = canned(rules=[["text 3.", "0"], ["", "well"]])
+    filter_texts(
+        settings(folder=str(tmp_path / "b"), filter={"source": str(source)}), opened(other)
+    )
+    assert (read_state(tmp_path / "b", "filter") or {})["counts"]["unread"] == 99
+
+
 def test_a_folder_of_files_is_read_in_order_and_rows_without_text_are_passed_over(
     canned: Server, settings: Any, tmp_path: Path
 ) -> None:
