@@ -19,6 +19,7 @@ from rich.table import Table
 from privsyn_flower.cli.evaluations import measured_rows
 from privsyn_flower.progress import FORETOLD
 from privsyn_flower.runs import read_jsonl
+from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
@@ -151,12 +152,6 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         f"privacy: {summary['privacy_short']}",
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
-
-
-def one_line(text: str, most: int = 90) -> str:
-    """The beginning of a text, for a terminal."""
-    plain = "".join(c for c in " ".join(text.split()) if c.isprintable())
-    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
 
 
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:

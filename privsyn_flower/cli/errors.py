@@ -12,10 +12,12 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from privsyn_flower.terminal import escaped
+
 
 def fail(text: str, code: int = 2) -> typer.Exit:
-    """An error as the last line on stderr."""
-    typer.secho(f"error: {text}", fg=typer.colors.RED, err=True)
+    """An error as the last line on stderr; what it quotes of others cannot steer the terminal."""
+    typer.secho(f"error: {escaped(text)}", fg=typer.colors.RED, err=True)
     return typer.Exit(code)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,20 +99,24 @@ def _make(
     from privsyn_flower.public.corpus import corpus_folder
     from privsyn_flower.public.report import REPORT, write_report
 
-    folder, shown = None, _Shown()
+    shown = _Shown()
     try:
         config = load_public_config(path, settings or ())
         folder = corpus_folder(config)
-        with Display() as display:
-            shown.display = display
-            work(config, shown)
+        try:
+            with Display() as display:
+                shown.display = display
+                work(config, shown)
+        except BaseException:
+            if folder.is_dir():
+                with suppress(OSError, ValueError):  # what ended the work is told, not this
+                    write_report(folder)
+            raise
+        report = write_report(folder)
     except (ValueError, RuntimeError) as error:
         raise fail(str(error)) from None
     except KeyboardInterrupt:
         raise fail("interrupted; the same command goes on where it was", 130) from None
-    finally:
-        if folder is not None and folder.is_dir():
-            report = write_report(folder)
     typer.echo(described(report), err=True)
     print(folder / (f"{stage}.jsonl" if stage else REPORT))
 

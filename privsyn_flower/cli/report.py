@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.display import one_line, verdict_lines
+from privsyn_flower.cli.display import verdict_lines
 from privsyn_flower.cli.evaluations import curve_table, measured_table
 from privsyn_flower.cli.filtered import filter_table
+from privsyn_flower.terminal import one_line
 
 Summary = Mapping[str, Any]
 

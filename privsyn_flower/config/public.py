@@ -1,6 +1,7 @@
 """The file of `privsyn public`: public text made to look like the private, before any run.
 
-A configuration of its own: no user, no budget and no private file can be named in it.
+A configuration of its own: it names no users and no budget, because what it names must be public.
+Whether a text is, nobody but its owner knows; a source with a column of users is refused.
 """
 
 from __future__ import annotations
@@ -44,8 +45,14 @@ class FilterConfig(Section):
         "files, or hub:NAME[@CONFIG][#SPLIT[:ROWS]]"
     )  # fmt: skip
     text_column: str = Field("text", description="of the source")
+    public_users: bool = Field(
+        False, description="true: the source has a column user_id and is public all the same; "
+        "else it is taken for private text and refused"
+    )  # fmt: skip
     limit: int = Field(0, ge=0, description="texts that are judged; 0: all")
-    words: int = Field(400, ge=1, description="of a text that the model is shown")
+    words: int = Field(
+        400, ge=1, description="of a text that the model is shown, and at most ten characters each"
+    )  # fmt: skip
     max_tokens: int = Field(1, ge=1, description="of a judgement")
 
 
@@ -73,7 +80,9 @@ class ConvertConfig(SampledConfig):
     """`[convert]`: filtered texts become conversations (section 3.3)."""
 
     share: float = Field(0.2, gt=0, le=1, description="of the filtered texts, drawn by their hash")
-    words: int = Field(600, ge=1, description="of a text that the model is shown")
+    words: int = Field(
+        600, ge=1, description="of a text that the model is shown, and at most ten characters each"
+    )  # fmt: skip
     max_tokens: int = Field(1024, ge=1, description="of a conversation")
 
 

@@ -35,6 +35,10 @@ Report = Callable[[int, str, str], None]  # line, problem, advice; never given a
 MAX_LINE = 2**20  # characters: a longer line is never held in memory as a whole
 BATCH_ROWS = 256  # parquet rows held at once
 CORPUS_FILE = "mix.jsonl"  # the text of a folder that `privsyn public mix` made
+NO_MIX = (
+    f"(data.public-path) is a folder without {CORPUS_FILE}: name a file of text, or make the mix "
+    "of the corpus with `privsyn public mix`"
+)
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 

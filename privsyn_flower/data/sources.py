@@ -14,7 +14,7 @@ from privsyn_flower.files import DataError, file_digest
 
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
 from .hub import hub_columns, hub_rows, load_hub
-from .reading import column_names, text_file
+from .reading import NO_MIX, column_names, text_file
 from .users import Columns, Sample, Tell, collect, collect_rows
 
 Progress = Callable[[str], None]
@@ -172,7 +172,10 @@ def _cut(samples: Sequence[Sample], config: DataConfig) -> tuple[Sample, ...]:
 def _places(config: DataConfig) -> tuple[str, str]:
     public = config.public_path
     if public and not public.startswith("hub:"):
-        public = str(text_file(Path(public).expanduser()))
+        file = text_file(Path(public).expanduser())
+        if file.is_dir():
+            raise DataError(f"{file} {NO_MIX}")
+        public = str(file)
     if config.source == "files":
         return config.path, public
     if config.source.startswith("hub:"):

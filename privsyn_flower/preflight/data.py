@@ -7,7 +7,7 @@ from pathlib import Path
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
 from privsyn_flower.data.preview import Preview, preview
-from privsyn_flower.data.reading import text_file
+from privsyn_flower.data.reading import NO_MIX, text_file
 from privsyn_flower.data.sources import columns_of, package_lists
 from privsyn_flower.data.users import Columns
 from privsyn_flower.files import DataError
@@ -129,6 +129,8 @@ def _look(place: str, columns: Columns, key: str) -> Preview | None:
     if place.startswith(HUB):
         return None
     path = text_file(Path(place)) if key == "data.public-path" else Path(place)
+    if path.is_dir() and key == "data.public-path":
+        raise DataError(f"{path} {NO_MIX}")
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} ({key}) {what}: name a .jsonl, .csv, .tsv or .parquet file")

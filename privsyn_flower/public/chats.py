@@ -15,6 +15,8 @@ from collections import Counter
 from privsyn_flower.public.personas import Persona
 
 LONGEST_ITEM = 200  # characters: a longer line is an explanation, or a refusal
+# Characters of a line that are looked at, whatever the model wrote: for an item, and for a name.
+ITEM_WITHIN, NAME_WITHIN = 2000, 200
 
 # Where and when, for all three requests of a chain: the same person in the same moment.
 _SCENE = (
@@ -112,7 +114,9 @@ def _json_array(answer: str) -> list[str] | None:
 
 def _item(line: str) -> str:
     """A line of a list without number, bullet, bold, quotes and full stop; "" for none."""
-    text = _BULLET.sub("", line, count=1).strip()
+    text = " ".join(line[:ITEM_WITHIN].split())
+    bullet = _BULLET.match(text)
+    text = text[bullet.end() :].strip() if bullet else text
     if text.startswith("```"):
         return ""
     if bold := _BOLD.match(text):
@@ -126,8 +130,7 @@ _TURN = re.compile(
     r"""\s*(?:[-•]\s+)?(?:[\[(][^\])]{1,20}[\])]\s*)?
     (?P<bold>\*\*|__|\*)?\s*
     (?P<role>[^\W\d_][\w .,'’&/-]{0,38}|\[[^\]]{1,38}\])(?:[\[(][^\])]{1,30}[\])])?
-    \s*(?:\*\*|__|\*)?\s*:(?!//)\s*(?:\*\*|__|\*)?\s*
-    (?P<said>.*)""",
+    \s*(?:\*\*|__|\*)?\s*:(?!//)\s*(?:\*\*|__|\*)?\s*""",
     re.VERBOSE,
 )
 _WORDS_OF_NAME = 5
@@ -142,14 +145,14 @@ def turns(conversation: str, *, cut: bool = False) -> list[str]:
     each line is a turn. cut: the answer ended at its most tokens, so its last turn is left out,
     unless it is the only one. Source: section C.1, each turn is an example.
     """
-    lines = [line.strip() for line in conversation.splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith("```")]
+    lines = [" ".join(line.split()) for line in conversation.splitlines()]
+    lines = [line for line in lines if line and not line.startswith("```")]
     found = [_turn(line) for line in lines]
     names = _speakers(found)
     said: list[list[str]] = []
     for line, match in zip(lines, found, strict=True):
         if match is not None and _name(match) in names:
-            said.append([match["said"]])
+            said.append([line[match.end() :]])
         elif not names:
             said.append([line])
         elif said:
@@ -161,7 +164,7 @@ def turns(conversation: str, *, cut: bool = False) -> list[str]:
 
 
 def _turn(line: str) -> re.Match[str] | None:
-    match = _TURN.match(line)
+    match = _TURN.match(line[:NAME_WITHIN])
     if match is None or len(match["role"].split()) > _WORDS_OF_NAME:
         return None
     return match

@@ -34,9 +34,12 @@ from privsyn_flower.public.judge import judge_prompt, parse_judgement
 from privsyn_flower.public.personas import Persona, draw
 from privsyn_flower.public.source import Source
 from privsyn_flower.randomness import seeded
+from privsyn_flower.terminal import one_line
 from privsyn_flower.text.protocols import Answering
 
 Opened = Callable[[], AbstractContextManager[Answering]]  # the model, loaded when it is needed
+WORD = 10  # characters of a word with its space: more than any language has on average
+UNREAD = 32  # judgements from the first that cannot be read, before none of them could be
 LEAST_TURNS = 2  # of a conversation; an answer with fewer is a refusal, or something else
 EXAMPLE = Persona("", "", "", "", "")  # in a prompt whose words alone matter
 
@@ -50,10 +53,11 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
     """Judge the texts of `filter.source` and keep those that are likely (section 3.1).
 
     A line has the text as it was read and its place (file, row). Counts: kept, rejected, unread
-    (the judgement is neither 0 nor 1) and failed (there was none). Raises DataError, ServerError.
+    (the judgement is neither 0 nor 1) and failed (there was none). Raises DataError, also where
+    each of the first judgements is unread, and ServerError.
     """
     own = config.filter
-    source = Source(own.source, own.text_column)
+    source = Source(own.source, own.text_column, public_users=own.public_users)
     settings = {
         "filter.source": source.identity(),
         "filter.text-column": own.text_column,
@@ -81,9 +85,21 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
                 verdict = "unread" if judgement is None else "kept" if judgement else "rejected"
                 journal.counts += _cost(answer, verdict)
                 journal.done(position)
+                _look_whether_judged(journal.counts, answer, own.max_tokens)
                 journal.tick()
                 progress("filter", _finished(journal), total.of(journal), f"{journal.lines:,} kept")
         journal.complete(own.limit)
+
+
+def _look_whether_judged(counts: Mapping[str, int], answer: Answer, tokens: int) -> None:
+    """Raise DataError for a model that has given no judgement yet: each answer costs."""
+    if counts["unread"] >= UNREAD and not counts["kept"] + counts["rejected"]:
+        raise DataError(
+            f"none of the first {counts['unread']} judgements was 0 or 1; the last was "
+            f"{one_line(answer.text or '', 40)!r}. A model that begins with a space or a thought "
+            f"needs more than filter.max-tokens = {tokens}; else name another model, in both cases "
+            "with another folder, or without filter.jsonl and filter.state.json"
+        )
 
 
 def convert_texts(config: PublicTextConfig, opened: Opened, progress: Progress = silent) -> None:
@@ -98,6 +114,7 @@ def convert_texts(config: PublicTextConfig, opened: Opened, progress: Progress =
     if state is None:
         raise DataError(f"{folder} has no filtered text to convert: run `privsyn public filter`")
     settings = {
+        "filter.jsonl begun as": state.get("begun"),  # its lines are known by their offsets
         "seed": config.seed,
         "convert.share": own.share,
         "convert.words": own.words,
@@ -293,9 +310,11 @@ def _of_model(
 
 
 def _first_words(text: str, most: int) -> str:
-    """The text, or so much of it as has `most` words, with its white space."""
+    """The text, or so much of it as has `most` words, with its white space; not more characters
+    than WORD for each, which also cuts a text without spaces, as Chinese or Japanese is."""
     words = text.split(maxsplit=most)
-    return text[: len(text) - len(words[most])].rstrip() if len(words) > most else text
+    text = text[: len(text) - len(words[most])].rstrip() if len(words) > most else text
+    return text[: WORD * most]
 
 
 def _finished(journal: Journal) -> int:

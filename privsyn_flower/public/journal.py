@@ -8,15 +8,17 @@ are taken in the source's order, so that the last one and the few that are under
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from privsyn_flower.files import DataError, held, write_atomic
 
@@ -24,6 +26,9 @@ T = TypeVar("T")
 Position = tuple[int, ...]  # of a piece in its source; later pieces have larger ones
 
 EVERY = 2.0  # seconds between two states on disk
+FIELDS = frozenset(
+    ("settings", "until", "bytes", "lines", "taken", "last", "open", "counts", "seconds")
+)
 
 
 def state_path(folder: Path, stage: str) -> Path:
@@ -36,10 +41,12 @@ def read_state(folder: Path, stage: str) -> dict[str, Any] | None:
     path = state_path(folder, stage)
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return state if state["bytes"] >= 0 else None
+        if not state.keys() >= FIELDS or state["bytes"] < 0:
+            raise ValueError
+        return state
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise DataError(
             f"{path} is damaged: remove it with {stage}.jsonl, to begin again"
         ) from None
@@ -54,10 +61,13 @@ class Journal:
         settings: what the lines depend on. A stage begun with others is refused (DataError), or
             begun again if `anew`.
 
+    Raises DataError, on entering, for a file that no stage wrote: it is not the stage's to change.
+
     Attributes:
         counts: of whatever the stage counts; those of pieces that are not done are kept apart.
         open: pieces under way, with their counts. again: those of them that were so when the state
             was last written down by an earlier process.
+        begun: tells these lines from those of the same stage when it is begun again.
     """
 
     def __init__(
@@ -69,11 +79,13 @@ class Journal:
 
     def _load(self) -> None:
         """Where an earlier process left off, or the beginning."""
-        state = read_state(self.folder, self.stage) or {"settings": self.settings}
-        if state["settings"] != self.settings and self.anew:
-            state = {}
-        elif state["settings"] != self.settings:
-            self._refuse(state["settings"])
+        state = read_state(self.folder, self.stage)
+        self._new = state is None
+        if state is None or (self.anew and state["settings"] != self.settings):
+            state = {"begun": secrets.token_hex(8)}
+        else:
+            self._compare(state["settings"])
+        self.begun = state.get("begun")
         self.bytes, self.lines = int(state.get("bytes", 0)), int(state.get("lines", 0))
         self.taken, self.seconds = int(state.get("taken", 0)), float(state.get("seconds", 0.0))
         self.counts = Counter[str](state.get("counts", {}))
@@ -82,7 +94,8 @@ class Journal:
         self.until = state.get("until")  # what it is complete for; None: it is not
         self.open = {position: Counter[str]() for position in self.again}
 
-    def _refuse(self, settings: Mapping[str, Any]) -> None:
+    def _compare(self, settings: Mapping[str, Any]) -> None:
+        """Raises DataError where the lines were begun with other settings."""
         for key in (*self.settings, *settings):
             before, now = settings.get(key), self.settings.get(key)
             if before != now:
@@ -97,16 +110,36 @@ class Journal:
         with ExitStack() as entered:
             entered.enter_context(held(self.folder / f".{self.stage}.lock"))
             self._load()
-            self._file = entered.enter_context(self.path.open("ab"))
-            if self.path.stat().st_size < self.bytes:
-                raise DataError(
-                    f"{self.path} is shorter than it was written: restore it, or remove "
-                    f"{self.stage}.state.json to begin again"
-                )
+            self._file = entered.enter_context(self._opened())
+            self._began = time.monotonic()
+            self.save()  # before the first line: no file of a stage is without a state
             self._file.truncate(self.bytes)
             self._left = entered.pop_all()
-        self._began = self._written = time.monotonic()
         return self
+
+    def _opened(self) -> BinaryIO:
+        """The file, to append to. Raises DataError for one that is not the stage's, or is short."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        try:
+            file = os.fdopen(os.open(self.path, flags, 0o666), "ab")
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise DataError(
+                f"{self.path} is a symbolic link, which is not written through: move it away, or "
+                "name another folder"
+            ) from None
+        size = os.fstat(file.fileno()).st_size
+        if not (self._new and size) and size >= self.bytes:
+            return file
+        file.close()
+        raise DataError(
+            f"{self.path} is there, and nothing tells that `privsyn public` wrote it: move it "
+            "away, or name another folder"
+            if self._new
+            else f"{self.path} is shorter than it was written: restore it, or remove "
+            f"it with {self.stage}.state.json to begin again"
+        )
 
     def __exit__(
         self,
@@ -176,6 +209,7 @@ class Journal:
         self.seconds, self._began = self.seconds + now - self._began, now
         state = {
             "settings": self.settings,
+            "begun": self.begun,
             "until": self.until,
             "bytes": self.bytes,
             "lines": self.lines,

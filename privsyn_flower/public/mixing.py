@@ -39,7 +39,8 @@ def mix(config: PublicTextConfig, progress: Progress = silent) -> None:
 
     The stages are read side by side, always on where the least of a file was read: any beginning of
     the mix has all of them in proportion. mix.jsonl appears when it is whole, and one that is there
-    of the same texts and settings stays. Raises DataError for a stage without text.
+    of the same texts and settings stays. Raises DataError for a stage without text, and for a
+    mix.jsonl of somebody else.
     """
     folder, settings = corpus_folder(config), _settings(config)
     if _whole(folder, settings):
@@ -54,7 +55,7 @@ def mix(config: PublicTextConfig, progress: Progress = silent) -> None:
 
 def _settings(config: PublicTextConfig) -> dict[str, Any]:
     """What the mix is made of, and how."""
-    folder, made_of = corpus_folder(config), dict[str, int]()
+    folder, made_of, begun = corpus_folder(config), dict[str, int](), dict[str, str | None]()
     for stage in config.mix.chosen:
         state = read_state(folder, stage)
         if state is None or not state["bytes"]:
@@ -62,23 +63,36 @@ def _settings(config: PublicTextConfig) -> dict[str, Any]:
                 f"mix.stages names {stage!r}, and {folder} has no text of it: run `privsyn public "
                 f"{stage}`, or leave it out"
             )
-        made_of[stage] = state["bytes"]
+        made_of[stage], begun[stage] = state["bytes"], state.get("begun")
     own = config.mix
     how = {"examples": own.examples, "repeats": own.repeats, "limit": own.limit}
-    return {"made of": made_of, **{f"mix.{key}": value for key, value in how.items()}}
+    return {
+        "made of": made_of,
+        "begun as": begun,
+        **{f"mix.{key}": value for key, value in how.items()},
+    }
 
 
 def _whole(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Whether mix.jsonl is there, of these settings; a kill may have left it without its name."""
-    state = read_state(folder, MIX)
-    if state is None or state["settings"] != settings:
+    """Whether mix.jsonl is there, of these settings; a kill may have left it without its name.
+
+    Raises DataError for a mix.jsonl that `mix` did not write.
+    """
+    state, target = read_state(folder, MIX), folder / CORPUS_FILE
+    if state is None:
+        if target.exists():
+            raise DataError(
+                f"{target} is there, and nothing tells that `privsyn public mix` wrote it: move "
+                "it away, or name another folder"
+            )
         return False
-    target, written = folder / CORPUS_FILE, folder / f"{UNDER_WAY}.jsonl"
+    written = folder / f"{UNDER_WAY}.jsonl"
     if read_state(folder, UNDER_WAY) is None and _has(written, state["bytes"]):
         written.replace(target)
         for end in ("", "-wal", "-shm"):
             (folder / f"{UNDER_WAY}.sqlite{end}").unlink(missing_ok=True)
-    return _has(target, state["bytes"])
+    settled: bool = state["settings"] == settings
+    return settled and _has(target, state["bytes"])
 
 
 def _has(path: Path, size: int) -> bool:

@@ -26,7 +26,8 @@ def write_report(folder: Path) -> dict[str, Any]:
 
     stages: of each that was begun, texts (lines), bytes of its file, seconds, whether all of its
     source was taken (`complete`), what the stage counts, and the tokens of the answers that it is
-    made of. coverage: as it was measured last (`measure_coverage`), if it was.
+    made of. coverage: as it was measured last (`measure_coverage`), if it was. Raises DataError for
+    a damaged file of the folder.
     """
     stages = {}
     for stage in (*STAGES, MIX):
@@ -37,9 +38,20 @@ def write_report(folder: Path) -> dict[str, Any]:
             stages[stage] = {"complete": complete, "texts": state["lines"], **figures}
     report: dict[str, Any] = {"stages": stages}
     if (folder / COVERAGE).is_file():
-        report["coverage"] = json.loads((folder / COVERAGE).read_text(encoding="utf-8"))
+        report["coverage"] = _read_coverage(folder / COVERAGE)
     write_atomic(folder / REPORT, f"{json.dumps(report, indent=1)}\n".encode())
     return report
+
+
+def _read_coverage(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        shares = {str(name): float(share) for name, share in found["shares"].items()}
+        return {**{key: int(found[key]) for key in ("words", "unreachable")}, "shares": shares}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise DataError(
+            f"{path} is damaged: remove it, and measure again with `privsyn public coverage`"
+        ) from None
 
 
 def measure_coverage(
@@ -67,8 +79,9 @@ def measure_coverage(
         found[stage] = occurring(_texts(folder, stage), vocabulary)
     if source:
         progress("coverage", len(there), len(there) + 1, SOURCE)
-        own = Source(config.filter.source, config.filter.text_column)
-        found[SOURCE] = occurring((text for _, text in own.texts()), vocabulary)
+        own = config.filter
+        web = Source(own.source, own.text_column, public_users=own.public_users)
+        found[SOURCE] = occurring((text for _, text in web.texts()), vocabulary)
     if {"chat", "convert"} <= found.keys():
         found[CHATS] = found["chat"] | found["convert"]
     progress("coverage", 1, 1)

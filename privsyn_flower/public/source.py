@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import column_names, read_rows
 from privsyn_flower.files import DataError
+from privsyn_flower.terminal import one_line
 
 HUB = "hub:"
 FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+USER = DataConfig().user_column
 HEAD = 2**20  # bytes that tell a file from another, with its length
 
 
 class Source:
     """Texts of `filter.source`: a file, a folder of files (in the order of their names), a hub's
-    data set. column: of the text.
+    data set. column: of the text. public_users: a column of users is there, and they are public.
 
-    Raises DataError for a place without such files, or without the column; OSError.
+    Raises DataError for a place without such files, without the column, or with users' ids, as
+    private data has them; OSError.
     """
 
-    def __init__(self, place: str, column: str) -> None:
+    def __init__(self, place: str, column: str, *, public_users: bool = False) -> None:
         if not place:
             raise DataError("filter.source is empty: name the public text to judge")
-        self.place, self.column = place, column
+        self.place, self.column, self.public_users = place, column, public_users
         self._data: Any = load_hub(place) if place.startswith(HUB) else None
         self.files = [] if place.startswith(HUB) else _files(Path(place).expanduser())
         names = hub_columns(self._data) if self._data is not None else column_names(self.files[0])
         if column not in names:
             raise DataError(
                 f"{place} has no column {column!r} (filter.text-column) but "
-                f"{', '.join(names[:20]) or 'none'}: name its column of text"
+                f"{', '.join(map(one_line, names[:20])) or 'none'}: name its column of text"
             )
+        self._look_for_users(names, place)
+        for file in () if public_users else self.files[1:]:
+            self._look_for_users(column_names(file), file.name)
         self.size = sum(file.stat().st_size for file in self.files)  # bytes; 0: not known
+
+    def _look_for_users(self, columns: Collection[str], where: str) -> None:
+        if USER in columns and not self.public_users:
+            raise DataError(
+                f"{where} (filter.source) has a column {USER!r}, as files of private text have: "
+                "what is here is sent to a model and kept, without any privacy. If all of it is "
+                "public, set filter.public-users = true"
+            )
 
     def identity(self) -> str:
         """What tells the corpus from another, without reading it: of each file name, length and
@@ -62,6 +77,8 @@ class Source:
                 else read_rows(self.files[number], lambda *_: None, (self.column,))
             )
             for row, values in rows:
+                if USER in values:  # rows of a jsonl file have columns of their own
+                    self._look_for_users(values, f"row {row} of {self.place}")
                 text = values.get(self.column)
                 if isinstance(text, str) and text.strip():
                     # Half a pair of surrogates, which JSON can spell, is no character: it could

@@ -12,7 +12,8 @@ _ABBREVIATIONS = frozenset(
 )
 # Marks with what closes after them, a space, and the beginning of another sentence.
 _END = re.compile(r"""(?<=[.!?…])(["'”’»)\]]*)\s+(?=["'“‘«(\[]*[^\W_a-zß-öø-ÿ])|(?<=[。！？])\s*""")
-_LAST_WORD = re.compile(r"([\w.]+)\.[\"'”’»)\]]*\Z")
+_WORD = re.compile(r"[\w.]*")
+_LOOKED_AT = 40  # characters before a full stop: more than any abbreviation has
 
 
 def sentences(text: str) -> list[str]:
@@ -27,7 +28,7 @@ def sentences(text: str) -> list[str]:
     for line in text.splitlines():
         start = 0
         for end in _END.finditer(line):
-            if _goes_on(line[start : end.end()].rstrip()):
+            if _goes_on(line, end.start() - 1):
                 continue
             found.append(line[start : end.end()])
             start = end.end()
@@ -35,10 +36,10 @@ def sentences(text: str) -> list[str]:
     return [one for one in (" ".join(piece.split()) for piece in found) if one]
 
 
-def _goes_on(piece: str) -> bool:
-    """Whether a piece ends in an abbreviation or an initial."""
-    word = _LAST_WORD.search(piece)
-    if word is None:
+def _goes_on(line: str, mark: int) -> bool:
+    """Whether the mark at a place of a line is the full stop of an abbreviation or an initial."""
+    if line[mark] != ".":
         return False
-    last = word[1].lower()
+    backwards = _WORD.match(line[max(0, mark - _LOOKED_AT) : mark][::-1])
+    last = backwards[0][::-1].lower() if backwards else ""
     return last in _ABBREVIATIONS or (len(last) == 1 and last.isalpha() and last != "i")

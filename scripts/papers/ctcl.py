@@ -93,7 +93,8 @@ max-tokens = 512  # section 4.1
 
 DOWNSTREAM = """
 # DP training of the downstream model on $title at epsilon $epsilon, without synthetic text: "Downstream
-# DPFT" of CTCL's tables (Tan et al. 2025, arXiv 2503.12347, section 4). Run: privsyn run $file
+# DPFT" of CTCL's tables (Tan et al. 2025, arXiv 2503.12347, section 4).
+# Run: privsyn run $file
 method = "dp-fedavg"
 noise-multiplier = 0.0  # the smallest that keeps epsilon; App. E, without a histogram: $plain
 [training]

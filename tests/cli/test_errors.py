@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from privsyn_flower.cli import report
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.display import result_table
+from privsyn_flower.cli.errors import fail
 from privsyn_flower.cli.main import app
 from privsyn_flower.local import layout as federation_layout
 from privsyn_flower.local.layout import FACTS
@@ -115,6 +116,11 @@ def test_what_the_system_refuses_is_no_traceback(
     result = CliRunner().invoke(app, arguments)
     assert isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == code and words in result.stderr.splitlines()[-1]
+
+
+def test_an_error_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert fail("two\nlines of Gr\xf6\xdfe\x1b[2J\u202e\x9b\r", 7).exit_code == 7
+    assert capsys.readouterr().err == ("error: two\nlines of Gr\xf6\xdfe\\x1b[2J\\u202e\\x9b\\r\n")
 
 
 def test_a_missing_library_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

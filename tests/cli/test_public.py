@@ -103,6 +103,20 @@ def test_what_cannot_be_done_is_said_on_one_line(
     assert result.stdout == "" and words in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("name", ["filter.state.json", "coverage.json"])
+@pytest.mark.parametrize("damage", ["{", "[]", '{"bytes": 0}'])
+def test_a_damaged_file_of_the_folder_is_named(file: Path, name: str, damage: str) -> None:
+    assert privsyn("filter", file).exit_code == 0
+    Path("corpus", name).write_text(damage)
+    for command, words in (("filter", f"corpus/{name} is damaged"), ("convert", "is damaged")):
+        result = privsyn(command, file)
+        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.exception
+        assert words in result.stderr.splitlines()[-1]
+    # What ended the work is said, not what hinders its report.
+    result = privsyn("filter", file, "--set", "filter.source=none.jsonl")
+    assert "none.jsonl: No such file" in result.stderr.splitlines()[-1]
+
+
 def test_a_server_that_is_not_there_ends_the_command_and_keeps_the_folder(file: Path) -> None:
     result = privsyn(
         "filter", file, "--set", "generation.base-url=http://127.0.0.1:9", "--set",

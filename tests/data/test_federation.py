@@ -380,9 +380,11 @@ def test_the_folder_of_a_corpus_is_public_text_by_its_mix(tmp_path: Path) -> Non
     assert prepare(config, tmp_path) != folder  # another mix is another federation
     (corpus / "mix.jsonl").unlink()
     with pytest.raises(
-        DataError, match=r"corpus \(data\.path or data\.public-path\) cannot be read"
+        DataError, match=r"corpus \(data\.public-path\) is a folder without .* `privsyn public mix`"
     ):
         prepare(config, tmp_path)
+    with pytest.raises(DataError, match="`privsyn public mix`"):  # a deployed server
+        public_groups(DataConfig(source="files", public_path=str(corpus)))
 
 
 def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,7 +145,7 @@ def test_everything_is_said_at_once(run: Run) -> None:
     )
     for words in (
         "none.jsonl (data.path) does not exist",
-        "(data.public-path) is a folder",
+        "(data.public-path) is a folder without mix.jsonl",
         "models.generator = './none'",
         "delta = 0.5 is not below 1 / data.users",
         "pretext.population = 500 exceeds data.public-pool = 200",

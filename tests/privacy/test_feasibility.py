@@ -14,8 +14,8 @@ from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
 from privsyn_flower.server_apps.promised import baseline
 
 FOLDER = Path(__file__).parents[2] / "configs"
-GRIDS = set(FOLDER.glob("compare-*.toml"))
-FILES = [*sorted({*FOLDER.glob("*.toml")} - GRIDS), *sorted(FOLDER.glob("papers/*.toml"))]
+OTHERS = {*FOLDER.glob("compare-*.toml"), *FOLDER.glob("*-public.toml")}  # no runs
+FILES = [*sorted({*FOLDER.glob("*.toml")} - OTHERS), *sorted(FOLDER.glob("papers/*.toml"))]
 CONFIGS = [path for path in FILES if baseline(load_config(path)) is None]
 
 

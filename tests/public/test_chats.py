@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from privsyn_flower.public.chats import (
@@ -49,6 +51,8 @@ def test_different_personas_have_different_prompts() -> None:
         ("\n\n", []),
         ("Sure, here is the list:", []),
         ("x" * 500, []),
+        ("Plans - a trip", ["Plans - a trip"]),
+        ("**Mom** - " + "because " * 900 + "\nDad", ["Mom", "Dad"]),
     ],
 )  # fmt: skip
 def test_lists(answer: str, items: list[str]) -> None:
@@ -102,3 +106,20 @@ def test_turns_have_no_names(conversation: str, said: list[str]) -> None:
 def test_the_last_turn_of_a_cut_conversation_is_left_out() -> None:
     assert turns("Me: Hi\nMom: Hello, how ar", cut=True) == ["Hi"]
     assert turns("Me: Hi, I wan", cut=True) == ["Hi, I wan"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Me" + " " * 50_000 + "x", "**a" + " " * 50_000 + "x", "[" * 50_000, "*" * 50_000,
+     "Me: " + "ha ha " * 9000, "- " * 25_000, "1." + "(" * 50_000, "a, " * 17_000],
+    ids=lambda line: repr(line[:8]),
+)  # fmt: skip
+def test_no_line_of_a_model_takes_long(line: str) -> None:
+    """Seconds at most, where time that grows with the square of the length would be minutes."""
+    began = time.process_time()
+    parse_list(f"1. Mom\n{line}", 20)
+    parse_list(line, 20)
+    found = turns(f"Me: hi\n{line}\nMom: ok")
+    assert time.process_time() - began < 2.0
+    assert found[0].startswith("hi") and found[-1] == "ok"
+    assert max(map(len, found)) <= len(line) + 3

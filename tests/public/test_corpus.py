@@ -116,6 +116,39 @@ def test_long_texts_are_judged_by_their_first_words_and_kept_whole(
     assert rows(tmp_path / "corpus/filter.jsonl")[0]["text"] == text
 
 
+def test_a_text_without_spaces_is_cut_too(canned: Server, settings: Any, tmp_path: Path) -> None:
+    source = write_source(tmp_path / "long.jsonl", ["水" * 5000, "word " * 5000])
+    server = canned(rules=[[JUDGE, "1"], *CHAIN])
+    config = settings(
+        filter={"source": str(source), "words": 50}, convert={"share": 1.0, "words": 60}
+    )
+    filter_texts(config, opened(server))
+    convert_texts(config, opened(server))
+    prompts = server.prompts()
+    assert sorted(prompt.count("水") for prompt in prompts) == [0, 0, 500, 600]
+    assert sorted(prompt.count("word ") for prompt in prompts)[2:] == [49, 59]
+    assert {len(line["text"]) for line in rows(tmp_path / "corpus/filter.jsonl")} == {5000, 25_000}
+
+
+def test_a_model_that_judges_nothing_ends_the_filter(
+    canned: Server, settings: Any, tmp_path: Path
+) -> None:
+    """Before all texts are paid for; one judgement that is read is enough to go on."""
+    texts = [f"text {i}." for i in range(100)]
+    source = write_source(tmp_path / "many.jsonl", texts)
+    server = canned(rules=[["", "<think>\x1b[2J so"]])
+    config = settings(filter={"source": str(source)})
+    with pytest.raises(DataError, match=r"none of the first 32 .* filter.max-tokens = 1") as raised:
+        filter_texts(config, opened(server))
+    assert "<think>" in str(raised.value) and str(raised.value).isprintable()
+    assert len(server.prompts()) < 50
+    other = canned(rules=[["text 3.", "0"], ["", "well"]])
+    filter_texts(
+        settings(folder=str(tmp_path / "b"), filter={"source": str(source)}), opened(other)
+    )
+    assert (read_state(tmp_path / "b", "filter") or {})["counts"]["unread"] == 99
+
+
 def test_a_folder_of_files_is_read_in_order_and_rows_without_text_are_passed_over(
     canned: Server, settings: Any, tmp_path: Path
 ) -> None:
@@ -147,6 +180,39 @@ def test_a_source_that_is_none_is_refused_before_anything_is_asked(
         (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=message):
         filter_texts(settings(filter=tables), lambda: pytest.fail("the model was opened"))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.jsonl": '{"text": "hi", "user_id": "anna"}'},
+        {"a.jsonl": '{"text": "hi"}', "b.csv": "user_id,text\nanna,hi"},
+        {"a.jsonl": '{"text": "hi"}\n{"text": "hi", "user_id": "anna"}'},
+    ],
+    ids=["first", "another file", "another row"],
+)
+def test_text_of_users_is_no_source_unless_it_is_said_to_be_public(
+    canned: Server, settings: Any, tmp_path: Path, files: dict[str, str]
+) -> None:
+    (tmp_path / "users").mkdir()
+    for name, text in files.items():
+        (tmp_path / "users" / name).write_text(text)
+    server = canned(rules=[["", "1"]])
+    table = {"source": str(tmp_path / "users")}
+    with pytest.raises(DataError, match=r"has a column 'user_id'.*filter.public-users = true"):
+        filter_texts(settings(filter=table), opened(server))
+    assert not any("anna" in prompt for prompt in server.prompts())
+    filter_texts(settings(filter=table | {"public_users": True}), opened(server))
+    state = read_state(tmp_path / "corpus", "filter")
+    assert state is not None and state["lines"] == "".join(files.values()).count("hi")
+
+
+def test_columns_of_a_source_cannot_steer_the_terminal(settings: Any, tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_text(json.dumps({"\x1b[2Jodd": "x", "y" * 10_000: "z"}))
+    with pytest.raises(DataError, match=r"but \[2Jodd, yyy") as raised:
+        filter_texts(settings(filter={"source": str(path)}), lambda: pytest.fail("opened"))
+    assert str(raised.value).isprintable() and len(str(raised.value)) < 500
 
 
 def test_a_stage_begun_with_other_settings_is_refused(
@@ -266,6 +332,30 @@ def test_a_share_of_the_filtered_texts_is_converted_and_more_when_there_are_more
     prompts = [prompt for prompt in server.prompts() if CONVERT in prompt]
     assert len(prompts) == len(set(prompts)) == len(places)
     convert_texts(whole, lambda: pytest.fail("nothing is left to convert"))
+
+
+def test_what_was_made_of_another_filter_is_not_taken_for_what_this_one_gives(
+    canned: Server, settings: Any, tmp_path: Path
+) -> None:
+    """Begun again with a source of the same length: offsets and sizes fit, and mean other texts."""
+    server = canned(rules=[[JUDGE, "1"], *CHAIN])
+    config = settings(convert={"share": 1.0}, mix={"stages": "filter"})
+    filter_texts(config, opened(server))
+    convert_texts(config, opened(server))
+    mix(config)
+    folder = tmp_path / "corpus"
+    size = (folder / "filter.jsonl").stat().st_size
+    for name in ("filter.jsonl", "filter.state.json"):
+        (folder / name).unlink()
+    source = (tmp_path / "web.jsonl").read_text().replace("dogs", "cats")
+    (tmp_path / "web.jsonl").write_text(source)
+    filter_texts(config, opened(server))
+    assert (folder / "filter.jsonl").stat().st_size == size
+    with pytest.raises(DataError, match=r"convert.jsonl was begun with filter.jsonl begun as"):
+        convert_texts(config, lambda: pytest.fail("asked"))
+    mix(config)
+    texts = {line["text"] for line in rows(folder / "mix.jsonl")}
+    assert any("cats" in text for text in texts) and not any("dogs" in text for text in texts)
 
 
 # Faults, kills
@@ -394,9 +484,47 @@ def test_a_line_that_the_state_does_not_know_is_cut_off(tmp_path: Path) -> None:
         Journal(tmp_path, "chat", {}),
     ):
         pass
-    (tmp_path / "chat.state.json").write_text("{")
-    with pytest.raises(DataError, match="is damaged"), Journal(tmp_path, "chat", {}):
+    for damaged in ("{", '{"bytes": 0}', "[]", '{"bytes": null}', "\xff"):
+        (tmp_path / "chat.state.json").write_text(damaged, "latin-1")
+        with pytest.raises(DataError, match=r"chat.state.json is damaged"):
+            Journal(tmp_path, "chat", {}).__enter__()
+
+
+def test_a_file_that_no_stage_wrote_is_left_alone(tmp_path: Path) -> None:
+    """A user's own, a link to one, and what a kill left before the first state."""
+    own = tmp_path / "chat.jsonl"
+    own.write_text("mine\n")
+    with pytest.raises(DataError, match=r"nothing tells .* move it away"):
+        Journal(tmp_path, "chat", {}).__enter__()
+    with Journal(tmp_path, "filter", {}):
         pass
+    (tmp_path / "filter.jsonl").unlink()
+    (tmp_path / "filter.jsonl").symlink_to(own)
+    with pytest.raises(DataError, match="is a symbolic link"):
+        Journal(tmp_path, "filter", {}).__enter__()
+    assert own.read_text() == "mine\n"
+    journal = Journal(tmp_path, "convert", {}).__enter__()
+    assert (read_state(tmp_path, "convert") or {})["bytes"] == 0  # before its first line
+    journal.add({"text": "lost"})
+    journal._left.close()  # as a kill does
+    with Journal(tmp_path, "convert", {}) as journal:
+        journal.add({"text": "kept"})
+    assert rows(tmp_path / "convert.jsonl") == [{"text": "kept"}]
+
+
+def test_a_mix_that_is_not_ours_is_left_alone(made: Path) -> None:
+    (made / "mix.jsonl").write_text("mine\n")
+    with pytest.raises(DataError, match=r"nothing tells .* move it away"):
+        mixed(made)
+    assert (made / "mix.jsonl").read_text() == "mine\n"
+    (made / "mix.jsonl").unlink()
+    mixed(made)
+    whole = (made / "mix.jsonl").read_bytes()
+    # Killed between the names of the state and of the file, and then asked for another mix.
+    (made / "mix.jsonl").rename(made / "mixing.jsonl")
+    assert len(mixed(made, limit=7)) == 7
+    mixed(made)
+    assert (made / "mix.jsonl").read_bytes() == whole
 
 
 def test_the_state_stays_small_however_much_is_done(

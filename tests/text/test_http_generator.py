@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import gzip
 import json
 import logging
 import socket
@@ -19,7 +20,7 @@ import pytest
 
 from privsyn_flower.text.models.adapters import AdapterError
 from privsyn_flower.text.prompts import HEADING, expand
-from privsyn_flower.text.protocols import AdaptableGenerator
+from privsyn_flower.text.protocols import AdaptableGenerator, Sampling
 from privsyn_flower.text.serving import http_client
 from privsyn_flower.text.serving.http_adapters import adapter_name
 from privsyn_flower.text.serving.http_client import ServerError, check_url
@@ -49,6 +50,7 @@ class Fake:
         }
         self.asked: list[tuple[str, Body]] = []
         self.keys: list[str | None] = []
+        self.codings: set[str | None] = set()
         self.most_at_once = self._now = 0
         lock = threading.Lock()
         fake = self
@@ -63,6 +65,7 @@ class Fake:
                 with lock:
                     fake.asked.append((self.path, body))
                     fake.keys.append(self.headers.get("Authorization"))
+                    fake.codings.add(self.headers.get("Accept-Encoding"))
                     fake._now += 1
                     fake.most_at_once = max(fake.most_at_once, fake._now)
                 missing: Callable[[Body], Answer] = lambda _: (404, {"detail": "Not Found"})  # noqa: E731
@@ -71,6 +74,13 @@ class Fake:
                 finally:
                     with lock:
                         fake._now -= 1
+                if isinstance(answer, Iterator):  # pieces of an answer without an end
+                    self.send_response(status)
+                    self.end_headers()
+                    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                        for piece in answer:
+                            self.wfile.write(piece)
+                    return
                 data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
                 self.send_response(status)
                 for name, value in (headers[0] if headers else {}).items():
@@ -333,6 +343,67 @@ def test_slow_server(fake: Fake) -> None:
     assert len(fake.bodies()) == 2
 
 
+def test_an_answer_is_not_read_for_longer_than_the_timeout(fake: Fake) -> None:
+    def trickle() -> Iterator[bytes]:
+        for _ in range(200):
+            time.sleep(0.02)
+            yield b" "
+
+    fake.answers["/v1/completions"] = lambda body: (200, trickle())
+    began = time.monotonic()
+    with pytest.raises(ServerError, match=r"generation.timeout = 0.2 s"):
+        make(fake, timeout=0.2, retries=0).complete(["p"], 1, rng())
+    assert time.monotonic() - began < 3
+
+
+def test_an_answer_without_an_end_is_not_held_in_memory(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_client, "LONGEST", 10**6)
+    sent = [0]
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            sent[0] += 1
+            yield b" " * 10**5
+
+    fake.answers["/v1/completions"] = lambda body: (200, endless())
+    with pytest.raises(ServerError, match="the answer is longer than"):
+        make(fake, retries=1).complete(["p"], 1, rng())
+    assert len(fake.bodies()) == 2  # perhaps it was this answer
+    fake.answers["/v1/completions"] = lambda body: (400, endless())
+    with pytest.raises(ServerError, match=r"status 400 .no reason given."):
+        make(fake).complete(["p"], 1, rng())
+    time.sleep(0.05)
+    assert sent[0] < 1000  # megabytes of what the sockets hold, and then the connection ends
+
+
+def test_a_compressed_answer_is_not_unpacked(fake: Fake) -> None:
+    packed = gzip.compress(json.dumps(choices("x")).encode())
+    fake.answers["/v1/completions"] = lambda body: (200, packed, {"Content-Encoding": "gzip"})
+    with pytest.raises(ServerError, match=r"compressed \(gzip\), which was not asked for"):
+        make(fake).complete(["p"], 1, rng())
+    assert fake.codings == {"identity"}
+
+
+def test_what_a_server_says_cannot_steer_a_terminal(fake: Fake) -> None:
+    said = "\x1b[2J\x1b]0;mine\x07 bad\r\n\u202e request\x9b1A" + "!" * 500
+    fake.answers["/v1/completions"] = lambda body: (404, {"error": {"message": said}})
+    fake.answers["/v1/models"] = lambda body: (200, {"data": [{"id": "\x1b[31mbig" + "x" * 200}]})
+    with pytest.raises(ServerError) as raised:
+        make(fake).complete(["p"], 1, rng())
+    words = str(raised.value)
+    assert words.isprintable() and "bad request" in words and "it has [31mbig" in words
+    assert len(words) < 1000
+
+
+def test_token_counts_that_no_answer_can_have_are_none(fake: Fake) -> None:
+    usage = {"prompt_tokens": 2**63, "completion_tokens": 7}
+    fake.answers["/v1/completions"] = lambda body: (200, choices("x") | {"usage": usage})
+    [reply] = make(fake).answer(["p"], Sampling(4), [1])
+    assert (reply.text, reply.prompt_tokens, reply.tokens) == ("x", None, 7)
+
+
 def test_one_failure_ends_the_rest(fake: Fake) -> None:
     def refuse(body: Body) -> Answer:
         time.sleep(0.01)
@@ -364,6 +435,7 @@ def test_wrong_model_lists_what_the_server_has(fake: Fake) -> None:
         ({"choices": [{"message": {"content": "x"}}]}, "/v1/completions"),
         ({"choices": [{"index": 0, "text": None}]}, "without `text`"),
         ({"choices": ["x"]}, "without `text`"),
+        (b'{"choices": ' + b"[" * 100_000, "no completion"),
     ],
 )
 def test_malformed_answers(fake: Fake, answer: Any, says: str) -> None:
@@ -410,6 +482,12 @@ def test_the_key_is_sent_and_never_shown(
             generator.complete(["p"], 1, rng())
         assert "sk-secret-1" not in str(raised.value)
         assert status != 401 or "generation.api-key-env" in str(raised.value)
+    for before in range(http_client.SHOWN - 12, http_client.SHOWN):  # wherever the words are cut
+        message = "x" * before + "sk-\x00secret-1 and more"
+        fake.answers["/v1/completions"] = lambda body, said=message: (400, {"detail": said})
+        with pytest.raises(ServerError) as raised:
+            generator.complete(["p"], 1, rng())
+        assert "sk-" not in str(raised.value)
     assert "sk-secret-1" not in caplog.text
     fake.keys.clear()
     fake.answers["/v1/completions"] = echo

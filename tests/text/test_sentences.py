@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from privsyn_flower.text.sentences import sentences
@@ -20,6 +22,9 @@ from privsyn_flower.text.sentences import sentences
          ["It costs 3.50 euros... or so.", "See www.example.com. ok."]),
         ("a title\n\n  a second   line  ", ["a title", "a second line"]),
         ("真的吗？是的。好", ["真的吗？", "是的。", "好"]),
+        ('I met "Dr." Who there. And (Mr.) Bean.',
+         ['I met "Dr." Who there.', "And (Mr.) Bean."]),
+        (f"{'y' * 50}mr. No", [f"{'y' * 50}mr.", "No"]),
         ("So am I. You too.", ["So am I.", "You too."]),
         ("", []),
         (" \n\t", []),
@@ -32,3 +37,17 @@ def test_sentences(text: str, found: list[str]) -> None:
 def test_nothing_but_white_space_is_lost() -> None:
     text = "“Oh!” she said. (He nodded.) What?! Yes… Well\u2028then. e.g. this; U.S. that."
     assert "".join("".join(sentences(text)).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 100_000 + "! A", "A. " * 30_000, "." * 100_000, ". " + "(" * 100_000,
+     "!" + '"' * 100_000, "Oh! " * 25_000, "a" * 100_000 + ". A", "。" * 100_000],
+    ids=lambda text: repr(text[:4]),
+)  # fmt: skip
+def test_no_text_takes_long(text: str) -> None:
+    """Seconds at most, where time that grows with the square of the length would be minutes."""
+    began = time.process_time()
+    found = sentences(text)
+    assert time.process_time() - began < 2.0
+    assert "".join("".join(found).split()) == "".join(text.split())

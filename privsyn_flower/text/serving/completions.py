@@ -8,6 +8,7 @@ from typing import Any
 from privsyn_flower.text.protocols import Reply
 from privsyn_flower.text.serving.http_client import HalfAnswerError, ServerError
 
+MOST_TOKENS = 2**31  # of an answer or a prompt: a number that is larger tells nothing
 OTHER = 200  # status of an error: the server answered, in another language than ours
 
 
@@ -74,4 +75,4 @@ def _text(choice: Mapping[str, Any], server: str, chat: bool) -> str | None:
 
 
 def _count(told: object) -> int | None:
-    return told if isinstance(told, int) and told >= 0 else None
+    return told if isinstance(told, int) and 0 <= told < MOST_TOKENS else None

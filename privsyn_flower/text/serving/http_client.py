@@ -14,8 +14,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
+
+from privsyn_flower.terminal import one_line
 
 if TYPE_CHECKING:
     import httpx
@@ -26,6 +28,9 @@ RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 ABSENT = frozenset({404, 405, 501})  # of a call that a server does not offer
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0  # seconds before the second attempt, and the most
 SHOWN = 300  # characters of a server's answer in an error
+# Bytes that are read of an answer, and of an error. Far more than texts are: a request for 1,000
+# completions of 1,000 tokens each has some 5 MB.
+LONGEST, LONGEST_ERROR = 2**24, 2**16
 
 
 class ServerError(RuntimeError):
@@ -40,13 +45,26 @@ class HalfAnswerError(ServerError):
     """An answer came, but not all of it: no JSON, or none of the texts that were asked for."""
 
 
+class _Response(NamedTuple):
+    """What came back of one attempt. text None: it was longer than is read."""
+
+    status: int
+    text: str | None
+    retry_after: str | None
+
+    @property
+    def success(self) -> bool:
+        return 200 <= self.status < 300
+
+
 class JsonClient:
     """Requests to one server, safe to use from several threads.
 
     Args:
         base_url: `http://host:port/v1`; without a path, /v1 is added.
         api_key: sent as a bearer token; empty: none.
-        timeout: seconds for one attempt, and the longest wait a server may ask for.
+        timeout: seconds for one attempt, after which no more of an answer is read, and the longest
+            wait a server may ask for.
         retries: further attempts after a passing failure.
         lost: called when a connection failed, before the next attempt; what it raises ends the
             request.
@@ -129,21 +147,21 @@ class JsonClient:
             problem: ServerError
             try:
                 response = self._send(method, address, content)
-            except (httpx.TransportError, httpx.DecodingError) as error:
+            except httpx.TransportError as error:
                 problem = self._unreachable(address, error)
                 if self._lost is not None:
                     self._lost()
             else:
-                if response.is_success:
+                if response.success:
                     try:
-                        return read(_json(response.text))
+                        return read(_json(_whole(response.text, address)))
                     except HalfAnswerError as error:
                         problem = error
                 else:
-                    problem = self._refused(address, response.status_code, response.text)
-                if not patient or not (response.is_success or response.status_code in RETRIED):
+                    problem = self._refused(address, response.status, response.text or "")
+                if not patient or not (response.success or response.status in RETRIED):
                     raise problem
-                wait = self._asked_wait(response.headers.get("Retry-After"), problem) or wait
+                wait = self._asked_wait(response.retry_after, problem) or wait
             if attempt == self.retries:
                 raise problem
             logger.info("%s; attempt %d of %d", problem, attempt + 2, self.retries + 1)
@@ -151,14 +169,17 @@ class JsonClient:
                 break
         raise ServerError(f"{self.base_url}: given up, because the generator was closed")
 
-    def _send(self, method: str, address: str, content: bytes | None) -> httpx.Response:
+    def _send(self, method: str, address: str, content: bytes | None) -> _Response:
         """One attempt, on a connection that no other thread uses meanwhile."""
+        deadline = time.monotonic() + self.timeout
         try:
             client = self._idle.pop()
         except IndexError:
             client = self._connect()
         try:
-            return client.request(method, address, content=content)
+            with client.stream(method, address, content=content) as response:
+                text = _read(response, address, deadline)
+                return _Response(response.status_code, text, response.headers.get("Retry-After"))
         finally:
             self._idle.append(client)
 
@@ -167,7 +188,8 @@ class JsonClient:
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         client = httpx.Client(
-            headers=headers | {"Content-Type": "application/json"},
+            # Not compressed: a few bytes could be an answer that no memory holds.
+            headers=headers | {"Content-Type": "application/json", "Accept-Encoding": "identity"},
             timeout=httpx.Timeout(self.timeout),
             verify=self._certificates,
             # A proxy from the environment cannot reach this machine's own loopback.
@@ -188,7 +210,7 @@ class JsonClient:
                 f"{address}: no answer within generation.timeout = {self.timeout:g} s; raise it, "
                 f"or lower generation.concurrency"
             )
-        reason = self._hide(str(error)) or type(error).__name__
+        reason = self._shown(str(error)) or type(error).__name__
         return ServerError(
             f"{address}: no connection ({reason}). Is the server running, and is "
             f"generation.base-url right?"
@@ -201,7 +223,7 @@ class JsonClient:
             404: "; check generation.base-url (with its /v1) and models.generator",
             429: "; lower generation.concurrency or raise generation.retries",
         }.get(status, "")
-        detail = self._hide(_message(text))
+        detail = self._shown(_message(text)) or "no reason given"
         return ServerError(f"{address}: status {status} ({detail}){hint}", status)
 
     def _asked_wait(self, header: str | None, problem: ServerError) -> float:
@@ -215,8 +237,11 @@ class JsonClient:
             )
         return asked
 
-    def _hide(self, text: str) -> str:
-        return text.replace(self._key, "[key]") if self._key else text
+    def _shown(self, text: str) -> str:
+        """Words of others in an error; the key is hidden before they are cut, for none of it to
+        be left at the cut."""
+        line = one_line(text, LONGEST_ERROR)
+        return one_line(line.replace(self._key, "[key]") if self._key else line, SHOWN)
 
 
 def check_url(base_url: str) -> str:
@@ -247,17 +272,54 @@ def is_loopback(address: str) -> bool:
 def _json(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or brackets in brackets without end
         return None
 
 
+def _read(response: httpx.Response, address: str, deadline: float) -> str | None:
+    """The body of an answer, None where it is too long; of an error, its beginning.
+
+    Raises httpx.ReadTimeout at the deadline, even if bytes still trickle in, and ServerError for a
+    compressed answer.
+    """
+    import httpx
+
+    coding = response.headers.get("Content-Encoding", "identity")
+    if coding != "identity":
+        if not response.is_success:
+            return ""
+        raise ServerError(
+            f"{address}: the answer is compressed ({one_line(coding, 40)}), which was not asked "
+            "for; is generation.base-url right?",
+            response.status_code,
+        )
+    data = bytearray()
+    for piece in response.iter_raw():
+        if time.monotonic() > deadline:
+            raise httpx.ReadTimeout("the answer has no end")
+        data += piece
+        if len(data) > (LONGEST if response.is_success else LONGEST_ERROR):
+            if response.is_success:
+                return None
+            break
+    return data.decode("utf-8", "replace")
+
+
+def _whole(text: str | None, address: str) -> str:
+    if text is None:
+        raise HalfAnswerError(
+            f"{address}: the answer is longer than {LONGEST // 2**20} MB; lower the most tokens of "
+            "an answer, or the number of completions; is generation.base-url right?"
+        )
+    return text
+
+
 def _message(text: str) -> str:
-    """A server's own words, shortened: the message in its JSON error, else the text."""
+    """A server's own words: the message in its JSON error, else the text."""
     found: Any = _json(text)
     for key in ("error", "message", "detail"):
         found = found.get(key, found) if isinstance(found, dict) else found
-    words = found if isinstance(found, str) else text
-    return " ".join(words.split())[:SHOWN] or "no reason given"
+    return found if isinstance(found, str) else text
 
 
 def _retry_after(header: str | None) -> float:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.progress import Progress, bar
+from privsyn_flower.terminal import one_line
 from privsyn_flower.text.models.sampling import check_sampling
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Reply, Sampling
@@ -312,9 +313,9 @@ class OpenAIGenerator:
         """The same error, or one that lists the server's models when ours is not among them."""
         if error.status not in {400, 404}:
             return error
-        names = [str(card.get("id")) for card in self._models()]
+        names = [one_line(str(card.get("id"))) for card in self._models()]
         wanted = self._slot.name() or self.model
-        if not names or wanted in names:
+        if not names or one_line(wanted) in names:
             return error
         return ServerError(
             f"{self.client.base_url} does not have the model {wanted!r}; it has "
