@@ -23,7 +23,7 @@ from privsyn_flower.server_apps.methods.proximity import (
     thresholds_of,
 )
 from privsyn_flower.server_apps.promised import statement
-from privsyn_flower.server_apps.public_text import PublicText
+from privsyn_flower.server_apps.public_text import PublicText, public_text
 from tests.conftest import sentences
 from tests.server_apps.in_process import one_thread, run, shared, small_config
 
@@ -111,6 +111,19 @@ def test_the_start_is_known_by_what_it_is(tmp_path: Path) -> None:
     assert start_of(folder) is None
     (start / "model.safetensors").unlink()
     assert start_of(folder) is None
+
+
+def test_a_pool_that_carries_an_epsilon_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = tmp_path / "proximity.jsonl"
+    texts.write_text('{"text": "one two"}\n')
+    given = {"method": "dp-fedavg", "data.source": "files", "data.public-path": str(texts)}
+    config = RunConfig.from_flat(given)
+    assert public_text(config, silent).pool == ["one two"] and not caplog.messages
+    (tmp_path / "privacy.md").write_text("Epsilon = 3.")
+    assert public_text(config, silent).pool == ["one two"]
+    assert "what this text carries already" in caplog.text
 
 
 def test_keys() -> None:
