@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower import __version__
 from privsyn_flower.cli.checklist import checklist
 from privsyn_flower.cli.proximity import filter_by
 from privsyn_flower.config import ConfigError, RunConfig, to_toml
@@ -62,6 +63,7 @@ def test_a_run_writes_what_its_model_keeps(
     assert CHOSEN_TEXT in (folder / "privacy.md").read_text("utf-8")
 
     # The summary alone fills in the checklist.
+    assert summary["version"] == __version__
     told = checklist(summary)
     assert CHOSEN_TEXT in told and f"{at_most(summary['rho_zcdp'])}-zCDP." in told
 
