@@ -85,13 +85,23 @@ def _told(names: Sequence[str]) -> str:
 
 
 def _check_not_the_users(path: Path, data: DataConfig) -> None:
-    private = Path(data.path).expanduser() if data.path else None
-    if private is not None and private.exists() and private.samefile(path):
+    if _is(path, data.path):
         raise DataError(f"--texts {path} is data.path of the run: its users' own text")
 
 
+def _is(path: Path, place: str) -> bool:
+    """Whether a key of the run names that file."""
+    from privsyn_flower.data.reading import text_file
+
+    named = text_file(Path(place).expanduser())
+    return bool(place) and named.exists() and named.samefile(path)
+
+
 def _check_users(path: Path, names: Sequence[str], data: DataConfig) -> None:
-    """Raises DataError for a file that says whose its texts are, as private ones do."""
+    """Raises DataError for a file that says whose its texts are, as private ones do; the run's own
+    public text may."""
+    if _is(path, data.public_path):
+        return
     found = [name for name in names if name in {USER, data.user_column}]
     if found:
         raise DataError(
