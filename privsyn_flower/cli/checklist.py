@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from privsyn_flower import __version__
 from privsyn_flower.cli.report import ReportError
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_least, at_most, percent
+from privsyn_flower.privacy.wording import CHOSEN_TEXT, KEYS, at_least, at_most, percent
 
 Summary = Mapping[str, Any]
+
+ADDS = {"nodes": "the nodes'", "aggregator": "the aggregator's"}
 
 
 def checklists(summaries: Sequence[Summary]) -> str:
@@ -58,7 +59,7 @@ def _items(claim: PrivacyStatement, summary: Summary) -> Iterator[tuple[str, lis
     yield "3a Type of accounting.", _accounting(claim)
     yield "3b Accounting assumptions.", _assumptions(claim)
     yield "3c Formal statement.", _formal(claim)
-    yield "3d Transparency and verifiability.", _verifiable(claim)
+    yield "3d Transparency and verifiability.", _verifiable(claim, summary)
 
 
 def _setting(claim: PrivacyStatement) -> list[str]:
@@ -79,20 +80,11 @@ def _sources(claim: PrivacyStatement) -> set[str]:
 
 def _covered(claim: PrivacyStatement, summary: Summary) -> list[str]:
     releases = [f"{claim.rounds} rounds"] if claim.rounds else []
-    if claim.spare_rounds:
-        releases.append(f"{claim.spare_rounds} spare")
     if claim.evaluations:
-        releases.append(f"{claim.evaluations} evaluations of models on the nodes")
+        releases.append(f"{_count(claim.evaluations, 'evaluation')} of models on the nodes")
+    if claim.spare_rounds:
+        releases.insert(1, f"{claim.spare_rounds} spare")
     releases += [f"{count} of {name!r}" for name, count, *_ in claim.others]
-    left_out = ["settings tuned on these users", "a choice between runs"]
-    if claim.private_selection:
-        left_out.append("THE CHECKPOINTS, which private text chose")
-    if claim.split == "private":
-        left_out.append("THE SPLIT, which private text chose")
-    if claim.benchmark:
-        left_out.append("the figures under `benchmark`")
-    other = "other runs on these users"
-    left_out.append(other if claim.ledger_scope == "run" else f"{other} on another ledger")
     limits = (
         "The nodes keep the limits of participation; one that does not weakens the claim for its "
         "own users alone."
@@ -101,11 +93,28 @@ def _covered(claim: PrivacyStatement, summary: Summary) -> list[str]:
         "Public text, and models made of it, were used beside the users' answers, without "
         "protection."
     )
-    return [
+    said = [
         f"All answers of all users in this one run: {', '.join(releases)}"
-        f" ({summary['rounds']} rounds were released).",
-        limits, f"Not covered: {', '.join(left_out)}.", before,
+        f"{_released(claim, summary)}.",
+        limits, claim.not_covered(), "Nor is a choice between runs covered.",
     ]  # fmt: skip
+    if claim.aggregation == "secure":
+        said.append(f"{KEYS[claim.keys]}.")
+    return [*said, before]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _released(claim: PrivacyStatement, summary: Summary) -> str:
+    """What of it there was; a run that asks one thing alone has no summary without its release."""
+    if not claim.rounds:
+        was = "was" if claim.evaluations == 1 else "were"
+        return f" ({_count(claim.evaluations, 'evaluation')} {was} released)"
+    if not summary.get("rounds_planned", claim.rounds):
+        return ""
+    return f" ({summary['rounds']} rounds were released)"
 
 
 def _unit(claim: PrivacyStatement) -> list[str]:
@@ -143,13 +152,7 @@ def _accounting(claim: PrivacyStatement) -> list[str]:
 
 
 def _assumptions(claim: PrivacyStatement) -> list[str]:
-    way = ", independent in each release"
-    if claim.correlated:
-        way = f" or what costs as much, correlated over the rounds ({claim.correlated})"
-    said = [
-        "A user's answer has at most the L2 bound, and the noise is "
-        f"{at_least(claim.noise_multiplier)} times that bound{way}."
-    ]
+    said = ["A user's answer has at most the L2 bound of its question.", *_noise(claim)]
     if claim.most_participations < claim.rounds:
         said.append(
             f"A user takes part in at most {claim.most_participations} rounds, "
@@ -157,11 +160,11 @@ def _assumptions(claim: PrivacyStatement) -> list[str]:
         )
     else:
         said.append("A user may take part in every release.")
-    if rates := sorted({claim.sampling_rate, *(rate for *_, rate in claim.others)} - {1.0}):
+    if coins := [(name, rate) for name, rate in _rates(claim) if rate < 1]:
+        told = ", ".join(f"{rate:g} ({name})" for name, rate in coins)
         said.append(
-            f"A secret coin of each user, of probability {', '.join(f'{r:g}' for r in rates)}, "
-            "decides whether a release has the user's answer; nothing holds against the user's own "
-            "node."
+            f"A secret coin of each user, of probability {told}, decides whether a release has the "
+            "user's answer; nothing holds against the user's own node."
         )
     if "nodes" in _sources(claim):
         said.append(
@@ -172,6 +175,36 @@ def _assumptions(claim: PrivacyStatement) -> list[str]:
     if "aggregator" in _sources(claim):
         said.append("The server adds noise in floating-point arithmetic; no node can check it.")
     return said
+
+
+def _noise(claim: PrivacyStatement) -> Iterator[str]:
+    """Of each kind of question: who adds it, and how much."""
+    way, source = ", independent in each release", ADDS[claim.noise_source]
+    if claim.correlated:
+        way = f" or what costs as much, correlated over the rounds ({claim.correlated})"
+        if claim.evaluations and claim.rounds:
+            way += ", and in each evaluation"
+    main = at_least(claim.noise_multiplier)
+    yield f"In {_main(claim)}, {source} noise is at least {main} times that bound{way}."
+    for name, count, multiplier, whose, _ in claim.others:
+        yield (
+            f"In {_count(count, 'release')} of {name!r}, {ADDS[whose]} noise is at least "
+            f"{at_least(multiplier)} times the bound."
+        )
+
+
+def _main(claim: PrivacyStatement) -> str:
+    """What the claim's own noise is of."""
+    if not claim.rounds:
+        return "the evaluations"
+    both = claim.evaluations and not claim.correlated
+    return "the rounds and evaluations" if both else "the rounds"
+
+
+def _rates(claim: PrivacyStatement) -> list[tuple[str, float]]:
+    """The kinds of questions, and how probable it is that a user is in a sum."""
+    own = (_main(claim), claim.sampling_rate)
+    return [own, *((repr(name), rate) for name, *_, rate in claim.others)]
 
 
 def _formal(claim: PrivacyStatement) -> list[str]:
@@ -187,9 +220,10 @@ def _formal(claim: PrivacyStatement) -> list[str]:
     return said
 
 
-def _verifiable(claim: PrivacyStatement) -> list[str]:
+def _verifiable(claim: PrivacyStatement, summary: Summary) -> list[str]:
+    version = summary.get("version", "of a version that noted no number")
     said = [
-        f"Open source: privsyn-flower {__version__}. `privsyn audit` measures the releases of a "
+        f"Open source: privsyn-flower {version}. `privsyn audit` measures the releases of a "
         "configuration, and nodes refuse questions that their own policy does not allow."
     ]
     if "aggregator" in _sources(claim):

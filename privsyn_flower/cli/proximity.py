@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,11 +13,8 @@ from privsyn_flower.cli.errors import fail
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
-    from privsyn_flower.public.filtering import Pool, Row
     from privsyn_flower.public.proximity import Thresholds
 
-MIX = "mix.jsonl"  # of a folder of `privsyn public mix`
-STAGE = "stage"  # column of its lines: which stage wrote them
 SCORES, REPORT = "scores", "report.json"  # of OUT
 CARRIED = ("method", "epsilon", "delta", "rho_zcdp", "unit", "adjacency", "threat_model")
 
@@ -33,6 +30,10 @@ def proximity(
     ],
     out: Annotated[Path, typer.Option(help="Folder for proximity.jsonl, its report and scores.")],
     text_column: Annotated[str, typer.Option(help="Of --texts.")] = "text",
+    public: Annotated[
+        bool,
+        typer.Option("--public", help="The texts are public although a column names users."),
+    ] = False,
     start: Annotated[
         Path | None,
         typer.Option(help="Model before the training; default: the folder that the run began at."),
@@ -64,7 +65,7 @@ def proximity(
         "gain": gain,
     }
     try:
-        file, report = filter_by(run, texts, out, text_column, start, given)
+        file, report = filter_by(run, texts, out, text_column, start, given, public=public)
     except (ValueError, RuntimeError) as error:
         raise fail(str(error)) from None
     except KeyboardInterrupt:
@@ -80,15 +81,18 @@ def filter_by(
     column: str,
     start: Path | None,
     given: Mapping[str, Any],
+    *,
+    public: bool = False,
 ) -> tuple[Path, dict[str, Any]]:
     """The file that was written, and the report beside it.
 
-    given: thresholds in the place of the run's; None for those that stay. Raises ValueError for a
-    run that trained no model or is not finished, text without the column, and an `out` that has
-    scores of something else; ModelUnavailableError, OSError.
+    given: thresholds in the place of the run's; None for those that stay. public: as in `texts_at`.
+    Raises ValueError for a run that trained no model or is not finished, text that `texts_at`
+    refuses, and an `out` that has something else in it; ModelUnavailableError, OSError.
     """
     from privsyn_flower.cli.display import Display
     from privsyn_flower.cli.report import read_summary
+    from privsyn_flower.cli.texts import carried, texts_at
     from privsyn_flower.files import locked, write_atomic
     from privsyn_flower.privacy.sentence import FILE as STATEMENT
     from privsyn_flower.public.filtering import Pair, filter_pool
@@ -102,74 +106,61 @@ def filter_by(
         _start(folder, start), folder / "model", config.evaluation.sequence_length,
         config.models.device,
     )  # fmt: skip
-    thresholds, pool = _thresholds(config, given), pool_of(texts.expanduser(), column)
+    thresholds, texts = _thresholds(config, given), texts.expanduser()
+    pool, before = texts_at(texts, column, config.data, public), carried(texts)
+    said = page(summary, before).encode()
+    _check_own(out)
     with locked(out / ".lock"), Display() as display:
 
         def progress(stage: str, done: float, total: float, note: str = "") -> None:
             event = {"t": time.time(), "stage": stage, "done": done, "total": total}
             display.show({**event, "note": note})
 
-        # First the claim, then the text that it is about.
-        write_atomic(out / STATEMENT, page(summary).encode())
-        found = filter_pool(pool, models, thresholds, out / FILE, out / SCORES, progress)
+        def claimed() -> None:
+            write_atomic(out / STATEMENT, said)
+
+        # First the folder, then the claim, then the text that it is about.
+        found = filter_pool(pool, models, thresholds, out / FILE, out / SCORES, progress, claimed)
         report = {**found, "run": {key: summary.get(key) for key in CARRIED}}
-        report["privacy"] = summary["privacy"]
+        report |= {"privacy": summary["privacy"], "texts_carry": before or None}
         write_json(out / REPORT, report)
     return out / FILE, report
 
 
-def page(summary: Mapping[str, Any]) -> str:
-    """What is said of the chosen text: what it carries, and the training's own statement."""
+def _check_own(out: Path) -> None:
+    """Raises ConfigError for a folder with anything in it that no filter has scores of there: a
+    run, a corpus or another text would lose its statement or its report to this one."""
+    from privsyn_flower.config import ConfigError
+    from privsyn_flower.public.filtering import ABOUT
+
+    if not out.is_dir() or (out / SCORES / ABOUT).is_file():
+        return
+    others = [path.name for path in out.iterdir() if path.name[0] != "." and path.name != SCORES]
+    if others:
+        raise ConfigError(
+            f"--out {out} holds {min(others)!r}, which is of something else: name a folder that is "
+            "empty or not there"
+        )
+
+
+def page(summary: Mapping[str, Any], before: str = "") -> str:
+    """What is said of the chosen text: what it carries, and the training's own statement.
+
+    before: what the text to choose from carried already.
+    """
     from privsyn_flower.privacy.wording import CHOSEN_TEXT
 
-    return (
+    text = (
         "# Privacy of this text\n\n"
         f"{CHOSEN_TEXT}\n\nThe statement of the training, a run of method = "
         f"{summary['method']!r}:\n\n{summary['privacy']}\n"
     )
-
-
-def pool_of(path: Path, column: str) -> Pool:
-    """The public texts of a file or a corpus folder, which is read whole once for its digest.
-
-    Raises ValueError for a file without the column or without text, OSError.
-    """
-    from privsyn_flower.data.reading import column_names
-    from privsyn_flower.files import file_digest
-    from privsyn_flower.public.filtering import Pool
-
-    path = path / MIX if path.is_dir() else path
-    plain = path.suffix.lower() == ".txt"
-    names = [column] if plain else column_names(path)
-    if column not in names:
-        raise ValueError(
-            f"{path} has no column {column!r} but {', '.join(names[:20]) or 'none'}: name its "
-            "column with --text-column"
-        )
-    by = STAGE if STAGE in names and column != STAGE else ""
-
-    def rows() -> Iterator[Row]:
-        return _lines(path) if plain else _rows(path, column, by)
-
-    count = sum(1 for _ in rows())
-    if not count:
-        raise ValueError(f"{path} holds no text in column {column!r}: name it with --text-column")
-    return Pool(rows, count, f"{file_digest(path)} {column}", by)
-
-
-def _rows(path: Path, column: str, by: str) -> Iterator[Row]:
-    from privsyn_flower.data.reading import read_rows
-
-    wanted = (column, by) if by else (column,)
-    for _, row in read_rows(path, lambda *_: None, wanted):
-        if isinstance(text := row.get(column), str):
-            yield {"text": text, **({by: str(row.get(by, ""))} if by else {})}
-
-
-def _lines(path: Path) -> Iterator[Row]:
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            yield {"text": line.rstrip("\r\n")}
+    if not before:
+        return text
+    return (
+        f"{text}\nThe text to choose from CARRIED AN EPSILON ALREADY, and the chosen text carries "
+        f"it beside this one: for a user of both, they add up. What was said of it:\n\n{before}\n"
+    )
 
 
 def _config(folder: Path) -> RunConfig:
@@ -225,6 +216,8 @@ def _thresholds(config: RunConfig, given: Mapping[str, Any]) -> Thresholds:
 def described(report: Mapping[str, Any]) -> str:
     """The report as lines: what was kept, of which stage, and what that carries."""
 
+    from privsyn_flower.privacy.wording import at_most
+
     def share(name: str, own: Mapping[str, int]) -> str:
         of = max(1, own["bytes_of"])
         return (
@@ -235,9 +228,11 @@ def described(report: Mapping[str, Any]) -> str:
     lines = [share("kept", report)]
     lines += [share(f"  {name}", own) for name, own in report.get("by", {}).items()]
     run = report["run"]
-    epsilon = "infinity" if run["epsilon"] is None else f"{run['epsilon']:.6g}"
+    epsilon = "infinity" if run["epsilon"] is None else at_most(run["epsilon"])
     lines.append(
         f"the kept text carries the training's epsilon = {epsilon} at delta = {run['delta']:g} "
         f"({run['threat_model']}); privacy.md says what that covers"
     )
+    if report["texts_carry"]:
+        lines.append("and what its source carried before, as privacy.md says, too")
     return "\n".join(lines)

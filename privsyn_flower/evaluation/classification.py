@@ -277,8 +277,9 @@ def _with_head(model: str | os.PathLike[str], classes: int, seed: int) -> Any:
     try:
         with own_generator(seed):
             return transformers.AutoModelForSequenceClassification.from_pretrained(
-                source, num_labels=classes, ignore_mismatched_sizes=True, dtype=torch.float32
-            )
+                source, num_labels=classes, ignore_mismatched_sizes=True, dtype=torch.float32,
+                trust_remote_code=False,
+            )  # fmt: skip
     except Exception as error:  # the hub client raises errors of several libraries
         raise ModelUnavailableError(
             f"{key} = {source!r} could not be loaded as a classifier ({type(error).__name__}): "

@@ -174,7 +174,9 @@ class PrivacyStatement:
 
     def sentence(self) -> str:
         """The whole statement in plain words, one paragraph."""
-        parts = [self._claim(), self._unit(), self._against(), self._noise(), self._not_covered()]
+        parts = [self._claim(), self._unit(), self._against(), self._noise(), self.not_covered()]
+        if self.chooses_text:
+            parts.append(CHOSEN_TEXT)
         if self.simulated:
             parts.insert(
                 3,
@@ -364,7 +366,8 @@ class PrivacyStatement:
             "weight, on top of that."
         )
 
-    def _not_covered(self) -> str:
+    def not_covered(self) -> str:
+        """What the ledger counts, and what epsilon says nothing of."""
         if self.ledger_scope == "run":
             scope = (
                 "The ledger is this run's own: any other run on the same users, on a fresh ledger "
@@ -402,8 +405,6 @@ class PrivacyStatement:
                 "ledger counts, for this evaluation only"
             )
         text = f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
-        if self.chooses_text:
-            text += f" {CHOSEN_TEXT}"
         if self.split == "private":
             text += (
                 " EPSILON DOES NOT COVER THE SPLIT: which users, samples and public texts there "

@@ -16,8 +16,9 @@ KEYS = {
 CHOSEN_TEXT = (
     "Public text that the trained model chose is post-processing of the training: choosing it "
     "costs no further privacy, and THE CHOSEN TEXT CARRIES THE EPSILON OF THE TRAINING, against "
-    "the same adversary. Epsilon does not cover a threshold, or a public text to choose from, that "
-    "was found by looking at these users' data or at figures measured on it."
+    "the same adversary. Text to choose from that another training's model chose carries that "
+    "training's epsilon, too. Epsilon does not cover a threshold, or a public text to choose from, "
+    "that was found by looking at these users' data or at figures measured on it."
 )
 
 

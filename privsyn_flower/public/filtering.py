@@ -78,19 +78,23 @@ def filter_pool(
     target: Path,
     scores: Path,
     progress: Progress = silent,
+    claimed: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Write the kept rows of `pool` to `target`, and return the figures of it.
 
-    scores: folder of the blocks, as far as they were made before; one process at a time. Raises
+    scores: folder of the blocks, as far as they were made before; one process at a time. claimed:
+    called once it is known to be of these texts and models, before anything else is written. Raises
     OtherScores when they are of something else, and as `score_texts` does.
     """
-    table = _all_scores(pool, models, scores, progress)
+    table = _all_scores(pool, models, scores, progress, claimed)
     kept = keep(table, thresholds)
     write_atomic(target, _lines(pool, table, kept))
     return {**_figures(pool, table, kept), "thresholds": _told(thresholds, table)}
 
 
-def _all_scores(pool: Pool, models: Pair, folder: Path, progress: Progress) -> TextScores:
+def _all_scores(
+    pool: Pool, models: Pair, folder: Path, progress: Progress, claimed: Callable[[], None]
+) -> TextScores:
     """The scores of the whole pool; a block that is there is not made again."""
     about = {
         "texts": pool.digest,
@@ -104,7 +108,9 @@ def _all_scores(pool: Pool, models: Pair, folder: Path, progress: Progress) -> T
     while (path := _place(folder, len(blocks))).exists():
         blocks.append(TextScores(*np.load(path, allow_pickle=False)))
     done = sum(len(block.unknown) for block in blocks)
-    if done < pool.count:
+    if done >= pool.count:
+        claimed()
+    else:
         rest = (str(row["text"]) for row in islice(pool.rows(), done, None))
         made = score_texts(
             rest, models.before, models.after, length=models.length, device=models.device,
@@ -112,6 +118,7 @@ def _all_scores(pool: Pool, models: Pair, folder: Path, progress: Progress) -> T
         )  # fmt: skip
         # The models can be compared: from here on the folder is theirs.
         write_atomic(folder / ABOUT, json.dumps(about, indent=2).encode())
+        claimed()
         for block in made:
             buffer = io.BytesIO()
             np.save(buffer, np.stack(block))

@@ -19,7 +19,12 @@ import numpy as np
 
 from privsyn_flower.arrays import F64, Bools
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.models.likelihoods import Likelihoods, same_tokenizer, unknown_rates
+from privsyn_flower.text.models.likelihoods import (
+    TOKEN_CHARACTERS,
+    Likelihoods,
+    same_tokenizer,
+    unknown_rates,
+)
 
 BLOCK = 4096  # texts that are tokenised, measured and told together
 STAGE = "proximity"  # in the progress
@@ -116,7 +121,9 @@ def score_texts(
             "between a model and what was trained from it"
         )
     total = total or (done + len(texts) if isinstance(texts, Sized) else 0)
-    return _scored(iter(texts), models, length, progress, done, total)
+    # Cut as they come: a whole block of long texts is much memory.
+    short = (text[: length * TOKEN_CHARACTERS] for text in texts)
+    return _scored(short, models, length, progress, done, total)
 
 
 def _scored(

@@ -35,6 +35,7 @@ LITTLE = 1e12  # operations of a whole run that are over before anybody asks: no
 TIMING_SECONDS = 1.0  # no timing begins later; what is timed is kept for other runs
 RESULTS = {  # a stage's file: once it is there, the stage has nothing to do
     "expansion": "synthetic.jsonl",
+    "proximity": "proximity.jsonl",
     "control": "control.jsonl",
     "unaligned": "unaligned.jsonl",
     "rival": "rival.jsonl",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
+from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.sources import public_groups
+from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress
+
+logger = logging.getLogger("privsyn_flower")
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ def check_deployment(config: RunConfig) -> None:
 def public_text(config: RunConfig, progress: Progress) -> PublicText:
     """The public side of the data. Raises ConfigError for keys that deployment forbids."""
     check_deployment(config)
+    _warn_of_a_claim(config)
     if is_deployment(config):
         if (config.trains or config.measures) and not config.data.public_path:
             return PublicText([], None)  # nothing is made of it there
@@ -51,6 +58,19 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     progress("data", 1, 1)
     validation = candidates(federation.public_validation(), config)
     return PublicText(candidates(federation.public(), config), federation, validation)
+
+
+def _warn_of_a_claim(config: RunConfig) -> None:
+    """Say so where public text was made of users' text, as the statement beside it tells."""
+    place = config.data.public_path
+    if not place or place.startswith("hub:"):
+        return
+    if (text_file(Path(place).expanduser()).parent / FILE).is_file():
+        logger.warning(
+            "data.public-path = %r: %s beside it says what this text carries already. What the run "
+            "makes of it carries that, too, beside the run's own epsilon",
+            config.data.public_path, FILE,
+        )  # fmt: skip
 
 
 def candidates(pool: list[str], config: RunConfig) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from privsyn_flower import __version__
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.work import Work
@@ -113,6 +114,7 @@ class Run:
         up = max((row["bytes_up_per_node"] for row in metrics), default=0)
         nodes = sum(row["nodes_answered"] for row in metrics)
         return {
+            "version": __version__,
             "method": config.method,
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,

@@ -14,18 +14,20 @@ from privsyn_flower.cli.checklist import checklist, claim_of
 from privsyn_flower.cli.main import app
 from privsyn_flower.cli.report import ReportError
 from privsyn_flower.config import RunConfig, load_config
-from privsyn_flower.privacy.wording import CHOSEN_TEXT
+from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_least
 from privsyn_flower.server_apps.promised import baseline, statement
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ITEMS = ["1 ", "2a ", "2b ", "2c ", "2d ", "3a ", "3b ", "3c ", "3d "]
 AGGREGATOR = {"method": "dp-ftrl", "training.noise": "aggregator"}
+RIVAL = {"method": "popri", "benchmark": True, "evaluation.rival": "pretext"}
 
 
 def summary_of(config: RunConfig, **more: Any) -> dict[str, Any]:
     """The part of a summary that a checklist reads, through JSON."""
     said: Any = baseline(config) or statement(config)
     found = {
+        "version": "0.0.9",
         "method": config.method,
         "dataset": "docstrings:scipy",
         "rounds": config.rounds,
@@ -89,11 +91,59 @@ def test_a_trusted_aggregator_and_chosen_text() -> None:
     assert items["3c"].endswith("-zCDP.")
 
 
+def test_noise_of_each_kind_of_question() -> None:
+    """A histogram may have far less of it than the rounds."""
+    ctcl = {"method": "ctcl", "training.noise": "nodes", "epsilon": 7.58}
+    given: dict[str, Any] = {**ctcl, "ctcl.histogram-multiplier": 1.0}
+    items, claim = of(**given), statement(RunConfig.from_flat(given))
+    assert claim.noise_multiplier > 2
+    rounds = f"In the rounds, the nodes' noise is at least {at_least(claim.noise_multiplier)} times"
+    assert rounds in items["3b"]
+    assert (
+        "In 2 releases of 'topics', the nodes' noise is at least 1 times the bound." in items["3b"]
+    )
+    drawn = {"sampler": "poisson", "sampling-rate": 0.5, "ctcl.histogram-multiplier": 3.0}
+    coins = of(**ctcl, **drawn)
+    assert "of probability 0.5 (the rounds), decides" in coins["3b"]
+    measured = of(**AGGREGATOR, **{"training.evaluate": True})
+    assert "), and in each evaluation." in measured["3b"]
+
+
+def test_a_run_that_only_measures_has_no_rounds() -> None:
+    given = {"method": "evaluation", "measure.models": "a=downstream", "spare-rounds": 1}
+    items = of(**given)
+    assert (
+        ": 1 evaluation of models on the nodes, 1 spare (1 evaluation was released)." in items["2a"]
+    )
+    assert "In the evaluations, the nodes' noise" in items["3b"]
+    assert "rounds" not in items["2a"].partition("The nodes keep")[0]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{}, AGGREGATOR, RIVAL, {"data.source": "files"}],
+)
+def test_nothing_is_left_out_that_the_statement_leaves_out(values: dict[str, Any]) -> None:
+    items, said = of(**values), statement(RunConfig.from_flat(values))
+    assert said.not_covered() in items["2a"] and said.not_covered() in said.sentence()
+    assert "whether they answer in time" in items["2a"]
+    assert ("on the aggregator's disk" in items["2a"]) == (said.noise_source == "aggregator")
+    assert ("on first use" in items["2a"]) == (said.aggregation == "secure")
+    assert ("the rival method" in items["2a"]) == said.rival
+
+
+def test_the_version_is_that_of_the_run() -> None:
+    summary = summary_of(RunConfig())
+    assert "Open source: privsyn-flower 0.0.9." in checklist(summary)
+    del summary["version"]
+    assert "privsyn-flower of a version that noted no number." in checklist(summary)
+
+
 def test_what_claims_nothing() -> None:
     items = of(**{"simulation-seeded-noise": True})
     assert "NO PRIVACY IS CLAIMED" in items["3c"]
     seeded = of(**{"data.near-duplicates": "remove", "benchmark": True})
-    assert "THE SPLIT" in seeded["2a"]
+    assert "DOES NOT COVER THE SPLIT" in seeded["2a"]
     nobody = checklist(summary_of(RunConfig.from_flat({"method": "public-only"})))
     assert "No item applies" in nobody and "Epsilon = 0" in nobody and "3c" not in nobody
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
+from privsyn_flower.cli.proximity import described
+from privsyn_flower.cli.texts import texts_at
+from privsyn_flower.config import RunConfig
+from privsyn_flower.data import reading
 from privsyn_flower.privacy.wording import CHOSEN_TEXT
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.proximity import remember_start
@@ -93,6 +98,14 @@ def test_the_text_its_report_and_what_it_carries(
     plain.write_text("\n".join(SENTENCES[:2]))
     other = privsyn(finished, "--texts", plain, "--out", out)
     assert other.exit_code == 2 and "scores that differ in: texts" in other.stderr
+    # Of another run, whose claim is not made of text that this one chose.
+    copy = tmp_path / "copy"
+    shutil.copytree(finished, copy)
+    lstm.make_lstm(copy / "model", SENTENCES, steps=5, **TINY)
+    (copy / "summary.json").write_text(json.dumps({**SUMMARY, "privacy": "Another."}))
+    other = privsyn(copy, "--texts", corpus, "--out", out)
+    assert other.exit_code == 2 and "scores that differ in: after" in other.stderr
+    assert (out / "privacy.md").read_text() == said
     fine = privsyn(finished, "--texts", plain, "--out", tmp_path / "other", "--most-unknown", "1")
     assert fine.exit_code == 0 and read_jsonl(tmp_path / "other" / "proximity.jsonl")
 
@@ -137,3 +150,97 @@ def test_only_a_finished_training_has_a_model(finished: Path, corpus: Path, tmp_
     (run / "config.toml").write_text((finished / "config.toml").read_text())
     found = privsyn(run, *given)
     assert found.exit_code == 2 and "not the summary of a finished run" in found.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["summary.json", "chat.state.json", "report.json", "proximity.jsonl"]
+)
+def test_a_folder_of_something_else_is_left_alone(
+    finished: Path, corpus: Path, tmp_path: Path, name: str
+) -> None:
+    """Its statement or its report would be this one's."""
+    out = tmp_path / "out"
+    out.mkdir()
+    for own in (name, "privacy.md"):
+        (out / own).write_text("its own")
+    found = privsyn(finished, "--texts", corpus, "--out", out)
+    assert found.exit_code == 2 and "which is of something else" in found.stderr
+    assert {path.name: path.read_text() for path in out.iterdir()} == {
+        name: "its own", "privacy.md": "its own",
+    }  # fmt: skip
+
+
+def test_users_text_is_not_public_text(finished: Path, tmp_path: Path) -> None:
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    texts.write_text("".join(f"{json.dumps({'user_id': 'a', 'text': t})}\n" for t in SENTENCES))
+    found = privsyn(finished, "--texts", texts, "--out", out)
+    assert (
+        found.exit_code == 2 and "column 'user_id'" in found.stderr and "--public" in found.stderr
+    )
+    assert not out.exists()
+    found = privsyn(finished, "--texts", texts, "--out", out, "--public")
+    assert found.exit_code == 0, found.stderr
+
+    # The run's own column, and its own file whatever its columns are.
+    config = finished / "config.toml"
+    kept = config.read_text()
+    try:
+        config.write_text(f'{kept}[data]\nsource = "files"\nuser-column = "phone"\n')
+        texts.write_text('{"phone": "a", "text": "one"}\n')
+        assert "column 'phone'" in privsyn(finished, "--texts", texts, "--out", out).stderr
+        config.write_text(f'{kept}[data]\nsource = "files"\npath = "{texts}"\n')
+        found = privsyn(finished, "--texts", texts, "--out", out, "--public")
+        assert found.exit_code == 2 and "its users' own text" in found.stderr
+    finally:
+        config.write_text(kept)
+
+
+def test_text_that_was_chosen_before_carries_both(
+    finished: Path, corpus: Path, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert privsyn(finished, "--texts", corpus, "--out", first).exit_code == 0
+    said = first / "privacy.md"
+    said.write_text("Epsilon = 3 of an earlier training.")
+    found = privsyn(finished, "--texts", first / "proximity.jsonl", "--out", second)
+    assert found.exit_code == 0 and "its source carried before" in found.stderr
+    page = (second / "privacy.md").read_text()
+    assert SUMMARY["privacy"] in page and "Epsilon = 3 of an earlier training." in page
+    assert "CARRIED AN EPSILON ALREADY" in page
+    report = json.loads((second / "report.json").read_text())
+    assert report["texts_carry"] == "Epsilon = 3 of an earlier training."
+    said.unlink()
+    found = privsyn(finished, "--texts", first / "proximity.jsonl", "--out", tmp_path / "third")
+    assert found.exit_code == 2 and "carry the epsilon of its training" in found.stderr
+    assert not (tmp_path / "third").exists()
+
+
+def test_what_a_file_says_of_itself_is_no_terminals(finished: Path, tmp_path: Path) -> None:
+    """Column names and stages are somebody else's words."""
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    texts.write_text(json.dumps({"\x1b[31m" + "n" * 5000: 1}) + "\n")
+    found = privsyn(finished, "--texts", texts, "--out", out)
+    assert found.exit_code == 2 and "no column 'text' but [31mnnn" in found.stderr
+    assert "\x1b[31mn" not in found.stderr and len(found.stderr) < 500
+    rows = [{"text": t, "stage": f"\x1b[2J{i}"} for i, t in enumerate(SENTENCES)]
+    rows += [{"text": "half a pair \ud800", "stage": "chat"}]
+    texts.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = privsyn(finished, "--texts", texts, "--out", out)
+    assert found.exit_code == 0, found.stderr
+    assert set(json.loads((out / "report.json").read_text())["by"]) == {"chat", "other"}
+    assert "\x1b[2J" not in found.stderr
+
+
+def test_a_line_without_an_end_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MAX_LINE", 8)
+    path = tmp_path / "plain.txt"
+    path.write_text("one\n" + "x" * 100 + "\n12345678\ntwo")
+    pool = texts_at(path, "text", RunConfig().data, False)
+    assert [row["text"] for row in pool.rows()] == ["one", "x" * 8, "12345678", "two"]
+
+
+def test_a_printed_epsilon_is_rounded_up() -> None:
+    counts = {"kept": 0, "of": 0, "bytes_kept": 0, "bytes_of": 0}
+    run = {**SUMMARY, "epsilon": 6.5480814}
+    told = described({**counts, "run": run, "texts_carry": None})
+    assert "epsilon = 6.5481 at" in told

@@ -11,7 +11,7 @@ import pytest
 
 from privsyn_flower.public import proximity
 from privsyn_flower.public.proximity import TextScores, Thresholds, keep, score_texts, together
-from privsyn_flower.text.models.likelihoods import Likelihoods, unknown_rates
+from privsyn_flower.text.models.likelihoods import TOKEN_CHARACTERS, Likelihoods, unknown_rates
 from tests.text.conftest import SENTENCES, causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds fixtures by name
@@ -116,6 +116,20 @@ def test_a_text_is_cut(before: Path, after: Path) -> None:
     found = scores_of([long, " ".join(long.split()[: LENGTH * 2])], before, after)
     for column in found:
         assert column[0] == pytest.approx(column[1], rel=1e-6)
+
+
+def test_a_block_of_long_texts_is_held_cut(
+    before: Path, after: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, held = proximity._block, list[int]()
+
+    def block(texts: Any, *arguments: Any) -> TextScores:
+        held.extend(map(len, texts))
+        return measured(texts, *arguments)
+
+    monkeypatch.setattr(proximity, "_block", block)
+    found = scores_of(["river " * 200_000, "river"], before, after)
+    assert held == [LENGTH * TOKEN_CHARACTERS, 5] and not np.isnan(found.after).any()
 
 
 def test_each_condition_holds_at_its_bound() -> None:

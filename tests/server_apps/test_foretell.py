@@ -23,6 +23,7 @@ ROOT = Path(__file__).parents[2]
 BOX = Machine("a box", "cpu", 2, 2**34, 2**34, {"4": 1e12, "2": 1e12}, 1e12)
 TOKENS = {
     "embedding": 4300.0,
+    "scoring": 4300.0,
     "mask-filling": 43_000.0,
     "generation": 700.0,
     "fine-tuning": 2048.0,
@@ -99,6 +100,23 @@ def test_a_resumed_run_is_told_what_is_left(folder: RunFolder, timed: list[float
     assert {task.times for task in announce._left("rounds")} == {1} and whole
     assert "first round" not in found["rounds"]
     assert set(found) == {"rounds", "unaligned"}, "the synthetic text is there"
+
+
+def test_the_choice_of_public_text_is_told(folder: RunFolder, timed: list[float]) -> None:
+    settings: dict[str, Any] = {
+        "method": "dp-ftrl", "training.noise": "aggregator", "proximity.filter": True,
+        "data.public-pool": 6000, "data.sample-words": 32,
+    }  # fmt: skip
+    announcer(RunConfig.from_flat(settings), folder)("proximity")
+    # Two models on 6,000 texts of 43 tokens, 100 a second.
+    assert told(folder)["proximity"].startswith("about 2 min when")
+    write_jsonl(folder.path / "proximity.jsonl", [])
+    again = announcer(RunConfig.from_flat(settings), folder)
+    again("proximity")
+    assert again._left("proximity") == []
+    settings["proximity.filter"] = False
+    without = announcer(RunConfig.from_flat(settings), RunFolder(folder.path / "without"))
+    assert without._left("proximity") == []
 
 
 def test_rows_without_rounds_are_told(folder: RunFolder, timed: list[float]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower import __version__
 from privsyn_flower.cli.checklist import checklist
 from privsyn_flower.cli.proximity import filter_by
 from privsyn_flower.config import ConfigError, RunConfig, to_toml
@@ -23,7 +24,7 @@ from privsyn_flower.server_apps.methods.proximity import (
     thresholds_of,
 )
 from privsyn_flower.server_apps.promised import statement
-from privsyn_flower.server_apps.public_text import PublicText
+from privsyn_flower.server_apps.public_text import PublicText, public_text
 from tests.conftest import sentences
 from tests.server_apps.in_process import one_thread, run, shared, small_config
 
@@ -62,6 +63,7 @@ def test_a_run_writes_what_its_model_keeps(
     assert CHOSEN_TEXT in (folder / "privacy.md").read_text("utf-8")
 
     # The summary alone fills in the checklist.
+    assert summary["version"] == __version__
     told = checklist(summary)
     assert CHOSEN_TEXT in told and f"{at_most(summary['rho_zcdp'])}-zCDP." in told
 
@@ -111,6 +113,19 @@ def test_the_start_is_known_by_what_it_is(tmp_path: Path) -> None:
     assert start_of(folder) is None
     (start / "model.safetensors").unlink()
     assert start_of(folder) is None
+
+
+def test_a_pool_that_carries_an_epsilon_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = tmp_path / "proximity.jsonl"
+    texts.write_text('{"text": "one two"}\n')
+    given = {"method": "dp-fedavg", "data.source": "files", "data.public-path": str(texts)}
+    config = RunConfig.from_flat(given)
+    assert public_text(config, silent).pool == ["one two"] and not caplog.messages
+    (tmp_path / "privacy.md").write_text("Epsilon = 3.")
+    assert public_text(config, silent).pool == ["one two"]
+    assert "what this text carries already" in caplog.text
 
 
 def test_keys() -> None:

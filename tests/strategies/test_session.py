@@ -205,3 +205,29 @@ def test_whose_data_failed_does_not_choose_what_an_evaluation_says(
         assert question.released
         engine = run.rounds(Asking("votes"))
         assert engine.node_caches == run.node_caches
+
+
+def test_a_run_begun_before_statements_said_more_goes_on(tmp_path: Path, loopback: Any) -> None:
+    """A statement without other questions, rho or a filter promises what it promised without."""
+    made, terms = promise(EPSILON, DELTA, [Phase(ROUNDS, 2, 1)]), Terms(6, nodes=3)
+    old: dict[str, Any] = {
+        "epsilon": 8.0, "delta": 1e-05, "noise_multiplier": made.main.multiplier, "rounds": 2,
+        "spare_rounds": 1, "min_surviving_weight": 0.85, "colluding_weight": 0.0,
+        "aggregation": "plain", "sampler": "full", "sampling_rate": 1.0, "keys": "first-use",
+        "consistency": "signed", "ledger_scope": "run", "split": "unknown",
+        "simulation_seeded": False, "benchmark": False, "evaluations": 0,
+        "private_selection": False, "rival": False, "noise_source": "nodes", "correlated": "",
+        "min_separation": 1, "max_participations": 0, "participations": 0,
+        "adaptive_clipping": False, "unit": "user", "adjacency": "zero-out", "users": 6,
+        "cohort_nodes": 0, "population_name": "", "noise": "of the nodes",
+    }  # fmt: skip
+    folder = RunFolder(tmp_path / "run")
+    folder.save_value("promised", old)
+    with Session(loopback({}), folder, made, terms, PlainSum()).begun() as ledger:
+        assert ledger.charges() == []
+    chosen = Session(loopback({}), folder, made, terms, PlainSum(), said={"chooses_text": True})
+    with (
+        pytest.raises(ValueError, match="other values: chooses_text = True was None;"),
+        chosen.begun(),
+    ):
+        pass

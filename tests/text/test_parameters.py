@@ -241,12 +241,39 @@ def test_one_scorer_stays_loaded_until_its_files_change(
 def test_only_safetensors_folders_on_this_machine_are_opened(
     causal_folder: Path, tmp_path: Path
 ) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
     assert base_folder(str(causal_folder)) == causal_folder
     for name in ("nobody/no-such-model", str(tmp_path / "missing")):
         with pytest.raises(ModelUnavailableError, match="downstream"):
             base_folder(name)
     pickled = tmp_path / "pickled"
     shutil.copytree(causal_folder, pickled)
-    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    weights = load_file(pickled / "model.safetensors")
+    torch.save(weights, pickled / "pytorch_model.bin")
+    (pickled / "model.safetensors").unlink()
     with pytest.raises(ModelUnavailableError, match="safetensors"):
         Scorer(pickled, "cpu")
+    # A file of that name beside it changes nothing.
+    save_file({"a": torch.zeros(1)}, pickled / "other.safetensors")
+    for opened in (lambda: Scorer(pickled, "cpu"), lambda: read_model(pickled, causal_folder)):
+        with pytest.raises(ModelUnavailableError, match="could not be loaded"):
+            opened()
+
+
+def test_code_that_comes_with_a_model_is_not_run(
+    causal_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is anybody asked about it on a terminal."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
+    folder = tmp_path / "coded"
+    shutil.copytree(causal_folder, folder)
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnModel"}
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": "nobodys", "auto_map": own})
+    )
+    (folder / "own.py").write_text("raise SystemExit('run')")
+    with pytest.raises(ModelUnavailableError, match="contains custom code"):
+        Scorer(folder, "cpu")

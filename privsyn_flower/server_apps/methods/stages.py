@@ -39,6 +39,18 @@ def scoring(config: RunConfig, stage: str, models: int, tokens: int, times: int 
     )  # fmt: skip
 
 
+def choosing(config: RunConfig) -> list[Task]:
+    """The public pool, measured by the model before and after its training (`[proximity]`)."""
+    if not config.proximity.filter:
+        return []
+    tokens = tokens_of(config.data.sample_words, config.evaluation.sequence_length)
+    return [Task(
+        "proximity", "measuring the public pool by both models", "scoring", "downstream",
+        2 * config.data.public_pool, tokens, max(1, BATCH_TOKENS // tokens),
+        key="evaluation.sequence-length",
+    )]  # fmt: skip
+
+
 def public_pool(recipe: type[Recipe[Any]], config: RunConfig) -> list[Task]:
     """The whole pool, where texts are retrieved from it."""
     if not recipe.retrieves(config):

@@ -42,6 +42,7 @@ from privsyn_flower.server_apps.methods.from_scratch import (
 from privsyn_flower.server_apps.methods.proximity import filtered_pool, remember_start
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import (
+    choosing,
     fine_tunings,
     lstms_anew,
     scoring,
@@ -132,12 +133,13 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
-        """The public start, the users' local steps, and the benchmark's fine-tunings."""
+        """The public start, the users' local steps, the choice of text, and the benchmark's
+        fine-tunings."""
         compared = fine_tunings(config, []) if config.benchmark else []
         start, measured = start_tuning(config, "public"), _evaluations(config)
         known = tiny_models(config, {"downstream"})
-        again = lstms_anew(config)
-        return [*known, *start, local_steps(config), *measured, *again, *compared]
+        after = [*choosing(config), *lstms_anew(config)]
+        return [*known, *start, local_steps(config), *measured, *after, *compared]
 
     def __init__(self, run: Run, models: Models) -> None:
         super().__init__(run, models)

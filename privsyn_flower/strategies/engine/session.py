@@ -321,8 +321,10 @@ class Session:
         del promised["simulated"]  # known when the nodes have answered
         del promised["data"]  # a word of the sentence
         promised["epsilon"] = self.promise.target  # what it comes to is the accountant's last digit
-        if not self.statement.others:  # runs that were begun before there were any go on
-            del promised["others"]
+        del promised["rho_zcdp"]  # follows from the noise, which is promised
+        for name in ("others", "chooses_text"):
+            if not promised[name]:  # runs that were begun before there was such a thing go on
+                del promised[name]
         plan, mechanism = self.plan(), self.mechanism()
         promised |= {"users": plan.users, "cohort_nodes": plan.cohort_nodes}
         promised |= {"population_name": self.terms.population_name, "noise": mechanism.promise}

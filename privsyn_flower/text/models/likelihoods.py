@@ -36,8 +36,9 @@ class Likelihoods:
         self._entries = ON_CPU if self._scorer.device == "cpu" else ON_DEVICE
 
     def encode(self, texts: Sequence[str], length: int) -> list[list[int]]:
-        """n texts -> n rows of at most `length` ids, with the tokenizer's own special ones."""
-        rows = encode(self.tokenizer, [text[: length * TOKEN_CHARACTERS] for text in texts], length)
+        """n texts -> n rows of at most `length` ids, with the tokenizer's own special ones. A text
+        is to have been cut to `length * TOKEN_CHARACTERS` characters."""
+        rows = encode(self.tokenizer, texts, length)
         for row in rows:
             self._scorer.check(row)
         return rows

@@ -128,7 +128,8 @@ def empty_model(folder: Path) -> Any:
     know_model(folder)
     with torch.device("meta"):
         made = getattr(transformers, auto_class(folder))
-        return made.from_config(transformers.AutoConfig.from_pretrained(folder))
+        config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return made.from_config(config, trust_remote_code=False)
 
 
 def longest_sequence(folder: Path) -> int:
@@ -156,7 +157,8 @@ def _named(folder: Path) -> dict[str, Array]:
     """The parameters of a language model by name, float32."""
     from privsyn_flower.text.models.pretrained import load_model
 
-    model = load_model(auto_class(folder), folder, "models.downstream", "cpu", "float32")
+    kind, key = auto_class(folder), "models.downstream"
+    model = load_model(kind, folder, key, "cpu", "float32", safetensors=True)
     return {name: value.numpy() for name, value in model.named_parameters()}
 
 

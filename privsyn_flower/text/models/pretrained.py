@@ -57,7 +57,9 @@ def load_tokenizer(name: str | os.PathLike[str], key: str) -> Any:
     try:
         # Documentation is full of literal "<mask>" and "[SEP]": without this they would turn
         # into control tokens of the model.
-        return AutoTokenizer.from_pretrained(source, split_special_tokens=True)
+        return AutoTokenizer.from_pretrained(
+            source, split_special_tokens=True, trust_remote_code=False
+        )
     except Exception as error:  # the hub client raises errors of several libraries
         raise _unavailable(source, key, error) from error
 
@@ -69,17 +71,27 @@ def model_config(name: str | os.PathLike[str], key: str) -> Any:
     source = str(local_folder(name, key) or name)
     know_model(source)
     try:
-        return transformers.AutoConfig.from_pretrained(source)
+        # A model may bring code of its own: that is never run, and nobody is asked about it.
+        return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the hub client raises errors of several libraries
         raise _unavailable(source, key, error) from error
 
 
-def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, dtype: str) -> Any:
+def load_model(
+    kind: str,
+    name: str | os.PathLike[str],
+    key: str,
+    device: str,
+    dtype: str,
+    *,
+    safetensors: bool = False,
+) -> Any:
     """A model for inference on `device`; `kind` is the auto class, AutoModelForMaskedLM for one.
 
-    dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name. Raises
-    ModelUnavailableError, also for an encoder-decoder as a causal model: its decoder alone, with
-    random weights where it looked at the encoder, would pass for one.
+    dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name. safetensors: weights of
+    no other format are read. Raises ModelUnavailableError, also for an encoder-decoder as a causal
+    model: its decoder alone, with random weights where it looked at the encoder, would pass for
+    one.
     """
     import torch
     import transformers
@@ -93,8 +105,9 @@ def load_model(kind: str, name: str | os.PathLike[str], key: str, device: str, d
         if kind == CAUSAL and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # else BERT and its like read the token they are to predict
         model = getattr(transformers, kind).from_pretrained(
-            source, config=config, dtype=getattr(torch, wanted)
-        )
+            source, config=config, dtype=getattr(torch, wanted), trust_remote_code=False,
+            use_safetensors=True if safetensors else None,
+        )  # fmt: skip
     except Exception as error:
         raise _unavailable(source, key, error) from error
     return model.eval().requires_grad_(False).to(device)

@@ -1,0 +1,148 @@
+"""What `privsyn public proximity` chooses from: a file of public text, or a corpus folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from privsyn_flower.cli.display import one_line
+from privsyn_flower.files import DataError
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.data import DataConfig
+    from privsyn_flower.public.filtering import Pool, Row
+
+STAGE = "stage"  # column of a corpus folder's lines: which stage wrote them
+OTHER = "other"  # what is told of a stage that `privsyn public` has not
+USER = "user_id"  # column of files with users' text, unless the run's has another
+NAMES, NAME = 20, 40  # columns of a file that a message names, and characters of each
+MOST_STATEMENT = 2**20  # characters of a statement that lies beside the text
+
+
+def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
+    """The public texts of a file or a corpus folder, which is read whole once for its digest.
+
+    data: of the run, whose users' text is refused. public: whether a file is taken that has a
+    column of users. Raises DataError for a file without the column or without text, for one that
+    seems to be private, and for text that a model chose without a statement beside it; OSError.
+    """
+    from privsyn_flower.data.reading import column_names
+    from privsyn_flower.files import file_digest
+    from privsyn_flower.public.filtering import Pool
+
+    path = _file(path)
+    _check_not_the_users(path, data)
+    plain = path.suffix.lower() == ".txt"
+    names = [column] if plain else column_names(path)
+    if column not in names:
+        raise DataError(
+            f"{path} has no column {column!r} but {_told(names) or 'none'}: name its column with "
+            "--text-column"
+        )
+    if not public:
+        _check_users(path, names, data)
+    _check_chosen(path, names)
+    by = STAGE if STAGE in names and column != STAGE else ""
+
+    def rows() -> Iterator[Row]:
+        return _lines(path) if plain else _rows(path, column, by)
+
+    count = sum(1 for _ in rows())
+    if not count:
+        raise DataError(f"{path} holds no text in column {column!r}: name it with --text-column")
+    return Pool(rows, count, f"{file_digest(path)} {column}", by)
+
+
+def carried(path: Path) -> str:
+    """What the text at a path carries already, as the statement beside it says; "" without one."""
+    from privsyn_flower.privacy.sentence import FILE
+
+    beside = _file(path).parent / FILE
+    if not beside.is_file():
+        return ""
+    with beside.open(encoding="utf-8", errors="replace") as file:
+        return file.read(MOST_STATEMENT).strip()
+
+
+def _file(path: Path) -> Path:
+    """The file that a path names. Raises DataError for a folder without mixed text."""
+    from privsyn_flower.data.reading import text_file
+
+    found = text_file(path)
+    if found.is_dir():
+        raise DataError(
+            f"--texts {path} is a folder without mixed text: run `privsyn public mix`, or name a "
+            "file"
+        )
+    return found
+
+
+def _told(names: Sequence[str]) -> str:
+    """Columns of somebody's file, for a terminal."""
+    more = ["..."] if len(names) > NAMES else []
+    return ", ".join([one_line(name, NAME) for name in names[:NAMES]] + more)
+
+
+def _check_not_the_users(path: Path, data: DataConfig) -> None:
+    if _is(path, data.path):
+        raise DataError(f"--texts {path} is data.path of the run: its users' own text")
+
+
+def _is(path: Path, place: str) -> bool:
+    """Whether a key of the run names that file."""
+    from privsyn_flower.data.reading import text_file
+
+    named = text_file(Path(place).expanduser())
+    return bool(place) and named.exists() and named.samefile(path)
+
+
+def _check_users(path: Path, names: Sequence[str], data: DataConfig) -> None:
+    """Raises DataError for a file that says whose its texts are, as private ones do; the run's own
+    public text may."""
+    if _is(path, data.public_path):
+        return
+    found = [name for name in names if name in {USER, data.user_column}]
+    if found:
+        raise DataError(
+            f"{path} has a column {found[0]!r}, as users' own text has, and what is chosen here "
+            "must be public: if these texts are, say so with --public"
+        )
+
+
+def _check_chosen(path: Path, names: Sequence[str]) -> None:
+    """Raises DataError for text that a trained model chose, of which nothing says what it carries
+    any more."""
+    from privsyn_flower.privacy.sentence import FILE
+    from privsyn_flower.public.proximity import TextScores
+
+    if {*TextScores._fields} <= {*names} and not carried(path):
+        raise DataError(
+            f"{path} has the columns {', '.join(TextScores._fields)}, so a trained model chose its "
+            f"texts, and they carry the epsilon of its training: put the {FILE} that was written "
+            "with them beside it"
+        )
+
+
+def _rows(path: Path, column: str, by: str) -> Iterator[Row]:
+    from privsyn_flower.config.public import STAGES
+    from privsyn_flower.data.reading import read_rows
+
+    wanted = (column, by) if by else (column,)
+    for _, row in read_rows(path, lambda *_: None, wanted):
+        if isinstance(text := row.get(column), str):
+            # Half a pair of surrogates, which JSON can spell, could not be written again.
+            own = {"text": text.encode("utf-8", "replace").decode("utf-8")}
+            stage = row.get(by) if by else None
+            yield own | ({by: stage if stage in STAGES else OTHER} if by else {})
+
+
+def _lines(path: Path) -> Iterator[Row]:
+    """A text a line; of one beyond the bound of every reader, what is before it."""
+    from privsyn_flower.data.reading import MAX_LINE
+
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(MAX_LINE):
+            yield {"text": line.rstrip("\r\n")}
+            while not line.endswith("\n") and (line := file.readline(MAX_LINE)):
+                pass
