@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privsyn_flower.cli.display import one_line
 from privsyn_flower.files import DataError
+from privsyn_flower.terminal import one_line
 
 if TYPE_CHECKING:
     from privsyn_flower.config.data import DataConfig

@@ -224,6 +224,7 @@ def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
+@pytest.mark.slow
 def test_a_charge_below_the_cost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     charge = NodeNoise.charge
 
@@ -239,6 +240,7 @@ def test_a_charge_below_the_cost_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 # --- the statistics -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(mu=st.floats(0.1, 3.0), rate=st.floats(0.01, 1.0), delta=st.sampled_from([3e-6, 1e-3]))
 def test_the_exact_epsilon_is_the_accountants(mu: float, rate: float, delta: float) -> None:
@@ -280,6 +282,7 @@ def test_the_bound_holds_at_its_confidence(confidence: float) -> None:
     assert np.mean(found) > 0.6 * truth
 
 
+@pytest.mark.slow
 def test_the_tests_of_coins_have_their_level() -> None:
     rng = np.random.default_rng(3)
     tosses = [rng.random((500, 6)) < 0.2 for _ in range(1000)]

@@ -68,6 +68,7 @@ def test_the_noise_is_that_of_appendix_e(name: str) -> None:
     assert [one.text for one in found if one.fatal] == []
 
 
+@pytest.mark.slow
 def test_the_table_is_that_of_the_configurations() -> None:
     page = (ROOT / "docs" / "papers.md").read_text("utf-8")
     rows = re.findall(

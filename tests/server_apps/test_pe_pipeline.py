@@ -45,6 +45,7 @@ def configured(shared: Path, generator: Path, method: str = "pe", **values: Any)
     return small_config(shared, generator, **{**base, **values})
 
 
+@pytest.mark.slow
 def test_pe_ends_with_public_neighbours_of_its_survivors(
     shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path
 ) -> None:

@@ -248,6 +248,7 @@ def test_all_releases_together_cost_no_more_than_epsilon(
     assert sum(asked) == (2 if name == "drawn" else 4) * extra
 
 
+@pytest.mark.slow
 def test_more_evaluations_need_more_noise(tmp_path: Path) -> None:
     for strategy in STRATEGIES.values():
         z = [

@@ -58,6 +58,7 @@ def test_a_grid_is_run_once_and_written(
     assert len(calls()) == 9  # nothing was missing
 
 
+@pytest.mark.slow
 def test_a_changed_grid_runs_only_what_is_new(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_changed_grid_runs_only_what_is_new(
     assert all("pretext-" in line for line in calls()[13:]) and len(calls()) == 17
 
 
+@pytest.mark.slow
 def test_a_failure_stops_no_other_and_is_resumed(
     grid: Path,
     tmp_path: Path,
