@@ -92,7 +92,7 @@ def filter_by(
     """
     from privsyn_flower.cli.display import Display
     from privsyn_flower.cli.report import read_summary
-    from privsyn_flower.cli.texts import carried, texts_at
+    from privsyn_flower.cli.texts import carried_by, texts_at
     from privsyn_flower.files import locked, write_atomic
     from privsyn_flower.privacy.sentence import FILE as STATEMENT
     from privsyn_flower.public.filtering import Pair, filter_pool
@@ -107,7 +107,7 @@ def filter_by(
         config.models.device,
     )  # fmt: skip
     thresholds, texts = _thresholds(config, given), texts.expanduser()
-    pool, before = texts_at(texts, column, config.data, public), carried(texts)
+    pool, before = texts_at(texts, column, config.data, public), carried_by(texts)
     said = page(summary, before).encode()
     _check_own(out)
     with locked(out / ".lock"), Display() as display:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from privsyn_flower.files import DataError
+from privsyn_flower.public.claims import carried, check_chosen
 from privsyn_flower.terminal import one_line
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ STAGE = "stage"  # column of a corpus folder's lines: which stage wrote them
 OTHER = "other"  # what is told of a stage that `privsyn public` has not
 USER = "user_id"  # column of files with users' text, unless the run's has another
 NAMES, NAME = 20, 40  # columns of a file that a message names, and characters of each
-MOST_STATEMENT = 2**20  # characters of a statement that lies beside the text
 
 
 def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
@@ -42,11 +42,11 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
         )
     if not public:
         _check_users(path, names, data)
-    _check_chosen(path, names)
+    check_chosen(path, names)
     by = STAGE if STAGE in names and column != STAGE else ""
 
     def rows() -> Iterator[Row]:
-        return _lines(path) if plain else _rows(path, column, by)
+        return _lines(path) if plain else _rows(path, column, by, None if public else data)
 
     count = sum(1 for _ in rows())
     if not count:
@@ -54,15 +54,9 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     return Pool(rows, count, f"{file_digest(path)} {column}", by)
 
 
-def carried(path: Path) -> str:
-    """What the text at a path carries already, as the statement beside it says; "" without one."""
-    from privsyn_flower.privacy.sentence import FILE
-
-    beside = _file(path).parent / FILE
-    if not beside.is_file():
-        return ""
-    with beside.open(encoding="utf-8", errors="replace") as file:
-        return file.read(MOST_STATEMENT).strip()
+def carried_by(path: Path) -> str:
+    """The statement beside the text, or in its corpus folder; "" for none."""
+    return carried(_file(path))
 
 
 def _file(path: Path) -> Path:
@@ -97,7 +91,7 @@ def _is(path: Path, place: str) -> bool:
     return bool(place) and named.exists() and named.samefile(path)
 
 
-def _check_users(path: Path, names: Sequence[str], data: DataConfig) -> None:
+def _check_users(path: Path, names: Sequence[str], data: DataConfig, where: str = "") -> None:
     """Raises DataError for a file that says whose its texts are, as private ones do; the run's own
     public text may."""
     if _is(path, data.public_path):
@@ -105,31 +99,22 @@ def _check_users(path: Path, names: Sequence[str], data: DataConfig) -> None:
     found = [name for name in names if name in {USER, data.user_column}]
     if found:
         raise DataError(
-            f"{path} has a column {found[0]!r}, as users' own text has, and what is chosen here "
-            "must be public: if these texts are, say so with --public"
+            f"{path} has a column {found[0]!r}{where}, as users' own text has, and what is chosen "
+            "here must be public: if these texts are, say so with --public"
         )
 
 
-def _check_chosen(path: Path, names: Sequence[str]) -> None:
-    """Raises DataError for text that a trained model chose, of which nothing says what it carries
-    any more."""
-    from privsyn_flower.privacy.sentence import FILE
-    from privsyn_flower.public.proximity import TextScores
-
-    if {*TextScores._fields} <= {*names} and not carried(path):
-        raise DataError(
-            f"{path} has the columns {', '.join(TextScores._fields)}, so a trained model chose its "
-            f"texts, and they carry the epsilon of its training: put the {FILE} that was written "
-            "with them beside it"
-        )
-
-
-def _rows(path: Path, column: str, by: str) -> Iterator[Row]:
+def _rows(path: Path, column: str, by: str, data: DataConfig | None) -> Iterator[Row]:
+    """data: of the run, where whose texts they are is not known to be public: rows of a jsonl file
+    have columns of their own."""
     from privsyn_flower.config.public import STAGES
     from privsyn_flower.data.reading import read_rows
 
     wanted = (column, by) if by else (column,)
-    for _, row in read_rows(path, lambda *_: None, wanted):
+    for number, row in read_rows(path, lambda *_: None, wanted):
+        if data is not None and not {USER, data.user_column}.isdisjoint(row):
+            _check_users(path, tuple(row), data, f" in row {number}")
+        check_chosen(path, row)
         if isinstance(text := row.get(column), str):
             # Half a pair of surrogates, which JSON can spell, could not be written again.
             own = {"text": text.encode("utf-8", "replace").decode("utf-8")}

@@ -57,8 +57,8 @@ def read_rows(path: Path, report: Report, columns: Collection[str] = ()) -> Iter
     if suffix == ".parquet":
         return _parquet_rows(path, report, columns)
     raise DataError(
-        f"{path.name}: format {suffix!r} is not known (data.path, data.public-path): "
-        "convert it to .jsonl, .csv, .tsv or .parquet"
+        f"{path.name}: format {suffix!r} is not known (data.path, data.public-path, filter.source, "
+        "--texts): convert it to .jsonl, .csv, .tsv or .parquet"
     )
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from privsyn_flower.config.public import PublicTextConfig, SampledConfig
-from privsyn_flower.files import DataError
+from privsyn_flower.files import DataError, write_atomic
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.public import judge
 from privsyn_flower.public.asking import Answer, Asker, Request
@@ -29,6 +29,7 @@ from privsyn_flower.public.chats import (
     topics_prompt,
     turns,
 )
+from privsyn_flower.public.claims import STATEMENT
 from privsyn_flower.public.journal import Journal, Position, lines_of, read_state
 from privsyn_flower.public.judge import judge_prompt, parse_judgement
 from privsyn_flower.public.personas import Persona, draw
@@ -66,6 +67,8 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
         **_of_model(config, judge_prompt("")),
     }
     with Journal(corpus_folder(config), "filter", settings) as journal:
+        if claim := source.carried():  # what is made of it carries that, too
+            write_atomic(corpus_folder(config) / STATEMENT, f"{claim}\n".encode())
         if journal.until == own.limit:
             return
         total = _Total(source.size, own.limit)

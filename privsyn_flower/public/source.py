@@ -12,6 +12,7 @@ from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import column_names, read_rows
 from privsyn_flower.files import DataError
+from privsyn_flower.public.claims import carried, check_chosen
 from privsyn_flower.terminal import one_line
 
 HUB = "hub:"
@@ -24,8 +25,8 @@ class Source:
     """Texts of `filter.source`: a file, a folder of files (in the order of their names), a hub's
     data set. column: of the text. public_users: a column of users is there, and they are public.
 
-    Raises DataError for a place without such files, without the column, or with users' ids, as
-    private data has them; OSError.
+    Raises DataError for a place without such files, without the column, with users' ids, as private
+    data has them, or with texts that a trained model chose and no statement of it; OSError.
     """
 
     def __init__(self, place: str, column: str, *, public_users: bool = False) -> None:
@@ -40,18 +41,25 @@ class Source:
                 f"{place} has no column {column!r} (filter.text-column) but "
                 f"{', '.join(map(one_line, names[:20])) or 'none'}: name its column of text"
             )
-        self._look_for_users(names, place)
-        for file in () if public_users else self.files[1:]:
-            self._look_for_users(column_names(file), file.name)
+        self._look_at(names, place)
+        for file in self.files[1:]:
+            self._look_at(column_names(file), file.name)
         self.size = sum(file.stat().st_size for file in self.files)  # bytes; 0: not known
 
-    def _look_for_users(self, columns: Collection[str], where: str) -> None:
+    def carried(self) -> str:
+        """The statement of text that was made of users' answers; "" for none."""
+        return "" if self._data is not None else carried(Path(self.place).expanduser())
+
+    def _look_at(self, columns: Collection[str], where: str) -> None:
+        """Of a file, or a row: raises DataError for columns that public text does not have."""
         if USER in columns and not self.public_users:
             raise DataError(
                 f"{where} (filter.source) has a column {USER!r}, as files of private text have: "
                 "what is here is sent to a model and kept, without any privacy. If all of it is "
                 "public, set filter.public-users = true"
             )
+        if self._data is None:
+            check_chosen(Path(self.place).expanduser(), columns)
 
     def identity(self) -> str:
         """What tells the corpus from another, without reading it: of each file name, length and
@@ -77,8 +85,7 @@ class Source:
                 else read_rows(self.files[number], lambda *_: None, (self.column,))
             )
             for row, values in rows:
-                if USER in values:  # rows of a jsonl file have columns of their own
-                    self._look_for_users(values, f"row {row} of {self.place}")
+                self._look_at(values, f"row {row} of {self.place}")  # of jsonl each has its own
                 text = values.get(self.column)
                 if isinstance(text, str) and text.strip():
                     # Half a pair of surrogates, which JSON can spell, is no character: it could

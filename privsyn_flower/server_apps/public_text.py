@@ -12,6 +12,7 @@ from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress
+from privsyn_flower.public.claims import carried
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -65,7 +66,7 @@ def _warn_of_a_claim(config: RunConfig) -> None:
     place = config.data.public_path
     if not place or place.startswith("hub:"):
         return
-    if (text_file(Path(place).expanduser()).parent / FILE).is_file():
+    if carried(text_file(Path(place).expanduser())):
         logger.warning(
             "data.public-path = %r: %s beside it says what this text carries already. What the run "
             "makes of it carries that, too, beside the run's own epsilon",

@@ -201,18 +201,33 @@ def test_text_that_was_chosen_before_carries_both(
     first, second = tmp_path / "first", tmp_path / "second"
     assert privsyn(finished, "--texts", corpus, "--out", first).exit_code == 0
     said = first / "privacy.md"
-    said.write_text("Epsilon = 3 of an earlier training.")
+    earlier = "# Privacy of this text\n\nEpsilon = 3 of an earlier training."
+    said.write_text(earlier)
     found = privsyn(finished, "--texts", first / "proximity.jsonl", "--out", second)
     assert found.exit_code == 0 and "its source carried before" in found.stderr
     page = (second / "privacy.md").read_text()
     assert SUMMARY["privacy"] in page and "Epsilon = 3 of an earlier training." in page
     assert "CARRIED AN EPSILON ALREADY" in page
     report = json.loads((second / "report.json").read_text())
-    assert report["texts_carry"] == "Epsilon = 3 of an earlier training."
-    said.unlink()
+    assert report["texts_carry"] == earlier
+    said.write_text("# Privacy\n\nWhat this site does with your data.")  # somebody else's page
     found = privsyn(finished, "--texts", first / "proximity.jsonl", "--out", tmp_path / "third")
     assert found.exit_code == 2 and "carry the epsilon of its training" in found.stderr
     assert not (tmp_path / "third").exists()
+
+
+def test_every_row_of_a_file_is_looked_at(finished: Path, tmp_path: Path) -> None:
+    """The first row says which columns jsonl has, and others may have more."""
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "out"
+    plain = json.dumps({"text": SENTENCES[0]})
+    for more, said in (
+        ({"user_id": "u1"}, "column 'user_id' in row 2"),
+        ({"unknown": 0.0, "before": -3.0, "after": -2.0}, "carry the epsilon of its training"),
+    ):
+        texts.write_text(f"{plain}\n{json.dumps({'text': SENTENCES[1], **more})}\n")
+        found = privsyn(finished, "--texts", texts, "--out", out)
+        assert found.exit_code == 2 and said in found.stderr
+        assert not out.exists()
 
 
 def test_what_a_file_says_of_itself_is_no_terminals(finished: Path, tmp_path: Path) -> None:

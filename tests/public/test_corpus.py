@@ -19,6 +19,7 @@ import pytest
 from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.files import DataError, Held
 from privsyn_flower.public import journal as journals
+from privsyn_flower.public.claims import carried
 from privsyn_flower.public.corpus import convert_texts, filter_texts, write_chats
 from privsyn_flower.public.journal import Journal, read_state
 from privsyn_flower.public.mixing import mix
@@ -205,6 +206,23 @@ def test_text_of_users_is_no_source_unless_it_is_said_to_be_public(
     filter_texts(settings(filter=table | {"public_users": True}), opened(server))
     state = read_state(tmp_path / "corpus", "filter")
     assert state is not None and state["lines"] == "".join(files.values()).count("hi")
+
+
+def test_text_that_carries_a_claim_hands_it_on(
+    canned: Server, settings: Any, tmp_path: Path
+) -> None:
+    """A trained model chose it, or a run wrote it: what is made of it carries that epsilon."""
+    (tmp_path / "near").mkdir()
+    source, said = tmp_path / "near" / "proximity.jsonl", tmp_path / "near" / "privacy.md"
+    source.write_text('{"text": "hi", "unknown": 0.0, "before": -3.0, "after": -2.0}\n')
+    config, server = settings(filter={"source": str(source)}), canned(rules=[["", "1"]])
+    with pytest.raises(DataError, match="a trained model chose its texts"):
+        filter_texts(config, opened(server))
+    assert server.prompts() == []
+    said.write_text("# Privacy of this text\n\nEpsilon = 3")
+    filter_texts(config, opened(server))
+    mix(config)
+    assert carried(tmp_path / "corpus" / "mix.jsonl") == said.read_text()
 
 
 def test_columns_of_a_source_cannot_steer_the_terminal(settings: Any, tmp_path: Path) -> None:

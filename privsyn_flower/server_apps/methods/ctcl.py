@@ -224,7 +224,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     def _histogram(self, strategy: CTCL) -> None:
         with self.run.clock("topics"):
             strategy.histogram(self.run.session)
-            strategy.proportions()  # what cannot be used ends the run here, not after its rounds
+            strategy.proportions()  # what cannot be used ends the run here, and not in its result
 
     def evaluate(self, strategy: CTCL) -> None:
         """Where text is resampled: the histogram of clusters of the trained generator's text."""
@@ -405,7 +405,8 @@ def _others(config: RunConfig) -> list[str]:
     """Names in figures of the chosen controls without noise, but for what is the run itself."""
     own, chosen = config.ctcl, config.evaluation.compares
     both = own.histogram and own.generator_training
-    fitting = {UNTRAINED: True, HISTOGRAM: both, TRAINING: both}
+    # Clusters of the trained generator's text know the training: no histogram alone has them.
+    fitting = {UNTRAINED: True, HISTOGRAM: both and not own.resample_pool, TRAINING: both}
     return [ROWS[name] for name, fits in fitting.items() if fits and chosen(name)]
 
 
