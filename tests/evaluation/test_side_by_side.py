@@ -210,8 +210,13 @@ def test_an_interruption_ends_all_and_loses_nothing_finished(
 
     seen = faked(monkeypatch, act)
     work = Work(tmp_path / "work")
-    with pytest.raises(KeyboardInterrupt):
-        sums_after(Named(), jobs("first", "long 1", "long 2", "late"), {}, at_once=2, work=work)
+    # A shell's background job, as these tests may be, begins with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            sums_after(Named(), jobs("first", "long 1", "long 2", "late"), {}, at_once=2, work=work)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert sorted(seen) == ["first", "long 1", "long 1 cut", "long 2", "long 2 cut"]
     seen = faked(monkeypatch, lambda name: None)
     found = sums_after(Named(), jobs("first", "last"), {}, at_once=2, work=work)
