@@ -215,7 +215,8 @@ def test_text_that_carries_a_claim_hands_it_on(
     (tmp_path / "near").mkdir()
     source, said = tmp_path / "near" / "proximity.jsonl", tmp_path / "near" / "privacy.md"
     source.write_text('{"text": "hi", "unknown": 0.0, "before": -3.0, "after": -2.0}\n')
-    config, server = settings(filter={"source": str(source)}), canned(rules=[["", "1"]])
+    config = settings(filter={"source": str(source)}, mix={"stages": "filter"})
+    server = canned(rules=[["", "1"]])
     with pytest.raises(DataError, match="a trained model chose its texts"):
         filter_texts(config, opened(server))
     assert server.prompts() == []
