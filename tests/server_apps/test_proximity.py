@@ -123,7 +123,9 @@ def test_a_pool_that_carries_an_epsilon_is_told(
     given = {"method": "dp-fedavg", "data.source": "files", "data.public-path": str(texts)}
     config = RunConfig.from_flat(given)
     assert public_text(config, silent).pool == ["one two"] and not caplog.messages
-    (tmp_path / "privacy.md").write_text("Epsilon = 3.")
+    (tmp_path / "privacy.md").write_text("# Privacy\n\nOf a web site.")
+    assert public_text(config, silent).pool == ["one two"] and not caplog.messages
+    (tmp_path / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3.")
     assert public_text(config, silent).pool == ["one two"]
     assert "what this text carries already" in caplog.text
 
