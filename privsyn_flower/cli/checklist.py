@@ -154,9 +154,10 @@ def _accounting(claim: PrivacyStatement) -> list[str]:
 def _assumptions(claim: PrivacyStatement) -> list[str]:
     said = ["A user's answer has at most the L2 bound of its question.", *_noise(claim)]
     if claim.most_participations < claim.rounds:
+        also = ", and in every evaluation" if claim.evaluations else ""
         said.append(
             f"A user takes part in at most {claim.most_participations} rounds, "
-            f"{claim.min_separation} or more apart, by the records that each node keeps."
+            f"{claim.min_separation} or more apart{also}, by the records that each node keeps."
         )
     else:
         said.append("A user may take part in every release.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from privsyn_flower.files import DataError
 from privsyn_flower.public.claims import carried, check_chosen
+from privsyn_flower.public.source import USER
 from privsyn_flower.terminal import one_line
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 STAGE = "stage"  # column of a corpus folder's lines: which stage wrote them
 OTHER = "other"  # what is told of a stage that `privsyn public` has not
-USER = "user_id"  # column of files with users' text, unless the run's has another
 NAMES, NAME = 20, 40  # columns of a file that a message names, and characters of each
 
 
@@ -42,11 +42,15 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
         )
     if not public:
         _check_users(path, names, data)
-    check_chosen(path, names)
+    claimed = bool(carried(path))
+    if not claimed:
+        check_chosen(path, names)
     by = STAGE if STAGE in names and column != STAGE else ""
 
     def rows() -> Iterator[Row]:
-        return _lines(path) if plain else _rows(path, column, by, None if public else data)
+        if plain:
+            return _lines(path)
+        return _rows(path, column, by, None if public else data, claimed)
 
     count = sum(1 for _ in rows())
     if not count:
@@ -104,9 +108,11 @@ def _check_users(path: Path, names: Sequence[str], data: DataConfig, where: str 
         )
 
 
-def _rows(path: Path, column: str, by: str, data: DataConfig | None) -> Iterator[Row]:
-    """data: of the run, where whose texts they are is not known to be public: rows of a jsonl file
-    have columns of their own."""
+def _rows(
+    path: Path, column: str, by: str, data: DataConfig | None, claimed: bool
+) -> Iterator[Row]:
+    """data: of the run, where whose texts they are is not known to be public; claimed: what they
+    carry is said beside them. Rows of a jsonl file have columns of their own."""
     from privsyn_flower.config.public import STAGES
     from privsyn_flower.data.reading import read_rows
 
@@ -114,7 +120,8 @@ def _rows(path: Path, column: str, by: str, data: DataConfig | None) -> Iterator
     for number, row in read_rows(path, lambda *_: None, wanted):
         if data is not None and not {USER, data.user_column}.isdisjoint(row):
             _check_users(path, tuple(row), data, f" in row {number}")
-        check_chosen(path, row)
+        if not claimed:
+            check_chosen(path, row)
         if isinstance(text := row.get(column), str):
             # Half a pair of surrogates, which JSON can spell, could not be written again.
             own = {"text": text.encode("utf-8", "replace").decode("utf-8")}

@@ -29,8 +29,8 @@ def carried(place: Path) -> str:
 
 def check_chosen(place: Path, columns: Collection[str]) -> None:
     """Raises DataError for text that a trained model chose, of which nothing says any more what it
-    carries. columns: of its file, or of a row."""
-    if {*SCORES} <= {*columns} and not carried(place):
+    carries: `place` is asked only where it has no statement. columns: of its file, or of a row."""
+    if all(name in columns for name in SCORES):
         raise DataError(
             f"{place} has the columns {', '.join(SCORES)}, so a trained model chose its texts, and "
             f"they carry the epsilon of its training: put the {STATEMENT} that was written with "

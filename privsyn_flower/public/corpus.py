@@ -29,7 +29,7 @@ from privsyn_flower.public.chats import (
     topics_prompt,
     turns,
 )
-from privsyn_flower.public.claims import STATEMENT
+from privsyn_flower.public.claims import STATEMENT, carried
 from privsyn_flower.public.journal import Journal, Position, lines_of, read_state
 from privsyn_flower.public.judge import judge_prompt, parse_judgement
 from privsyn_flower.public.personas import Persona, draw
@@ -67,8 +67,7 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
         **_of_model(config, judge_prompt("")),
     }
     with Journal(corpus_folder(config), "filter", settings) as journal:
-        if claim := source.carried():  # what is made of it carries that, too
-            write_atomic(corpus_folder(config) / STATEMENT, f"{claim}\n".encode())
+        _hand_on(source.carried, corpus_folder(config))
         if journal.until == own.limit:
             return
         total = _Total(source.size, own.limit)
@@ -92,6 +91,19 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
                 journal.tick()
                 progress("filter", _finished(journal), total.of(journal), f"{journal.lines:,} kept")
         journal.complete(own.limit)
+
+
+def _hand_on(claim: str, folder: Path) -> None:
+    """What is made of a source carries what the source carries. Raises DataError for a folder with
+    another statement, which may be a run's own."""
+    if not claim:
+        return
+    if (folder / STATEMENT).exists() and carried(folder) != claim:
+        raise DataError(
+            f"{folder / STATEMENT} is of something else than filter.source, whose own must lie "
+            "there: name another folder"
+        )
+    write_atomic(folder / STATEMENT, f"{claim}\n".encode())
 
 
 def _look_whether_judged(counts: Mapping[str, int], answer: Answer, tokens: int) -> None:

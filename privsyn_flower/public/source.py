@@ -24,6 +24,7 @@ HEAD = 2**20  # bytes that tell a file from another, with its length
 class Source:
     """Texts of `filter.source`: a file, a folder of files (in the order of their names), a hub's
     data set. column: of the text. public_users: a column of users is there, and they are public.
+    carried: the statement of text that was made of users' answers, as it lies beside; "" for none.
 
     Raises DataError for a place without such files, without the column, with users' ids, as private
     data has them, or with texts that a trained model chose and no statement of it; OSError.
@@ -41,14 +42,11 @@ class Source:
                 f"{place} has no column {column!r} (filter.text-column) but "
                 f"{', '.join(map(one_line, names[:20])) or 'none'}: name its column of text"
             )
+        self.carried = "" if self._data is not None else carried(Path(place).expanduser())
         self._look_at(names, place)
         for file in self.files[1:]:
             self._look_at(column_names(file), file.name)
         self.size = sum(file.stat().st_size for file in self.files)  # bytes; 0: not known
-
-    def carried(self) -> str:
-        """The statement of text that was made of users' answers; "" for none."""
-        return "" if self._data is not None else carried(Path(self.place).expanduser())
 
     def _look_at(self, columns: Collection[str], where: str) -> None:
         """Of a file, or a row: raises DataError for columns that public text does not have."""
@@ -58,7 +56,7 @@ class Source:
                 "what is here is sent to a model and kept, without any privacy. If all of it is "
                 "public, set filter.public-users = true"
             )
-        if self._data is None:
+        if not self.carried:
             check_chosen(Path(self.place).expanduser(), columns)
 
     def identity(self) -> str:

@@ -31,5 +31,3 @@ def test_chosen_text_without_a_statement_is_refused(tmp_path: Path) -> None:
     check_chosen(tmp_path, columns[:-1])
     with pytest.raises(DataError, match="a trained model chose its texts"):
         check_chosen(tmp_path, columns)
-    (tmp_path / STATEMENT).write_text("# Privacy of this text\n")
-    check_chosen(tmp_path, columns)

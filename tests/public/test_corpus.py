@@ -221,7 +221,15 @@ def test_text_that_carries_a_claim_hands_it_on(
         filter_texts(config, opened(server))
     assert server.prompts() == []
     said.write_text("# Privacy of this text\n\nEpsilon = 3")
+    own = tmp_path / "corpus" / "privacy.md"
+    own.parent.mkdir()
+    own.write_text("# Privacy of this run\n\nEpsilon = 5")  # a folder that is a run's, too
+    with pytest.raises(DataError, match=r"is of something else than filter\.source"):
+        filter_texts(config, opened(server))
+    assert "5" in own.read_text() and server.prompts() == []
+    own.unlink()
     filter_texts(config, opened(server))
+    filter_texts(config, opened(server))  # which finds its own there
     mix(config)
     assert carried(tmp_path / "corpus" / "mix.jsonl") == said.read_text()
 

@@ -198,8 +198,7 @@ class Session:
         the rounds, whose nodes and weights are then known, and nobody else is waited for; None, or
         one that has greeted nobody yet, greets them. Raises as `Rounds.run`, but an evaluation
         beside other questions that gave nothing is given up: NoRelease, now and always. Raises
-        ValueError for one more than is paid
-        for, and when NAME was another question.
+        ValueError for one more than is paid for, and when NAME was another question.
         """
         paid, name = self.promise[phase], name or phase
         if Path(name).name != name or name == "..":
