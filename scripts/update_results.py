@@ -15,8 +15,8 @@ from privsyn_flower.cli.compare.cells import Outcome, cells_of, look
 from privsyn_flower.cli.compare.details import details, introduction, training_texts
 from privsyn_flower.cli.compare.estimates import lines_of
 from privsyn_flower.cli.compare.tables import point_label
-from privsyn_flower.cli.report import report
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
+from privsyn_flower.report.tables import report
 
 ROOT = Path(__file__).resolve().parent.parent
 GRID = ROOT / "configs" / "compare-results.toml"

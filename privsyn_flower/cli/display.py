@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from privsyn_flower.cli.evaluations import measured_rows
 from privsyn_flower.progress import FORETOLD
+from privsyn_flower.report.evaluations import measured_rows
+from privsyn_flower.report.summaries import verdict_lines
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.terminal import one_line
 
@@ -152,13 +153,6 @@ def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
         f"privacy: {summary['privacy_short']}",
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
-
-
-def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
-    """What the run came to; nothing of runs of earlier versions."""
-    lines = [f"verdict: {one}" for one in summary.get("verdict", {}).get("sentences", [])]
-    found = (summary.get("benchmark") or {}).get("verdict", [])
-    return lines + [f"benchmark, not covered by epsilon: {one}" for one in found]
 
 
 def result_table(summary: Mapping[str, Any]) -> str:

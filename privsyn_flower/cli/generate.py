@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privsyn_flower.cli.display import Display
-from privsyn_flower.cli.report import read_summary
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.files import locked
+from privsyn_flower.report.summaries import read_summary
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.strategies.synthesis.topic_texts import Written
 from privsyn_flower.strategies.synthesis.topic_writing import kept_by, write

@@ -83,10 +83,10 @@ def run(
     Ends with 3 when the run ended early, with a result but fewer rounds than planned; with 4 when
     it has its result, but not the benchmark.
     """
-    from privsyn_flower.cli.report import ReportError
     from privsyn_flower.cli.run import RunFailed, exit_status, run_command
     from privsyn_flower.config import ConfigError
     from privsyn_flower.local.simulation import FlowerError
+    from privsyn_flower.report.summaries import ReportError
     from privsyn_flower.runs import RunLocked, failure
 
     try:
@@ -294,9 +294,9 @@ def report(
 
     With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023).
     """
-    from privsyn_flower.cli.checklist import checklists
-    from privsyn_flower.cli.report import ReportError, read_summary
-    from privsyn_flower.cli.report import report as tables
+    from privsyn_flower.report.checklist import checklists
+    from privsyn_flower.report.summaries import ReportError, read_summary
+    from privsyn_flower.report.tables import report as tables
 
     try:
         summaries = [read_summary(folder) for folder in runs]
@@ -329,8 +329,8 @@ def compare(
     failed or cannot be run; the others go on.
     """
     from privsyn_flower.cli.compare.command import compare_command, failures, listed
-    from privsyn_flower.cli.report import ReportError
     from privsyn_flower.config import ConfigError, parse_override
+    from privsyn_flower.report.summaries import ReportError
 
     try:
         given = dict(parse_override(text) for text in settings or [])

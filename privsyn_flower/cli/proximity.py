@@ -91,11 +91,11 @@ def filter_by(
     refuses, and an `out` that has something else in it; ModelUnavailableError, OSError.
     """
     from privsyn_flower.cli.display import Display
-    from privsyn_flower.cli.report import read_summary
     from privsyn_flower.cli.texts import carried_by, texts_at
     from privsyn_flower.files import locked, write_atomic
     from privsyn_flower.privacy.sentence import FILE as STATEMENT
     from privsyn_flower.public.filtering import Pair, filter_pool
+    from privsyn_flower.report.summaries import read_summary
     from privsyn_flower.runs import write_json
     from privsyn_flower.server_apps.methods.proximity import FILE
 

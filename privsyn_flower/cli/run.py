@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 from privsyn_flower.cli.display import Display, product_lines, result_table
-from privsyn_flower.cli.report import read_summary
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -36,6 +35,7 @@ from privsyn_flower.local.last_word import LAST_WORD
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import BENCHMARK, PROGRESS, read_events
+from privsyn_flower.report.summaries import read_summary
 from privsyn_flower.runs import (
     UNFINISHED,
     RunFolder,

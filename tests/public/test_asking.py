@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import pytest
 
 from privsyn_flower.files import DataError
 from privsyn_flower.public.answers import FILE
-from privsyn_flower.public.asking import Answer, Asker, Counts, Request
+from privsyn_flower.public.asking import AHEAD, Answer, Asker, Counts, Request
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
 from tests.public.conftest import Canned
@@ -261,16 +262,32 @@ def test_two_askers_share_a_folder(tmp_path: Path) -> None:
 
 
 def test_prompts_of_one_kind_are_answered_together(tmp_path: Path) -> None:
-    model = Model()
-    model.batched = True
+    drawn = itertools.count(1)
+    waiting = threading.Event()  # as many requests as may be under way
+
+    class Slow(Model):
+        batched = True
+
+        def answer(self, prompts: Any, sampling: Sampling, seeds: Any) -> list[Reply]:
+            assert waiting.wait(60)
+            return super().answer(prompts, sampling, seeds)
+
+    def many() -> Iterator[Request]:
+        for i in range(40):
+            if next(drawn) == AHEAD * 6:
+                waiting.set()
+            yield Request(f"text {i}", 1 if i < 10 else 9)
+
+    model = Slow()
     assert isinstance(model, Answering)
-    many = [Request(f"text {i}", 1 if i < 20 else 9) for i in range(40)]
     with Asker(model, tmp_path, name="m", temperature=0.0, concurrency=6) as ask:
-        found = list(ask.ask(many))
+        found = list(ask.ask(many()))
     assert len(found) == 40
+    # While the first was answered, the others came to wait: ten of one kind and one of the next.
+    first, second = model.batches[:2]
+    assert first[0] + second[0] >= 7 and first[1] == second[1] == 1
     assert max(count for count, _ in model.batches) == 6
-    assert sum(count for count, tokens in model.batches if tokens == 1) == 20
-    assert len(model.batches) <= 12
+    assert sum(count for count, tokens in model.batches if tokens == 1) == 10
 
 
 def test_a_language_model_of_transformers(causal_folder: Path, tmp_path: Path) -> None:

@@ -12,11 +12,12 @@ import pytest
 
 from privsyn_flower.benchmark import private
 from privsyn_flower.cli.display import result_table
-from privsyn_flower.cli.report import LOCAL, NONE, UNASKED, report, trust_of
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.preflight.numbers import keys
 from privsyn_flower.progress import silent
+from privsyn_flower.report.summaries import LOCAL, NONE, UNASKED, trust_of
+from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models

@@ -15,7 +15,6 @@ import pytest
 from flwr.app import Error, Message
 
 from privsyn_flower.cli.display import result_table
-from privsyn_flower.cli.report import report
 from privsyn_flower.client_apps import updates
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.data import DataError
@@ -24,6 +23,7 @@ from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
+from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
 from privsyn_flower.server_apps.methods import recipe_of, training

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.cli.display import product_lines, result_table, verdict_lines
-from privsyn_flower.cli.report import report
+from privsyn_flower.cli.display import product_lines, result_table
 from privsyn_flower.evaluation.signal import excess
+from privsyn_flower.report.summaries import verdict_lines
+from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.report import RESULTS, ReportError, Summary, read_summary
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -26,6 +25,7 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
+from privsyn_flower.report.summaries import RESULTS, ReportError, Summary, read_summary
 from privsyn_flower.runs import UNFINISHED, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded

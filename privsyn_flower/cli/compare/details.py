@@ -12,8 +12,8 @@ from typing import Any
 
 from privsyn_flower.cli.compare.estimates import Line
 from privsyn_flower.cli.compare.tables import in_cell, point_label
-from privsyn_flower.cli.report import Summary
 from privsyn_flower.config.grid import GridMethod
+from privsyn_flower.report.summaries import Summary
 
 Runs = Mapping[str, Sequence[Summary]]  # point -> the runs of all seeds
 

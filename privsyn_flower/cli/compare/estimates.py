@@ -16,12 +16,13 @@ from typing import Any
 
 from privsyn_flower.arrays import F64
 from privsyn_flower.cli.compare.cells import Outcome
-from privsyn_flower.cli.report import ALIKE_BENCHMARK, NONE, UNASKED, trust_of
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.across import over_seeds, over_users
 from privsyn_flower.evaluation.bootstrap import Interval
 from privsyn_flower.evaluation.user_sums import load_user_sums
 from privsyn_flower.randomness import seeded
+from privsyn_flower.report.summaries import NONE, UNASKED, trust_of
+from privsyn_flower.report.tables import ALIKE_BENCHMARK
 
 MEASURES = ("accuracy", "loss", "macro_f1")
 # From here on an observer's odds about a user may change by a factor of half a billion (e^20).

@@ -13,9 +13,9 @@ from typing import Any
 
 from privsyn_flower.cli.compare.estimates import NO_GUARANTEE, Estimate, Line, estimate, numeric
 from privsyn_flower.cli.compare.tables import mean_cost
-from privsyn_flower.cli.report import TRUSTED
 from privsyn_flower.config.grid import GridConfig
 from privsyn_flower.evaluation.drawing import pyplot, save
+from privsyn_flower.report.summaries import TRUSTED
 
 COLOURS = ("#1f5fa8", "#c2571a", "#3f8f5f", "#8155a5", "#b08a1e", "#4aa3b5", "#a33a55", "#5c5c5c")
 MARKERS = "os^Dv<>P"

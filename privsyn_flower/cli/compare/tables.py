@@ -21,8 +21,9 @@ from privsyn_flower.cli.compare.estimates import (
     crossings,
     estimate,
 )
-from privsyn_flower.cli.report import COLUMNS, DISTRIBUTED, LOCAL, NONE, TRUSTED, UNASKED
 from privsyn_flower.config.grid import GridConfig, Point
+from privsyn_flower.report.summaries import DISTRIBUTED, LOCAL, NONE, TRUSTED, UNASKED
+from privsyn_flower.report.tables import COLUMNS
 
 DIGITS = {"accuracy": 4, "macro_f1": 4, "loss": 3}
 ORDER = (DISTRIBUTED, TRUSTED, LOCAL, UNASKED, NONE)

@@ -24,9 +24,9 @@ from privsyn_flower.cli.compare.estimates import (
 )
 from privsyn_flower.cli.compare.figures import draw, plain
 from privsyn_flower.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
-from privsyn_flower.cli.report import DISTRIBUTED, NONE, TRUSTED
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.user_sums import save_user_sums
+from privsyn_flower.report.summaries import DISTRIBUTED, NONE, TRUSTED
 
 TOKENS = np.array([40.0, 60.0, 100.0, 20.0])
 SKILL = np.array([0.5, 1.0, 1.2, 1.0])  # users differ; their mean by tokens is 1

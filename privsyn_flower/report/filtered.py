@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privsyn_flower.cli.evaluations import interval, table
+from privsyn_flower.report.evaluations import interval, table
 
 ALL, FILTERED = "pretrained", "scratch_filtered"  # of METHODS
 

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
-from privsyn_flower.cli.report import DISTRIBUTED, NONE, TRUSTED, ReportError, read_summary, report
+from privsyn_flower.report.summaries import DISTRIBUTED, NONE, TRUSTED, ReportError, read_summary
+from privsyn_flower.report.tables import report
 
 SECURE = "honest-but-curious server with at most 0 % of the weight colluding: holds against ..."
 CENTRAL = "trusted aggregator: holds against readers of the released sums, not the server"

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.cli.report import ReportError
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, KEYS, at_least, at_most, percent
+from privsyn_flower.report.summaries import ReportError
 
 Summary = Mapping[str, Any]
 

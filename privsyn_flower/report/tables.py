@@ -8,67 +8,26 @@ runs' own (summary.json).
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from privsyn_flower.cli.display import verdict_lines
-from privsyn_flower.cli.evaluations import curve_table, measured_table
-from privsyn_flower.cli.filtered import filter_table
+from privsyn_flower.report.evaluations import curve_table, measured_table
+from privsyn_flower.report.filtered import filter_table
+from privsyn_flower.report.summaries import (
+    RESULTS,
+    TRUSTS,
+    Summary,
+    epsilon_of,
+    trust_of,
+    verdict_lines,
+)
 from privsyn_flower.terminal import one_line
 
-Summary = Mapping[str, Any]
-
 SHOWN = 200  # characters of a text
-RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
 START = "random_public"
-DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
-TRUSTED = "A trusted aggregator: it has sums without the guaranteed noise, or single answers"
-UNASKED = "Public text alone: nobody was asked"
-LOCAL = "Local privacy: the texts that leave the devices are noisy themselves"
-NONE = "No privacy is claimed"
-# How a threat model begins -> its table, in the order of the tables.
-TRUSTS = {
-    "honest-but-curious": DISTRIBUTED,
-    "trusted aggregator": TRUSTED,
-    "local": LOCAL,
-    "nobody was asked": UNASKED,
-    "none": NONE,
-}
 # What has to agree for figures to be comparable.
 ALIKE = ("dataset", "users")
 ALIKE_BENCHMARK = ("held_out", "held_out_users", "held_out_tokens", "task")
-
-
-class ReportError(ValueError):
-    """A folder is no finished run; the text says which and why."""
-
-
-def read_summary(folder: Path) -> Summary:
-    """The summary of a finished run. Raises ReportError, which says what to do about a damaged
-    one."""
-    path = folder / "summary.json" if folder.is_dir() else folder
-    again = ""
-    if path.name == "summary.json":
-        again = f"; delete it, and `privsyn run --resume {path.parent}` writes it again"
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ReportError(f"{path} is not the summary of a finished run: {error}") from None
-    except ValueError as error:
-        raise ReportError(f"{path} is damaged ({error}){again}") from None
-    if not isinstance(found, dict) or not {"method", "epsilon", "threat_model"} <= set(found):
-        raise ReportError(
-            f"{path} is not the summary of a run (method, epsilon, threat_model){again}"
-        )
-    return found
-
-
-def trust_of(summary: Summary) -> str:
-    """The table that a run belongs to, by the threat model that it states."""
-    model = str(summary["threat_model"])
-    return next((title for begin, title in TRUSTS.items() if model.startswith(begin)), NONE)
 
 
 def differing(summaries: Sequence[Summary]) -> list[str]:
@@ -99,9 +58,9 @@ def report(summaries: Sequence[Summary]) -> str:
             lines = [f"| {' | '.join(row)} |" for row in rows]
             told = [line for summary in own for line in _told(summary)]
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
-    blocks += [curve_table(s, _epsilon(s)) for s in summaries if "evaluation_curve" in s]
-    blocks += [measured_table(s, _epsilon(s)) for s in summaries if "measured" in s]
-    blocks += [filter_table(s, _epsilon(s)) for s in summaries if "proximity" in s]
+    blocks += [curve_table(s, epsilon_of(s)) for s in summaries if "evaluation_curve" in s]
+    blocks += [measured_table(s, epsilon_of(s)) for s in summaries if "measured" in s]
+    blocks += [filter_table(s, epsilon_of(s)) for s in summaries if "proximity" in s]
     blocks += [_topics(summary) for summary in summaries if "topics" in summary]
     return "\n\n".join(blocks)
 
@@ -109,14 +68,14 @@ def report(summaries: Sequence[Summary]) -> str:
 def _told(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
     lines = verdict_lines(summary)
-    return [f"- {summary['method']}, epsilon {_epsilon(summary)}: {line}" for line in lines]
+    return [f"- {summary['method']}, epsilon {epsilon_of(summary)}: {line}" for line in lines]
 
 
 def _topics(summary: Summary) -> str:
     """The largest topics of a run that writes by topic, with some of their texts; all public."""
     found = summary["topics"]
     lines = [
-        f"**Text by topic: {summary['method']}, epsilon {_epsilon(summary)}**",
+        f"**Text by topic: {summary['method']}, epsilon {epsilon_of(summary)}**",
         "",
         f"The largest of {found['used']} topics with a noisy share, of {found['count']}:",
         "",
@@ -125,12 +84,6 @@ def _topics(summary: Summary) -> str:
         lines.append(f"- {topic['share']:.1%}: {', '.join(topic['keywords'])}")
         lines += [f"  - {one_line(text, SHOWN)}" for text in topic["texts"]]
     return "\n".join(lines)
-
-
-def _epsilon(summary: Summary) -> str:
-    """In words; JSON has no infinity, so null is that."""
-    value = summary["epsilon"]
-    return f"{math.inf if value is None else value:.4g}"
 
 
 def _signal(summary: Summary) -> str:
@@ -191,7 +144,7 @@ COLUMNS: dict[str, Any] = {
     "gained over public text": _gain,
     "loss": _loss,
     "signal / noise": _signal,
-    "epsilon": _epsilon,
+    "epsilon": epsilon_of,
     "delta": lambda s: f"{s['delta']:g}",
     "accountant": lambda s: str(s["accountant"]),
     "adjacency": lambda s: f"{s['unit']}, {s['adjacency']}",

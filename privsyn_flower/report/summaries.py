@@ -1,0 +1,69 @@
+"""The summary of a finished run (summary.json): read, and what is said of it everywhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Summary = Mapping[str, Any]
+
+RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
+DISTRIBUTED = "Noise of the nodes under secure aggregation: nobody has a sum without noise"
+TRUSTED = "A trusted aggregator: it has sums without the guaranteed noise, or single answers"
+UNASKED = "Public text alone: nobody was asked"
+LOCAL = "Local privacy: the texts that leave the devices are noisy themselves"
+NONE = "No privacy is claimed"
+# How a threat model begins -> its table, in the order of the tables.
+TRUSTS = {
+    "honest-but-curious": DISTRIBUTED,
+    "trusted aggregator": TRUSTED,
+    "local": LOCAL,
+    "nobody was asked": UNASKED,
+    "none": NONE,
+}
+
+
+class ReportError(ValueError):
+    """A folder is no finished run; the text says which and why."""
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a finished run. Raises ReportError, which says what to do about a damaged
+    one."""
+    path = folder / "summary.json" if folder.is_dir() else folder
+    again = ""
+    if path.name == "summary.json":
+        again = f"; delete it, and `privsyn run --resume {path.parent}` writes it again"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"{path} is not the summary of a finished run: {error}") from None
+    except ValueError as error:
+        raise ReportError(f"{path} is damaged ({error}){again}") from None
+    if not isinstance(found, dict) or not {"method", "epsilon", "threat_model"} <= set(found):
+        raise ReportError(
+            f"{path} is not the summary of a run (method, epsilon, threat_model){again}"
+        )
+    return found
+
+
+def trust_of(summary: Summary) -> str:
+    """The table that a run belongs to, by the threat model that it states."""
+    model = str(summary["threat_model"])
+    return next((title for begin, title in TRUSTS.items() if model.startswith(begin)), NONE)
+
+
+def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
+    """What the run came to; nothing of runs of earlier versions."""
+    lines = [f"verdict: {one}" for one in summary.get("verdict", {}).get("sentences", [])]
+    found = (summary.get("benchmark") or {}).get("verdict", [])
+    return lines + [f"benchmark, not covered by epsilon: {one}" for one in found]
+
+
+def epsilon_of(summary: Summary) -> str:
+    """In words; JSON has no infinity, so null is that."""
+    value = summary["epsilon"]
+    return f"{math.inf if value is None else value:.4g}"
