@@ -42,6 +42,7 @@ from privsyn_flower.runs import write_json
 
 CONNECTION = "local"
 START_SECONDS = 90.0
+STOP_SECONDS, LEAST_STOP_SECONDS = 15.0, 1.0  # to sign off: all nodes together, the last of them
 
 
 @contextlib.contextmanager
@@ -217,8 +218,12 @@ class LocalFederation:
         for pid in nodes:  # all at once: each takes a while to sign off
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGTERM)
-        for pid in [*nodes, *([facts["pid"]] if self._runs(facts["pid"]) else [])]:
-            end_group(pid, self._children.get(pid))
+        deadline = time.monotonic() + STOP_SECONDS  # for all together, however many there are
+        for pid in nodes:
+            left = max(LEAST_STOP_SECONDS, deadline - time.monotonic())
+            end_group(pid, self._children.get(pid), left)
+        if self._runs(facts["pid"]):
+            end_group(facts["pid"], self._children.get(facts["pid"]), STOP_SECONDS)
         # Flower gives its own helpers sessions of their own; they notice, or are ended here.
         homes = [self.node_folder(n) / "flower" for n in range(len(facts["nodes"]))]
         for home in [*homes, self.home]:

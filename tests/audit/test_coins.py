@@ -32,6 +32,8 @@ from privsyn_flower.privacy.accounting import epsilon, gaussian_epsilon
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 
+pytestmark = pytest.mark.slow
+
 TRIALS = 10_000
 RATE = 0.25
 # One release at noise multiplier 1; epsilon is a budget that it stays below.
@@ -69,7 +71,6 @@ def calm(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- honest ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("calm")
 def test_an_honest_release_passes_and_the_bound_is_near_the_claim() -> None:
     sets = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
@@ -224,7 +225,6 @@ def test_vectors_twice_as_long_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
-@pytest.mark.slow
 def test_a_charge_below_the_cost_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     charge = NodeNoise.charge
 
@@ -240,7 +240,6 @@ def test_a_charge_below_the_cost_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 # --- the statistics -------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(mu=st.floats(0.1, 3.0), rate=st.floats(0.01, 1.0), delta=st.sampled_from([3e-6, 1e-3]))
 def test_the_exact_epsilon_is_the_accountants(mu: float, rate: float, delta: float) -> None:
@@ -282,7 +281,6 @@ def test_the_bound_holds_at_its_confidence(confidence: float) -> None:
     assert np.mean(found) > 0.6 * truth
 
 
-@pytest.mark.slow
 def test_the_tests_of_coins_have_their_level() -> None:
     rng = np.random.default_rng(3)
     tosses = [rng.random((500, 6)) < 0.2 for _ in range(1000)]

@@ -25,6 +25,8 @@ from privsyn_flower.privacy.accounting import gaussian_epsilon
 from privsyn_flower.queries import updates
 from privsyn_flower.text.fingerprints import folder_fingerprint
 
+pytestmark = pytest.mark.slow
+
 TRIALS = 6000
 # One release at noise multiplier 1; epsilon is a budget that it stays below.
 SETTINGS: dict[str, Any] = {

@@ -42,6 +42,8 @@ from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
 
+pytestmark = pytest.mark.slow
+
 TRIALS = 4000
 EPSILON = 6.0
 SETTINGS: dict[str, Any] = {

@@ -18,6 +18,8 @@ from privsyn_flower.server_apps.promised import promised
 from tests.audit.test_audit import TIGHT, TRIALS, noise_with, votes_with
 from tests.audit.test_audit import calm as calm  # a fixture
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {
     "method": "ctcl",
     "rounds": 2,

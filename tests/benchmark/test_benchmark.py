@@ -43,6 +43,8 @@ from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.models import train
 from privsyn_flower.text.tiny.recipes import RECIPES
 
+pytestmark = pytest.mark.slow
+
 PRIVATE_WORDS = [f"priv{a}{b}" for a in "abcdef" for b in "uvwx"]
 PUBLIC_WORDS = [f"pub{a}{b}" for a in "ghijkl" for b in "uvwx"]
 
@@ -447,7 +449,6 @@ def test_classes_are_read_from_the_texts_labels(setting, labelled, tmp_path):
     assert found["training_texts"] == {"synthetic": 20, "noise_scores": 20, "private": 40}
 
 
-@pytest.mark.slow
 def test_public_labels_make_a_baseline_and_choose_the_rate(setting, labelled, monkeypatch):
     public = labelled.federation.public()
     labels = ["pub", "priv"] * (len(public) // 2)  # that say nothing: all of it is public text
@@ -506,7 +507,6 @@ def changed(config, **keys):
     return RunConfig.from_flat({**config.flat(), **flat})
 
 
-@pytest.mark.slow
 def test_fine_tunings_start_from_the_model_of_public_text(setting):
     """PrE-Text, section 4.1: c4-only is a row, and what the others go on from."""
     config = changed(
@@ -564,7 +564,6 @@ def test_a_set_without_text_names_its_key(setting, passes):
         next_token(*given)
 
 
-@pytest.mark.slow
 def test_a_killed_benchmark_does_not_tune_again_what_was_finished(setting, tmp_path, monkeypatch):
     sets = {"synthetic": texts_of(setting)["synthetic"]["synthetic"]}
     config = changed(setting.config, steps=2)

@@ -56,6 +56,7 @@ def outline(reply: Any) -> Any:
     return records, str(reply.content.config_records["answer"]["code"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_differ_by_the_sensitivity_before_noise_and_in_nothing_else(
     kind: str,

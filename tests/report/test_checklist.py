@@ -77,6 +77,7 @@ def test_noise_of_the_nodes() -> None:
     assert "Central" in plain["1"]
 
 
+@pytest.mark.slow
 def test_coins_have_no_rho() -> None:
     items = of(**{"sampler": "poisson", "sampling-rate": 0.5, "rounds": 1})
     assert "PLD" in items["3a"] and "No rho-zCDP is claimed" in items["3a"]

@@ -27,6 +27,8 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.conftest import sentences
 from tests.server_apps.in_process import one_thread, run_on, small_config, texts, with_texts
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread"]
 
 ROWS = ("public-only", "expand-only", "expand-private", "dp-prompt")
@@ -89,7 +91,6 @@ def same_words(text: str) -> bool:
     return bool(set(text.split()) & set(PRIVATE_WORDS))
 
 
-@pytest.mark.slow
 def test_public_only_is_the_pool_and_is_measured(
     configured: Any, shared: Path, tmp_path: Path
 ) -> None:
@@ -135,7 +136,6 @@ def classes(configured: Any, tmp_path: Path) -> Callable[..., RunConfig]:
     return make
 
 
-@pytest.mark.slow
 def test_the_most_frequent_class_needs_no_public_text(classes: Any, tmp_path: Path) -> None:
     """POPri's row of epsilon = 0 on OpenReview, whose public text is none."""
     config = classes(**{"data.public-path": "", "evaluation.controls": ""})
@@ -188,7 +188,6 @@ def test_expand_only_shows_public_texts_and_resumes(
     assert not shown
 
 
-@pytest.mark.slow
 def test_expand_private_shows_private_texts_and_says_so(
     configured: Any, shared: Path, tmp_path: Path, shown: list[str]
 ) -> None:
@@ -202,7 +201,6 @@ def test_expand_private_shows_private_texts_and_says_so(
     assert "| inf |" in report([summary]) and " inf " in result_table(summary)
 
 
-@pytest.mark.slow
 def test_dp_prompt_paraphrases_each_text_once_at_the_price_of_epsilon(
     configured: Any, shared: Path, tmp_path: Path
 ) -> None:

@@ -31,6 +31,8 @@ from privsyn_flower.text.topics import load_topics
 from tests.conftest import node_context, sentences
 from tests.text.test_conditional import bart_folder  # noqa: F401 - a fixture
 
+pytestmark = pytest.mark.slow
+
 HANDLERS = {
     "query.hello": client.hello,
     "query.votes": client.votes,
@@ -209,7 +211,6 @@ def test_both_private_steps_and_the_text_of_their_shares(
     assert {path.stat().st_mode for path in results} == {mode}
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_while_writing_asks_nobody_again(
     configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,7 +304,6 @@ def test_without_conditions_it_is_private_fine_tuning(
 RESAMPLING = {"ctcl.condition": "none", "ctcl.resample-pool": 60, "ctcl.topic-count": 4}
 
 
-@pytest.mark.slow
 def test_text_without_conditions_is_resampled_by_its_own_clusters(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
@@ -361,7 +361,6 @@ def test_a_trusted_aggregator_correlates_the_rounds(
     assert statement(config).epsilon <= 500
 
 
-@pytest.mark.slow
 def test_one_node_with_coins_as_in_the_paper(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
@@ -434,7 +433,6 @@ def test_classes_are_counted_and_written(
 # The benchmark -------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_benchmark_has_a_row_for_each_question(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:

@@ -37,6 +37,8 @@ from tests.server_apps.in_process import (
 )
 from tests.server_apps.test_training_pipeline import DP_FEDAVG, FTRL, Killed, keys, killing
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["keys", "one_thread", "shared"]  # pytest finds fixtures by name
 
 ROUNDS = {"training.public-steps": 0, "training.evaluate-rounds": "0,2", "aggregation": "plain"}
@@ -117,7 +119,6 @@ PLACES: list[tuple[Any, str, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_a_killed_run_pays_once_and_loses_no_point(
     configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,8 @@ from tests.server_apps.in_process import (
 )
 from tests.server_apps.test_training_pipeline import Killed, killing
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 MODELS = "before=downstream, changed={0}, again=generator"

@@ -19,6 +19,8 @@ from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.rewriting import Rewrite
 from tests.server_apps.in_process import one_thread, run, shared, small_config, texts
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 AUG_PE: dict[str, Any] = {
@@ -45,7 +47,6 @@ def configured(shared: Path, generator: Path, method: str = "pe", **values: Any)
     return small_config(shared, generator, **{**base, **values})
 
 
-@pytest.mark.slow
 def test_pe_ends_with_public_neighbours_of_its_survivors(
     shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path
 ) -> None:

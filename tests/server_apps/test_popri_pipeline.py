@@ -32,6 +32,8 @@ from tests.server_apps.in_process import (
 )
 from tests.text.test_http_generator import Fake, choices
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 
@@ -41,7 +43,6 @@ def configured(shared: Path, causal_folder: Path) -> Callable[..., RunConfig]:
     return partial(small_config, shared, causal_folder, **POPRI, **PRETEXT)
 
 
-@pytest.mark.slow
 def test_a_benchmark_at_full_size_in_small(configured: Any, loopback: Any, tmp_path: Path) -> None:
     """Public text first, epochs, micro-batches, the epoch that development users choose."""
     keys = {
@@ -60,7 +61,6 @@ def test_a_benchmark_at_full_size_in_small(configured: Any, loopback: Any, tmp_p
     assert left == [] and list((Path(config.cache) / "models").glob("start-*.work")) == []
 
 
-@pytest.mark.slow
 def test_benchmark_compares_with_every_control(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:
@@ -112,7 +112,6 @@ def test_benchmark_compares_with_every_control(
 
 
 @pytest.mark.parametrize("method", ["pretext", "popri"])
-@pytest.mark.slow
 def test_controls_that_were_left_out_are_nowhere(
     configured: Any, loopback: Any, tmp_path: Path, method: str
 ) -> None:
@@ -137,7 +136,6 @@ def test_controls_that_were_left_out_are_nowhere(
     assert "replaced by noise" not in table and "fine-tuned on random" not in table
 
 
-@pytest.mark.slow
 def test_a_selected_round_is_paid_for_once(configured: Any, loopback: Any, tmp_path: Path) -> None:
     config = configured(
         **{
@@ -248,7 +246,6 @@ def test_a_server_without_adapters_is_named_and_nothing_is_lost(
     assert {b["model"] for b in fake.bodies()} > {str(causal_folder)}
 
 
-@pytest.mark.slow
 def test_openreview_end_to_end(
     loopback: Any, tmp_path: Path, causal_folder: Path, masked_folder: Path
 ) -> None:

@@ -51,6 +51,8 @@ from tests.server_apps.in_process import (
     write_rows,
 )
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 
@@ -209,7 +211,6 @@ def test_a_control_of_another_method_is_an_error(
     assert not (tmp_path / "run" / "queries").exists()
 
 
-@pytest.mark.slow
 def test_dp_ftrl_with_turns_and_a_trusted_aggregator(
     configured: Any, loopback: Any, tmp_path: Path, keys: Path
 ) -> None:
@@ -346,7 +347,6 @@ def test_the_result_is_on_disk_before_its_benchmark_begins(
 
 
 @pytest.mark.parametrize("ftrl", [False, True], ids=["fedavg", "ftrl"])
-@pytest.mark.slow
 def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
     configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ftrl: bool
 ) -> None:
@@ -454,7 +454,6 @@ def test_a_deployed_training_needs_no_public_text(
         public_text(RunConfig.from_flat({"data.source": "files", "data.users": 18}), silent)
 
 
-@pytest.mark.slow
 def test_the_keyboards_lstm_goes_the_whole_way(
     configured: Any, loopback: Any, tmp_path: Path
 ) -> None:

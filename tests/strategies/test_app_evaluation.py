@@ -208,7 +208,10 @@ STRATEGIES: dict[str, TrainingStrategy] = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name == "poisson")) for name in STRATEGIES],
+)
 @pytest.mark.parametrize("every", [0, 2])
 def test_all_releases_together_cost_no_more_than_epsilon(
     tmp_path: Path, loopback: Any, name: str, every: int
@@ -267,6 +270,7 @@ def one_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys.secrets, "token_bytes", lambda size: b"k" * size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nodes", "turns of nodes"])
 def test_killed_at_any_write_it_measures_once_and_the_same(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, one_key: None, name: str
