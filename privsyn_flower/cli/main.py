@@ -289,11 +289,21 @@ def report(
     checklist: Annotated[
         bool, typer.Option("--checklist", help="What a report of differential privacy must say.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write one page of the runs to this file instead.")
+    ] = None,
 ) -> None:
     """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
 
-    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023).
+    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023). With --html,
+    a file that needs no network: of one run, finished or not, or of several compared; the last line
+    on stdout is the file.
     """
+    if html is not None:
+        from privsyn_flower.cli.page import page_command
+
+        page_command(runs, html, checklist=checklist)
+        return
     from privsyn_flower.report.checklist import checklists
     from privsyn_flower.report.summaries import ReportError, read_summary
     from privsyn_flower.report.tables import report as tables
