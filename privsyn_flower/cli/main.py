@@ -295,11 +295,11 @@ def report(
     With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023).
     """
     from privsyn_flower.report.checklist import checklists
-    from privsyn_flower.report.summaries import ReportError, read_summary
+    from privsyn_flower.report.summaries import ReportError, read_named
     from privsyn_flower.report.tables import report as tables
 
     try:
-        summaries = [read_summary(folder) for folder in runs]
+        summaries = [read_named(folder) for folder in runs]
         typer.echo(checklists(summaries) if checklist else tables(summaries))
     except ReportError as error:
         raise fail(str(error)) from None
