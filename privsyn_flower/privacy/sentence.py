@@ -174,7 +174,7 @@ class PrivacyStatement:
 
     def sentence(self) -> str:
         """The whole statement in plain words, one paragraph."""
-        parts = [self._claim(), self._unit(), self.against(), self._noise(), self.not_covered()]
+        parts = [self._claim(), self._unit(), self.trust(), self._noise(), self.not_covered()]
         if self.chooses_text:
             parts.append(CHOSEN_TEXT)
         if self.simulated:
@@ -328,7 +328,7 @@ class PrivacyStatement:
             "configuration are public."
         )
 
-    def against(self) -> str:
+    def trust(self) -> str:
         """Against whom the claim holds, whom it trusts, and on what terms."""
         secure, terms = self.aggregation == "secure", assumed(self.colluding_weight, self.keys)
         readers = "everyone who sees the released sums or anything made from them"

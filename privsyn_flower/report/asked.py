@@ -136,7 +136,7 @@ def _actors(claim: PrivacyStatement) -> Said:
     does += ["tosses their coins in secret"] if claim.accountant == "pld" else []
     return [
         f"Users trust the code of their own node, which {', '.join(does[:-1])} and {does[-1]}.",
-        claim.against(),
+        claim.trust(),
         READERS,
     ]
 
