@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from privsyn_flower import __version__
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.node_failures import NODES
@@ -104,6 +105,13 @@ class Run:
         published."""
         own = hashlib.sha256(str(self.folder.path.resolve()).encode()).hexdigest()[:24]
         return Work(cache_folder(self.config) / "benchmark" / f"work-{own}")
+
+    @property
+    def caption(self) -> str:
+        """What stands above the run's pictures."""
+        own = self.statement
+        held = not own.threat_model.startswith("none")
+        return caption(self.config.method, own.epsilon, own.delta, promised=held)
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
