@@ -289,18 +289,24 @@ def report(
     checklist: Annotated[
         bool, typer.Option("--checklist", help="What a report of differential privacy must say.")
     ] = False,
+    fact_sheet: Annotated[
+        bool, typer.Option("--fact-sheet", help="The guarantee by the points of NIST SP 800-226.")
+    ] = False,
 ) -> None:
     """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
 
-    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023).
+    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023); with
+    --fact-sheet, by the points of NIST SP 800-226.
     """
     from privsyn_flower.report.checklist import checklists
+    from privsyn_flower.report.fact_sheet import fact_sheets
     from privsyn_flower.report.summaries import ReportError, read_named
     from privsyn_flower.report.tables import report as tables
 
     try:
         summaries = [read_named(folder) for folder in runs]
-        typer.echo(checklists(summaries) if checklist else tables(summaries))
+        form = checklists if checklist else fact_sheets if fact_sheet else tables
+        typer.echo(form(summaries))
     except ReportError as error:
         raise fail(str(error)) from None
 

@@ -29,15 +29,17 @@ CHOSEN = (
     "NO PRIVACY IS CLAIMED: checkpoints were chosen by private text, without noise. What follows "
     "is of the releases alone."
 )
+INFINITE = "NO PRIVACY: epsilon is infinite."
 
 
 def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     """Of a run that asked its users."""
-    claimed = not (claim.simulation_seeded or claim.private_selection)
+    claimed = not _none(claim)
     trusted = claim.aggregation == "plain" or "aggregator" in claims.sources(claim)
     exact = "nodes" not in claims.sources(claim)
     return Guarantee(
         claimed=claimed,
+        simulated=claim.simulated,
         variant="Approximate DP" if claimed else "",
         model="Central" if trusted else "Federated",
         epsilon=claim.epsilon if claimed else None,
@@ -81,11 +83,16 @@ def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     )
 
 
-def _warnings(claim: PrivacyStatement) -> Said:
-    """What must be read before any number."""
+def _none(claim: PrivacyStatement) -> Said:
+    """Why no privacy is claimed; nothing where it is."""
     told = [SEEDED] if claim.simulation_seeded else []
     told += [CHOSEN] if claim.private_selection else []
-    return told + ([SPLIT] if claim.split == "private" else [])
+    return told + ([] if math.isfinite(claim.epsilon) else [INFINITE])
+
+
+def _warnings(claim: PrivacyStatement) -> Said:
+    """What must be read before any number."""
+    return _none(claim) + ([SPLIT] if claim.split == "private" else [])
 
 
 def _delta_of_users(claim: PrivacyStatement, summary: Summary) -> Said:
@@ -254,6 +261,6 @@ def _collection(claim: PrivacyStatement) -> Said:
     noise = ", with its noise on it where the nodes add it" if len(sources) > 1 else noise
     mask = " and under masks" if claim.aggregation == "secure" else ""
     return [
-        "No text. For each question a node sends one vector, the sum of its users' vectors of "
-        f"bounded length{noise}{mask}. That it took part and its weight are not hidden."
+        "No text leaves a node. For each question a node sends one vector, the sum of its users' "
+        f"vectors of bounded length{noise}{mask}. That it took part and its weight are not hidden."
     ]

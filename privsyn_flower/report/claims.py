@@ -6,13 +6,37 @@ of one form is then true of all. claim: the run's own (`claim` in summary.json).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
 
 from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, KEYS, at_least, at_most, percent
 from privsyn_flower.report.summaries import ReportError, Summary
 
 ADDS = {"nodes": "the nodes'", "aggregator": "the aggregator's"}
+
+
+def claimed(statement: PrivacyStatement | Baseline) -> dict[str, Any]:
+    """The part of a summary that is the claim; known before anything is asked."""
+    rho, asks = statement.rho_zcdp, isinstance(statement, PrivacyStatement)
+    return {
+        "unit": statement.unit,
+        "adjacency": statement.adjacency,
+        "threat_model": statement.threat_model,
+        # JSON has no infinity: null is that.
+        "epsilon": statement.epsilon if math.isfinite(statement.epsilon) else None,
+        "delta": statement.delta,
+        "accountant": statement.accountant,
+        "rho_zcdp": rho,
+        "mu_gdp": None if rho is None else math.sqrt(2 * rho),
+        "noise_multiplier": statement.noise_multiplier,
+        "claim": asdict(statement) if asks else None,
+        "privacy": statement.sentence(),
+        "privacy_short": statement.short(),
+    }
 
 
 def claim_of(summary: Summary) -> PrivacyStatement | None:
@@ -22,7 +46,7 @@ def claim_of(summary: Summary) -> PrivacyStatement | None:
     """
     if "claim" not in summary:
         raise ReportError(
-            f"the summary of method = {summary['method']!r} has no `claim`: an earlier version "
+            f"the summary of method = {summary.get('method')!r} has no `claim`: an earlier version "
             "wrote it; its statement is in privacy.md of the run folder"
         )
     if summary["claim"] is None:
@@ -203,11 +227,20 @@ def formal(claim: PrivacyStatement) -> list[str]:
 
 
 def verifiable(claim: PrivacyStatement, summary: Summary) -> list[str]:
-    version = summary.get("version", "of a version that noted no number")
     said = [
-        f"Open source: privsyn-flower {version}. `privsyn audit` measures the releases of a "
-        "configuration, and nodes refuse questions that their own policy does not allow."
+        f"{version(summary)} `privsyn audit` measures the releases of a configuration, and nodes "
+        "refuse questions that their own policy does not allow."
     ]
     if "aggregator" in sources(claim):
         said.append("That the aggregator runs this code has to be trusted.")
     return said
+
+
+def version(summary: Summary) -> str:
+    """Which code it was, as far as the run noted it."""
+    number = summary.get("version", "of a version that noted no number")
+    noted = [f"commit {summary['commit']}"] if summary.get("commit") else []
+    if summary.get("code_sha256"):
+        noted.append(f"SHA-256 of its files {summary['code_sha256']}")
+    more = f" ({'; '.join(noted)})" if noted else ""
+    return f"Open source: privsyn-flower {number}{more}."

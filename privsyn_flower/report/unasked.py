@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.report.claims import version
 from privsyn_flower.report.guarantee import READERS, SIMULATED, SPLIT, Guarantee
 from privsyn_flower.report.summaries import LOCAL, UNASKED, Summary, trust_of
 
@@ -82,6 +83,7 @@ def _none(summary: Summary) -> Guarantee:
         summary,
         texts,
         claimed=False,
+        simulated=True,
         warnings=["NO PRIVACY: nothing of this run may be released."],
         formal=["There is NO guarantee: epsilon is infinite."],
     )
@@ -131,6 +133,7 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
         claimed=claimed,
         variant="Pure DP" if claimed else "",
         model="Local",
+        simulated=True,
         epsilon=epsilon if claimed and math.isfinite(epsilon) else None,
         warnings=[] if claimed else [_SEEDED],
         formal=[f"epsilon = {at_most(epsilon)} (delta = 0) for each user, as local privacy."],
@@ -139,10 +142,10 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
 
 def _rest(summary: Summary, texts: dict[str, Any], **claims: Any) -> Guarantee:
     """With what is the same for all of them."""
-    version = summary.get("version", "of a version that noted no number")
     same: dict[str, Any] = {
         "variant": "",
         "model": "",
+        "simulated": False,
         "epsilon": None,
         "delta": None,
         "rho": None,
@@ -152,6 +155,6 @@ def _rest(summary: Summary, texts: dict[str, Any], **claims: Any) -> Guarantee:
         "arithmetic": ["There is no noise that it could spoil."],
         "channels": ["No device answered anything."],
         "queries": ["Nobody: there are no questions."],
-        "verifiable": [f"Open source: privsyn-flower {version}."],
+        "verifiable": [version(summary)],
     }
     return Guarantee(**{**same, **texts, **claims})

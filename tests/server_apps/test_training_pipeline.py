@@ -118,6 +118,9 @@ def test_dp_fedavg_from_data_to_figures(
     )  # fmt: skip
     assert summary["noise_multiplier"] == calibrate(500.0, 4, gaussian_delta(config.delta))
     assert 0 < summary["epsilon_ledger"] < summary["epsilon"] <= 500.0
+    assert (summary["epsilon"], config.delta) in curve(summary)
+    assert summary["mu_gdp"] == pytest.approx(math.sqrt(2 * summary["rho_zcdp"]))
+    assert "(2 rounds were released)" in fact_sheets([summary])
     assert summary["accountant"] == "exact" and "honest-but-curious" in summary["threat_model"]
     assert "2 rounds and 1 spare and 1 evaluation of models on the nodes" in summary["privacy"]
     name = RunFolder(tmp_path / "run").load_value("run")
