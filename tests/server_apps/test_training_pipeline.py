@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
+from privsyn_flower.report.fact_sheet import fact_sheets
+from privsyn_flower.report.guarantee import curve
 from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
