@@ -1,0 +1,1 @@
+"""The report page: one HTML document, put together from escaped parts."""

@@ -1,0 +1,182 @@
+"""Charts by Altair, drawn in the browser by a library that stands in the page itself.
+
+The extra `report` brings both; without it every chart is the table that stands beside it anyway.
+Colours are the page's own variables, so that a chart follows dark and light mode and print.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.report.html.markup import Child, Html, data_script, element, folded
+
+logger = logging.getLogger("privsyn_flower")
+
+Rows = Sequence[Mapping[str, Any]]
+INSTALL = "pip install 'privsyn-flower[report]'"
+INK, MUTED, LINE, OWN, OTHER = (f"var(--{name})" for name in ("ink", "muted", "line", "own", "bar"))
+# Told apart without colour, too.
+DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
+SERIES = (OWN, OTHER, "var(--third)", MUTED)
+
+
+@functools.cache
+def library() -> str:
+    """The scripts that draw (Vega, Vega-Lite, vega-embed); "" where the extra is missing."""
+    if not (importlib.util.find_spec("altair") and importlib.util.find_spec("vl_convert")):
+        return ""
+    import altair
+    import vl_convert
+
+    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    try:
+        found = str(vl_convert.javascript_bundle(vl_version=version)  # type: ignore[call-arg])
+    except ValueError as error:  # versions of the two that do not fit each other
+        logger.warning("the report page has no charts: %s", error)
+        return ""
+    # Nothing in it may end the element that it stands in.
+    lowered = found.lower()
+    if any(mark in lowered for mark in ("</script", "<script", "<!--")):
+        logger.warning("the report page has no charts: their script cannot stand in a page")
+        return ""
+    return found
+
+
+def figure(title: Child, table: Html, draw: Callable[[], dict[str, Any]] | None) -> Html:
+    """A chart with its table folded up beside it, or the table alone. draw: makes the chart's
+    Vega-Lite specification, asked only where there is something to draw it."""
+    caption = element("figcaption", title)
+    if draw is None or not library():
+        return element("figure", caption, table)
+    # Open until a script has drawn the chart: without JavaScript the table is what there is.
+    beside = folded("The same as a table", table, open_=True)
+    spec = data_script(draw(), "spec")
+    plot = element("div", class_="plot", aria_hidden="true")
+    return element("figure", caption, plot, spec, beside, class_="chart")
+
+
+def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> dict[str, Any]:
+    """Bars of rows {"name", "value"}, in their order: lying, a name on each, or upright."""
+    import altair as alt
+
+    names = alt.Axis(labelLimit=170, title=label or None, labelAngle=0, labelOverlap=True)
+    own = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
+    plain = alt.value(OWN)
+    base = alt.Chart(alt.Data(values=list(rows))).mark_bar(cornerRadiusEnd=2)
+    name = {"shorthand": "name:N", "sort": None, "axis": names}
+    length = {"shorthand": "value:Q", "axis": alt.Axis(title=value, tickCount=5)}
+    x, y = (alt.X(**name), alt.Y(**length)) if upright else (alt.X(**length), alt.Y(**name))
+    chart = base.encode(
+        x=x,
+        y=y,
+        color=own if any("own" in row for row in rows) else plain,
+        tooltip=[alt.Tooltip("name:N", title=label or "of"), alt.Tooltip("value:Q", title=value)],
+    )
+    return _finished(chart.properties(height=220 if upright else alt.Step(24)))
+
+
+def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
+    """Points with intervals of rows {"name", "value", "low", "high", "own"}, one below the other.
+
+    zero: with a line at 0, for differences.
+    """
+    import altair as alt
+
+    data = alt.Data(values=list(rows))
+    colour = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
+    y = alt.Y("name:N", sort=None, axis=alt.Axis(title=None, labelLimit=190))
+    scale = alt.Scale(zero=zero)
+    lines = (
+        alt.Chart(data)
+        .mark_rule(strokeWidth=3)
+        .encode(
+            x=alt.X("low:Q", scale=scale, axis=alt.Axis(title=value, tickCount=5)),
+            x2="high:Q",
+            y=y,
+            color=colour,
+        )
+    )
+    points = (
+        alt.Chart(data)
+        .mark_point(filled=True, size=90, opacity=1)
+        .encode(
+            x=alt.X("value:Q", scale=scale),
+            y=y,
+            color=colour,
+            tooltip=["name:N", *(alt.Tooltip(f"{key}:Q", format=".4f") for key in ENDS)],
+        )
+    )
+    layers = [lines, points]
+    if zero:
+        at = alt.Chart(alt.Data(values=[{"at": 0}]))
+        layers.insert(0, at.mark_rule(strokeDash=[4, 3], color=MUTED).encode(x="at:Q"))
+    return _finished(alt.layer(*layers).properties(height=alt.Step(26)))
+
+
+def lines(
+    rows: Rows, *, value: str, label: str = "round", budget: float | None = None, zero: bool = True
+) -> dict[str, Any]:
+    """Lines of rows {"x", "value", "series"}, with {"low", "high"} as bands where they have them.
+
+    budget: drawn as a level line.
+    """
+    import altair as alt
+
+    data = alt.Data(values=list(rows))
+    names = list(dict.fromkeys(str(row["series"]) for row in rows))
+    several = alt.Legend(orient="top", title=None, labelLimit=260, symbolStrokeWidth=2)
+    domain, used = names, (SERIES * len(names))[: len(names)]
+    colour = alt.Color(
+        "series:N",
+        scale=alt.Scale(domain=domain, range=list(used)),
+        legend=several if len(names) > 1 else None,
+    )
+    dashes = alt.StrokeDash(
+        "series:N",
+        scale=alt.Scale(
+            domain=domain, range=[list(d) for d in (DASHES * len(names))[: len(names)]]
+        ),
+        legend=None,
+    )
+    x = alt.X(
+        "x:Q", axis=alt.Axis(title=label, tickMinStep=1, format="d"), scale=alt.Scale(nice=False)
+    )
+    y = alt.Y("value:Q", axis=alt.Axis(title=value, tickCount=5), scale=alt.Scale(zero=zero))
+    tips = [alt.Tooltip("x:Q", title=label), "series:N", alt.Tooltip("value:Q", format=",.4g")]
+    few = len(rows) <= 40 * len(names)
+    mark = alt.Chart(data).mark_line(point={"size": 45} if few else False, strokeWidth=2)
+    layers: list[Any] = [mark.encode(x=x, y=y, color=colour, strokeDash=dashes, tooltip=tips)]
+    if all("low" in row for row in rows):
+        band = alt.Chart(data).mark_area(opacity=0.2)
+        layers.insert(0, band.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=colour))
+    if budget is not None:
+        level = alt.Chart(alt.Data(values=[{"at": budget}]))
+        layers.insert(0, level.mark_rule(strokeDash=[4, 3], color=MUTED).encode(y="at:Q"))
+    return _finished(alt.layer(*layers).properties(height=220))
+
+
+ENDS = ("value", "low", "high")
+
+
+def _finished(chart: Any) -> dict[str, Any]:
+    """The specification, as wide as the page lets it be."""
+    text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12}
+    spec: dict[str, Any] = (
+        chart.properties(width="container")
+        .configure(
+            font="system-ui, sans-serif",
+            background="transparent",
+            autosize={"type": "fit-x", "contains": "padding"},
+        )
+        .configure_axis(
+            **text, titleFontWeight="normal", gridColor=LINE, domainColor=LINE, tickColor=LINE
+        )
+        .configure_legend(labelColor=INK, labelFontSize=12)
+        .configure_view(stroke=None)
+        .to_dict()
+    )
+    return spec

@@ -1,0 +1,122 @@
+"""The whole document: head, policy, navigation, parts, and the scripts that it carries."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+
+from privsyn_flower import __version__
+from privsyn_flower.report.html.charts import INSTALL, library
+from privsyn_flower.report.html.compared import comparison, names_of
+from privsyn_flower.report.html.cost import cost
+from privsyn_flower.report.html.good import good
+from privsyn_flower.report.html.learned import learned
+from privsyn_flower.report.html.markup import Html, element, joined
+from privsyn_flower.report.html.overview import overview
+from privsyn_flower.report.html.parts import Part, paragraph, part
+from privsyn_flower.report.html.private import private
+from privsyn_flower.report.html.script import SCRIPT
+from privsyn_flower.report.html.settings import settings
+from privsyn_flower.report.html.style import STYLE
+from privsyn_flower.report.html.went import went
+from privsyn_flower.report.reading import RunFolder
+
+logger = logging.getLogger("privsyn_flower")
+
+LIVE_EVERY = 4  # seconds between two looks of a page that follows a run
+SECTIONS: dict[str, tuple[str, Callable[[RunFolder], Part]]] = {
+    "learned": ("What was learned", learned),
+    "private": ("How private it is", private),
+    "good": ("How good it is", good),
+    "cost": ("What it cost", cost),
+    "went": ("How it went", went),
+    "settings": ("Configuration", settings),
+}
+
+
+def run_document(run: RunFolder, *, live: bool = False) -> str:
+    """The page of one run."""
+    parts = [_guarded(id_, title, make, run) for id_, (title, make) in SECTIONS.items()]
+    return _document(run.name, overview(run), parts, live=live)
+
+
+def comparison_document(runs: Sequence[RunFolder]) -> str:
+    """The page of several runs."""
+    header = element(
+        "header",
+        element("p", "privsyn-flower", class_="kicker"),
+        element("h1", f"{len(runs)} runs compared"),
+        paragraph(
+            "Runs stand beside each other by the kind of trust that they ask for: figures of "
+            "different kinds are no race."
+        ),
+    )
+    return _document(" / ".join(names_of(runs))[:200], header, comparison(runs))
+
+
+def _guarded(id_: str, title: str, make: Callable[[RunFolder], Part], run: RunFolder) -> Part:
+    """A part of the page; one that cannot be made of what the folder says is no reason to show
+    nothing of the others."""
+    try:
+        return make(run)
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
+        told = f"This part cannot be shown: {type(error).__name__}: {error}"
+        return Part(id_, title, paragraph(told, "notice bad"))
+
+
+def _document(title: str, header: Html, parts: Sequence[Part], *, live: bool = False) -> str:
+    links = [element("li", element("a", one.title, href=f"#{one.id}")) for one in parts]
+    scripts = [Html(text) for text in (library(), SCRIPT) if text]
+    body = element(
+        "body",
+        element("a", "Skip to the first section", href=f"#{parts[0].id}", class_="skip"),
+        element(
+            "div",
+            header,
+            element("nav", element("ul", *links), aria_label="Sections"),
+            element("main", *map(part, parts)),
+            _footer(),
+            class_="page",
+        ),
+        *(Html(f"<script>{text}</script>") for text in scripts),
+    )
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=_policy(scripts, live)),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="referrer", content="no-referrer"),
+        element("title", f"{title} - privsyn-flower"),
+        Html(f"<style>{STYLE}</style>"),
+    )
+    page = element("html", head, body, lang="en", data_live=LIVE_EVERY if live else None)
+    return f"<!doctype html>\n{page}\n"
+
+
+def _footer() -> Html:
+    told = [
+        paragraph(
+            f"Written by privsyn-flower {__version__} from the run folder alone. This file loads "
+            "nothing and sends nothing."
+        )
+    ]
+    if not library():
+        told.append(paragraph(f"Tables only: for charts too, {INSTALL}, and write the page again."))
+    return element("footer", joined(told))
+
+
+def _policy(scripts: Sequence[str], live: bool) -> str:
+    """No network, no frames, no forms; of scripts, those of this document by their digests."""
+    own = " ".join(_digest(text) for text in scripts)
+    follow = "; connect-src 'self'" if live else ""
+    return (
+        f"default-src 'none'; script-src {own}; style-src {_digest(STYLE)}{follow}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,193 @@
+"""What was learned: synthetic texts to browse, by topic or class, or the trained model."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.report.html.charts import bars, figure
+from privsyn_flower.report.html.markup import (
+    Html,
+    element,
+    facts,
+    is_number,
+    joined,
+    number,
+    plain,
+    size,
+    table,
+)
+from privsyn_flower.report.html.parts import Part, guarantee, mapping, paragraph, small, stripped
+from privsyn_flower.report.reading import RunFolder
+
+SHOWN = 600  # texts on the page
+LONGEST = 1200  # characters of a text that are shown
+COUNTED = 20_000  # texts whose lengths and topics are counted
+GROUPS = 20  # of the largest that are drawn
+BINS = 16  # of the histogram of lengths
+
+Row = Mapping[str, Any]
+
+
+def learned(run: RunFolder) -> Part:
+    """The result, as far as it is there."""
+    summary = run.summary or {}
+    total = run.text_count()
+    body = [_texts(run, total)] if total else []
+    if "parameters" in summary:
+        told = f"A trained model of {number(summary['parameters'])} trainable parameters"
+        body.append(paragraph(f"{told}{', in model/ of the run folder' if not total else ''}."))
+    if "proximity" in summary:
+        body.append(_kept(mapping(summary["proximity"])))
+    if not body:
+        measured = "measured" in summary
+        nothing = "This run measured given models and made none." if measured else "Nothing yet."
+        body.append(paragraph(nothing))
+    return Part("learned", "What was learned", joined(body))
+
+
+def _texts(run: RunFolder, total: int) -> Html:
+    """The browser of texts, and what they are like."""
+    rows = run.texts(COUNTED)
+    shown_rows = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
+    names = [_group(row) for row in rows]
+    groups = Counter(name for name in names if name)
+    told = f"{number(total)} synthetic texts, in synthetic.jsonl."
+    if len(shown_rows) < total:
+        told += f" {number(len(shown_rows))} of them stand here, evenly spread over the file."
+    body = [paragraph(told)]
+    if groups:
+        body.append(_by_group(run, groups, _what(rows), len(rows)))
+    body += [_lengths(run, rows, total), _browser(shown_rows, groups, _what(rows))]
+    return joined(body)
+
+
+def _group(row: Row) -> str:
+    """What a text is listed under: its topic's keywords, or its class."""
+    words = row.get("keywords")
+    topic = ", ".join(map(str, words)) if isinstance(words, list) else ""
+    label = row.get("label")
+    named = topic or (f"topic {row['topic']}" if "topic" in row else "")
+    return stripped(plain(": ".join(str(one) for one in (label, named) if one)))
+
+
+def _what(rows: Sequence[Row]) -> str:
+    return "topic" if any("topic" in row for row in rows) else "class"
+
+
+def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> Html:
+    """How many texts each topic or class has."""
+    shares = _released_shares(run)
+    most = groups.most_common(GROUPS)
+    rows = [
+        [name, number(count), f"{count / counted:.1%}", shares.get(name, "-")]
+        for name, count in most
+    ]
+    headings = [what, "texts", "of all", "share released"]
+    if not shares:
+        headings, rows = headings[:3], [row[:3] for row in rows]
+    title = f"Texts by {what}: the {len(most)} largest of {len(groups)} ({guarantee(run)})"
+    data = [{"name": stripped(name, 34), "value": count} for name, count in most]
+    return figure(title, table(title, headings, rows), lambda: bars(data, value="texts"))
+
+
+def _released_shares(run: RunFolder) -> dict[str, str]:
+    """The noisy shares of the largest topics, by their keywords."""
+    largest = mapping((run.summary or {}).get("topics")).get("largest")
+    found = [mapping(one) for one in largest] if isinstance(largest, list) else []
+    return {
+        _group({"keywords": one.get("keywords"), "topic": ""}): f"{one['share']:.1%}"
+        for one in found
+        if is_number(one.get("share"))
+    }
+
+
+def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
+    """A histogram of the texts' words."""
+    words = sorted(len(str(row["text"]).split()) for row in rows)
+    if not words:
+        return Html()
+    # The longest hundredth goes into the last bin, or it would flatten the rest.
+    top = max(1, words[min(len(words) - 1, int(0.99 * len(words)))])
+    step = max(1, math.ceil((top + 1) / BINS))
+    bins = Counter(min(length, top) // step for length in words)
+    names = [(first, first + step - 1) for first in range(0, top + 1, step)]
+    data = []
+    for place, (first, last) in enumerate(names):
+        open_end = place == len(names) - 1 and words[-1] > last
+        name = f"{first}+" if open_end else str(first) if step == 1 else f"{first}\u2013{last}"
+        data.append({"name": name, "value": bins[place]})
+    of = f" of {number(len(words))} texts" if len(words) < total else ""
+    middle = words[len(words) // 2]
+    title = (
+        f"Words of a text{of}: {middle} in the middle, {words[0]} to {words[-1]} ({guarantee(run)})"
+    )
+    body = [[str(row["name"]), number(row["value"])] for row in data]
+    listing = table("Texts by their number of words", ["words", "texts"], body)
+    return figure(title, listing, lambda: bars(data, value="texts", label="words", upright=True))
+
+
+def _browser(rows: Sequence[Row], groups: Counter[str], what: str) -> Html:
+    """The texts themselves, to search; without JavaScript, a list to scroll."""
+    numbers = {name: str(place) for place, (name, _) in enumerate(groups.most_common())}
+    options = [element("option", f"every {what}", value="")]
+    options += [element("option", name, value=place) for name, place in numbers.items()]
+    search = [
+        element("label", "Search", for_="search"),
+        element("input", id="search", type="search", autocomplete="off", spellcheck="false"),
+    ]
+    if groups:
+        search.append(element("label", f"Of {what}", for_="group"))
+        search.append(element("select", *options, id="group"))
+    items = [
+        element("li", *_item(row), data_group=numbers.get(_group(row)), dir="auto") for row in rows
+    ]
+    return joined(
+        [
+            element("h3", "Synthetic texts"),
+            element("div", *search, class_="controls", role="search"),
+            element("p", "", id="found", role="status"),
+            element(
+                "ol", *items, class_="texts", id="texts", tabindex=0, aria_label="Synthetic texts"
+            ),
+            element("button", "Show more", id="more", type="button", hidden=True),
+        ]
+    )
+
+
+def _item(row: Row) -> list[Html]:
+    text, name = str(row["text"]), _group(row)
+    left = len(text) - LONGEST
+    parts = [element("span", name, class_="tag")] if name else []
+    parts.append(element("span", text[:LONGEST], class_="text"))
+    if left > 0:
+        parts.append(element("span", f" \u2026 {number(left)} more characters", class_="remark"))
+    return parts
+
+
+def _kept(found: Mapping[str, Any]) -> Html:
+    """Public text that the trained model keeps."""
+    by = found.get("by")
+    rows = [
+        [name, number(mapping(one).get("kept")), number(mapping(one).get("of"))]
+        for name, one in {"all": found, **mapping(by)}.items()
+    ]
+    title = "Public texts that the trained model keeps"
+    share = mapping(found.get("minority_share"))
+    told = facts(
+        [
+            ("kept", size(found.get("bytes_kept"))),
+            ("of", size(found.get("bytes_of"))),
+            ("minority's share before", _percent(share.get("before"))),
+            ("minority's share after", _percent(share.get("after"))),
+        ]
+    )
+    carried = small("Public text that the trained model chose carries the epsilon of the training.")
+    listing = table(title, ["public text", "kept", "of"], rows)
+    return joined([element("h3", title), told, listing, carried])
+
+
+def _percent(value: object) -> str | None:
+    return f"{value:.1%}" if is_number(value) else None

@@ -1,0 +1,142 @@
+"""The top of a run's page: which run, what must be known before reading on, the key figures."""
+
+from __future__ import annotations
+
+import math
+
+from privsyn_flower.report.html.markup import (
+    Html,
+    element,
+    interval,
+    is_number,
+    is_triple,
+    number,
+    size,
+)
+from privsyn_flower.report.html.parts import claim, epsilon, guarantee, mapping
+from privsyn_flower.report.html.private import short_claim
+from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.report.summaries import NONE, RESULTS, trust_of
+
+START = {"synthetic": "random_public", "trained": "pretrained"}  # what a result is compared with
+
+
+def overview(run: RunFolder) -> Html:
+    """The name, warnings, the short claim and cards."""
+    return element(
+        "header",
+        element("p", "privsyn-flower run", class_="kicker"),
+        element("h1", run.name),
+        element("p", _line(run), class_="remark"),
+        *notices(run),
+        element("p", short_claim(run), class_="claim"),
+        _cards(run),
+    )
+
+
+def method_of(run: RunFolder) -> str:
+    """The method's name; of somebody's ServerApp nobody says it."""
+    if run.summary is not None:
+        return str(run.summary["method"])
+    return run.config.method if run.config is not None else "a strategy of another app"
+
+
+def _line(run: RunFolder) -> str:
+    """Method, data, seed and version."""
+    summary = run.summary or {}
+    told = [method_of(run)]
+    if dataset := summary.get("dataset"):
+        told.append(str(dataset))
+    elif run.config is not None:
+        told.append(run.config.data.source)
+    users = summary.get("users", run.promised.get("users"))
+    told += [f"{number(users)} users"] if users is not None else []
+    told += [f"seed {run.seed}"] if run.seed is not None else []
+    told += [f"version {summary['version']}"] if "version" in summary else []
+    return ", ".join(told)
+
+
+def notices(run: RunFolder) -> list[Html]:
+    """What changes how everything below is to be read."""
+    summary = run.summary or {}
+    found = claim(run)
+    told: list[tuple[str, str]] = []
+    if run.state == "running":
+        told.append(("state", "This run is going on: what follows is what is there so far."))
+    elif run.error:
+        told.append(("bad", f"This run failed: {run.error.splitlines()[0][:300]}"))
+    elif run.summary is None and run.config is not None:
+        told.append(("bad", "This run stopped before its result; privsyn run --resume goes on."))
+    if early := summary.get("ended_early"):
+        of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
+        told.append(("warn", f"Ended early, after {of}: {early}"))
+    if run.summary is not None and trust_of(summary) == NONE:
+        told.append(("bad", f"No privacy is claimed: {summary['threat_model']}"))
+    threat = str(found.get("threat_model", ""))
+    if found.get("split") == "private" or "split was chosen by private text" in threat:
+        told.append(
+            (
+                "warn",
+                "Not for release: which users and texts there are was chosen by reading private "
+                "text, which epsilon does not cover. This run is for comparison.",
+            )
+        )
+    if summary.get("benchmark"):
+        told.append(
+            (
+                "warn",
+                "This page has figures measured on private or held-out text. They are marked; "
+                "epsilon does not cover them.",
+            )
+        )
+    return [element("p", text, class_=f"notice {kind}") for kind, text in told]
+
+
+def _cards(run: RunFolder) -> Html:
+    """A few figures, each with what it is."""
+    summary = run.summary or {}
+    found = claim(run)
+    delta = number(found["delta"], ".3g") if "delta" in found else "-"
+    cards = [("epsilon", epsilon(found), f"at delta {delta}, for each user")]
+    if (texts := run.text_count()) or "parameters" not in summary:
+        cards.append(("synthetic texts", number(texts), "in synthetic.jsonl"))
+    else:
+        cards.append(("parameters", number(summary["parameters"]), "trained privately"))
+    done, planned = summary.get("rounds", len(run.metrics)), summary.get("rounds_planned")
+    cards.append(("rounds", number(done), f"of {number(planned)}" if planned else "released"))
+    if (up := summary.get("bytes_up_per_user_round")) is not None:
+        cards.append(("sent by a user", size(up), "in a round"))
+    signal = mapping(summary.get("verdict"))
+    if is_number(signal.get("excess")):
+        ratio = math.sqrt(max(0.0, float(signal["excess"])))
+        cards.append(("signal / noise", number(ratio, ".2g"), str(signal.get("signal", ""))))
+    cards += _accuracy(run)
+    return element("div", *(_card(*card) for card in cards), class_="cards")
+
+
+def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
+    """The benchmark's figure with the paired difference to its control, not covered."""
+    found = mapping((run.summary or {}).get("benchmark"))
+    values = mapping(found.get("accuracy"))
+    own = next((name for name in RESULTS if is_number(values.get(name))), None)
+    if own is None:
+        return []
+    differences = mapping(found.get("accuracy_difference"))
+    names = [START[own], *(str(pair).partition("-")[2] for pair in differences)]
+    other = next((n for n in names if is_triple(differences.get(f"{own}-{n}"))), None)
+    beside = "no control"
+    if other is not None:
+        gained = interval(differences[f"{own}-{other}"], sign=True)
+        beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}, not covered by it"
+    return [("accuracy, benchmark", number(values[own], ".4f"), beside)]
+
+
+def _card(title: str, value: str, remark: str) -> Html:
+    outside = " outside" if "benchmark" in title else ""
+    return element(
+        "div",
+        element("span", title, class_="name"),
+        element("strong", value),
+        element("span", remark, class_="remark"),
+        class_=f"card{outside}",
+    )

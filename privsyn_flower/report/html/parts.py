@@ -1,0 +1,73 @@
+"""What the parts of the page share: a part, and a run's claim in short words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.report.html.markup import Html, element, is_number, number, shown
+from privsyn_flower.report.reading import RunFolder
+
+OUTSIDE = "Not covered by epsilon: measured on private or held-out text."
+
+
+@dataclass(frozen=True)
+class Part:
+    """A section of the page. id: its address in the page."""
+
+    id: str
+    title: str
+    body: Html
+
+
+def part(found: Part) -> Html:
+    """A section with its heading."""
+    heading = element("h2", found.title, id=f"{found.id}-title")
+    return element("section", heading, found.body, id=found.id, aria_labelledby=f"{found.id}-title")
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """A JSON object, {} in the place of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def paragraph(text: object, class_: str | None = None) -> Html:
+    """<p>."""
+    return element("p", text, class_=class_)
+
+
+def small(text: object) -> Html:
+    """A remark on what stands above it."""
+    return element("p", shown(text), class_="remark")
+
+
+def claim(run: RunFolder) -> Mapping[str, Any]:
+    """What the run claims: of its summary, else of what it promised before it asked anybody."""
+    if run.summary is not None:
+        return run.summary
+    return run.promised
+
+
+def epsilon(found: Mapping[str, Any]) -> str:
+    """Rounded up, in words: null in JSON is no bound at all."""
+    if "epsilon" not in found:
+        return "not said"
+    value = found["epsilon"]
+    if value is None:
+        return "infinity"
+    return at_most(float(value)) if is_number(value) else number(value)
+
+
+def guarantee(run: RunFolder) -> str:
+    """The few words that go with a figure."""
+    found = claim(run)
+    delta = f", \u03b4 = {number(found['delta'], '.3g')}" if "delta" in found else ""
+    return f"\u03b5 = {epsilon(found)}{delta}"
+
+
+def stripped(text: str, most: int = 60) -> str:
+    """A name for an axis: one line, not longer than it can be read."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}\u2026"

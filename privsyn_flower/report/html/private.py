@@ -1,0 +1,238 @@
+"""How private: the claim, what each release spent, and what the ledger holds over all runs."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.privacy.ledger import Charge
+from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.report.html.charts import figure, lines
+from privsyn_flower.report.html.markup import (
+    Html,
+    element,
+    facts,
+    folded,
+    is_number,
+    joined,
+    number,
+    table,
+)
+from privsyn_flower.report.html.parts import Part, claim, epsilon, paragraph, small
+from privsyn_flower.report.ledgers import LedgerView
+from privsyn_flower.report.reading import RunFolder
+
+MOST_ROWS = 60  # of a table of releases or rounds
+STATES = {
+    "committed": "released",
+    "reserved": "no release, and charged",
+    "void": "ended before anything could be seen; not charged",
+}
+
+
+def private(run: RunFolder) -> Part:
+    """The claim, and the releases it is about."""
+    found = claim(run)
+    body = [
+        paragraph(short_claim(run), "claim"),
+        _numbers(run, found),
+        *_fact_sheet(run),
+        *_releases(run),
+        *_curve(found),
+        *_statement(run, found),
+    ]
+    return Part("private", "How private it is", joined(body))
+
+
+def short_claim(run: RunFolder) -> str:
+    """What epsilon means, and against whom; of a run without a result, as it was promised."""
+    summary = run.summary or {}
+    if told := summary.get("privacy_short") or summary.get("privacy"):
+        return str(told)
+    paragraphs = [one for one in run.statement.split("\n\n") if not one.startswith("#")]
+    return paragraphs[0].strip() if paragraphs else "No claim is written in this folder yet."
+
+
+def _numbers(run: RunFolder, found: Mapping[str, Any]) -> Html:
+    rho = found.get("rho_zcdp")
+    multiplier = found.get("noise_multiplier")
+    return facts(
+        [
+            ("epsilon", epsilon(found)),
+            ("delta", number(found["delta"], ".3g") if "delta" in found else None),
+            ("zero-concentrated: rho", at_most(rho) if is_number(rho) else None),
+            ("Gaussian: mu", number(found.get("mu_gdp")) if found.get("mu_gdp") else None),
+            ("unit", found.get("unit")),
+            ("adjacency", found.get("adjacency")),
+            ("accountant", found.get("accountant")),
+            ("noise / bound of a user", number(multiplier) if multiplier else None),
+            ("releases of one user", number(found.get("participations_per_user"))
+             if "participations_per_user" in found else None),
+            ("against", found.get("threat_model")),
+            *_over_runs(run, found),
+        ]
+    )  # fmt: skip
+
+
+def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """What the ledger says of everything on it."""
+    ledger = run.ledger
+    if ledger is None:
+        spent, total = found.get("epsilon_ledger"), found.get("epsilon_ledger_total")
+        if not is_number(spent):
+            return []
+        of = f" of {at_most(total)}" if is_number(total) else ""
+        return [("on the ledger, all runs", f"epsilon {at_most(spent)}{of}")]
+    total = ledger.header.total_epsilon
+    of = f" of {at_most(total)}" if total is not None else ", without a total"
+    rows: list[tuple[str, object]] = [
+        ("ledger", f"population {ledger.header.population!r}, shared by runs" if ledger.shared
+         else "this run's own")
+    ]  # fmt: skip
+    if (own := _spent(ledger, ledger.own)) is not None:
+        rows.append(("spent by this run so far", f"epsilon {own}{of}"))
+    if ledger.shared:
+        runs = len({charge.run.partition("-")[0] for charge in ledger.charges})
+        every = _spent(ledger, list(ledger.charges))
+        if ledger.whole and every is not None:
+            rows.append((f"spent by all {runs} runs on it", f"epsilon {every}{of}"))
+        elif not ledger.whole:
+            rows.append(("spent by all runs on it", "the ledger itself could not be read here"))
+    return rows
+
+
+def _spent(ledger: LedgerView, charges: list[Charge]) -> str | None:
+    """Their epsilon together, rounded up; None where it cannot be computed."""
+    try:
+        value = ledger.epsilon(charges)
+    except (ValueError, ArithmeticError, ImportError):
+        return None
+    return at_most(value) if math.isfinite(value) else "infinity"
+
+
+def _fact_sheet(run: RunFolder) -> list[Html]:
+    """NIST SP 800-226's questions, where the package can answer them from a summary."""
+    if run.summary is None:
+        return []
+    try:
+        ask = importlib.import_module("privsyn_flower.report.fact_sheet").fact_sheet
+    except ImportError:
+        return []
+    items = [[one.question, one.answer, one.source] for one in ask(run.summary)]
+    headings = ["question", "answer", "from"]
+    sheet = table("Fact sheet after NIST SP 800-226", headings, items, words=3)
+    return [element("h3", "Fact sheet"), element("div", sheet, class_="prose")]
+
+
+def _releases(run: RunFolder) -> list[Html]:
+    """What each release spent."""
+    body = [element("h3", "What each release spent")]
+    found = claim(run)
+    sofar = {str(row.get("charge")): row.get("epsilon_so_far") for row in run.metrics}
+    drawn = [
+        {"x": row["round"], "value": row["epsilon_so_far"], "series": "spent so far"}
+        for row in run.metrics
+        if is_number(row.get("round")) and is_number(row.get("epsilon_so_far"))
+    ]
+    if run.ledger is None:
+        told = "no user was asked" if found.get("claim", "") is None else "no charge is known here"
+        return [*body, paragraph(f"Nothing to list: {told}.")] if not drawn else [
+            *body, _spent_figure(run, drawn, table(*_spent_rows(drawn)))
+        ]  # fmt: skip
+    charges = run.ledger.own
+    rows = [
+        [
+            charge.id,
+            _question(charge, run.ledger.run),
+            number(charge.round),
+            number(charge.attempt),
+            number(charge.noise_multiplier),
+            *([number(charge.sampling_rate)] if any(c.sampling_rate < 1 for c in charges) else []),
+            STATES[charge.state],
+            number(sofar.get(charge.id)),
+            _clock(run.ledger.times.get(charge.id)),
+        ]
+        for charge in spread(charges)
+    ]
+    headings = ["charge", "question", "round", "attempt", "noise / bound"]
+    headings += ["rate"] if any(c.sampling_rate < 1 for c in charges) else []
+    headings += ["what became of it", "epsilon after it", "when (UTC)"]
+    caption = f"Charges of this run{few(len(rows), len(charges))}"
+    listing = table(caption, headings, rows, words=2)
+    return [*body, _spent_figure(run, drawn, listing) if len(drawn) > 1 else listing]
+
+
+def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) -> Html:
+    """Epsilon against rounds, below the whole that was promised."""
+    found = claim(run)
+    total = found.get("epsilon")
+    budget = float(total) if is_number(total) else None
+    title = (
+        f"Epsilon spent by round; the dashed line is the run's whole claim, {epsilon(found)}, "
+        "which also pays for spare rounds"
+    )
+    return figure(title, listing, lambda: lines(drawn, value="epsilon so far", budget=budget))
+
+
+def _spent_rows(drawn: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
+    rows = [[number(row["x"]), number(row["value"])] for row in spread(drawn)]
+    return f"Epsilon by round{few(len(rows), len(drawn))}", ["round", "epsilon so far"], rows
+
+
+def _question(charge: Charge, run: str) -> str:
+    """The kind of question; of one beside the rounds, its name, too."""
+    beside = charge.run.removeprefix(run).removeprefix("-")
+    return f"{beside} ({charge.query})" if beside else charge.query
+
+
+def _clock(at: float | None) -> str:
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+
+
+def spread(rows: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
+    """At most so many rows, evenly spread, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[n * (len(rows) - 1) // (most - 1)] for n in range(most)]
+
+
+def few(listed: int, of: int) -> str:
+    """What to say beside a table that does not have all rows."""
+    return f" ({number(listed)} of {number(of)}, evenly spread)" if listed < of else ""
+
+
+def _curve(found: Mapping[str, Any]) -> list[Html]:
+    """The (epsilon, delta) curve of the run's releases."""
+    points = found.get("privacy_curve")
+    if not isinstance(points, list):
+        return []
+    pairs = [
+        (float(one[0]), float(one[1]))
+        for one in points
+        if isinstance(one, list | tuple) and len(one) == 2 and all(map(is_number, one))
+    ]
+    if len(pairs) < 2:
+        return []
+    rows = [
+        {"x": point, "value": math.log10(delta), "series": "curve"}
+        for point, delta in pairs
+        if delta > 0
+    ]
+    title = "The same guarantee at other deltas: each point of the curve holds"
+    cells = [[number(point), number(delta, ".3g")] for point, delta in pairs]
+    listing = table("Epsilon and delta", ["epsilon", "delta"], cells)
+    draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
+    return [element("h3", "Epsilon and delta"), figure(title, listing, draw)]
+
+
+def _statement(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+    """The whole statement, on demand."""
+    whole = found.get("privacy") or run.statement
+    if not whole:
+        return []
+    text = [paragraph(one) for one in str(whole).split("\n\n") if not one.startswith("#")]
+    note = small("Also in privacy.md of the run folder.")
+    return [folded("The whole privacy statement", *text, note)]
