@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from privsyn_flower.files import write_atomic
+from privsyn_flower.files import replace_private
 from privsyn_flower.report.html.document import comparison_document, run_document
 from privsyn_flower.report.reading import RunFolder, read_run
 from privsyn_flower.report.summaries import read_summary
@@ -36,12 +36,11 @@ def page(folders: Sequence[Path], *, live: bool = False) -> str:
 
 
 def write_page(folders: Sequence[Path], path: Path) -> Path:
-    """The page in a file, which the owner alone may read until it is passed on; atomic.
+    """The page in a file, atomically; its owner alone may read it, for it may have a benchmark.
 
     Raises ReportError and ValueError as `page`, OSError where the file cannot be written.
     """
-    write_atomic(path, page(folders).encode())
-    path.chmod(0o600)  # a benchmark's figures are private
+    replace_private(path, page(folders).encode())
     return path
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import tomllib
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flwr.app import Context
@@ -14,7 +15,8 @@ from flwr.serverapp import Grid, ServerApp
 from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, to_toml
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
-from privsyn_flower.runs import RunFolder, failure
+from privsyn_flower.report.page import REPORT, write_page
+from privsyn_flower.runs import RunFolder, RunLocked, failure
 from privsyn_flower.server_apps.pipeline import Pipeline
 
 app = ServerApp()
@@ -29,13 +31,33 @@ def main(grid: Grid, context: Context) -> None:
     folder = RunFolder(Path(config.run_folder) if config.run_folder else default)
     _log_to_stderr()
     logger.info("run folder: %s", folder.path)
-    with folder.lock():
+    with _reported(folder), folder.lock():
         try:
             _same_config(folder, config)
             Pipeline(config, grid, folder).run()
         except Exception as error:
             _tell(folder, error)
             raise
+
+
+@contextmanager
+def _reported(folder: RunFolder) -> Iterator[None]:
+    """Write the run's page at its end, also at a bad one; a run fails by no page."""
+    try:
+        yield
+    except RunLocked:  # another's run
+        raise
+    except Exception:
+        _report(folder)
+        raise
+    _report(folder)
+
+
+def _report(folder: RunFolder) -> None:
+    try:
+        write_page([folder.path], folder.path / REPORT)
+    except Exception as error:
+        logger.warning("no %s: %s: %s", REPORT, type(error).__name__, error)
 
 
 def _tell(folder: RunFolder, error: Exception) -> None:

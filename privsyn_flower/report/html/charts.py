@@ -33,8 +33,9 @@ def library() -> str:
     import vl_convert
 
     version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+    bundle: Callable[..., str] = vl_convert.javascript_bundle
     try:
-        found = str(vl_convert.javascript_bundle(vl_version=version)  # type: ignore[call-arg])
+        found = str(bundle(vl_version=version))
     except ValueError as error:  # versions of the two that do not fit each other
         logger.warning("the report page has no charts: %s", error)
         return ""
@@ -46,10 +47,15 @@ def library() -> str:
     return found
 
 
-def figure(title: Child, table: Html, draw: Callable[[], dict[str, Any]] | None) -> Html:
-    """A chart with its table folded up beside it, or the table alone. draw: makes the chart's
-    Vega-Lite specification, asked only where there is something to draw it."""
-    caption = element("figcaption", title)
+def figure(
+    title: Child, remark: Child, table: Html, draw: Callable[[], dict[str, Any]] | None
+) -> Html:
+    """A chart with its table folded up beside it, or the table alone.
+
+    remark: what has to be known with it, epsilon above all. draw: makes the chart's Vega-Lite
+    specification, asked only where there is something to draw it.
+    """
+    caption = element("figcaption", element("strong", title), " ", element("span", remark))
     if draw is None or not library():
         return element("figure", caption, table)
     # Open until a script has drawn the chart: without JavaScript the table is what there is.
@@ -63,7 +69,7 @@ def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> d
     """Bars of rows {"name", "value"}, in their order: lying, a name on each, or upright."""
     import altair as alt
 
-    names = alt.Axis(labelLimit=170, title=label or None, labelAngle=0, labelOverlap=True)
+    names = alt.Axis(labelLimit=170, title=label or None, labelAngle=0)
     own = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
     plain = alt.value(OWN)
     base = alt.Chart(alt.Data(values=list(rows))).mark_bar(cornerRadiusEnd=2)
@@ -88,7 +94,7 @@ def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
 
     data = alt.Data(values=list(rows))
     colour = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
-    y = alt.Y("name:N", sort=None, axis=alt.Axis(title=None, labelLimit=190))
+    y = alt.Y("name:N", sort=None, axis=alt.Axis(title=None, labelLimit=230))
     scale = alt.Scale(zero=zero)
     lines = (
         alt.Chart(data)
@@ -142,9 +148,8 @@ def lines(
         ),
         legend=None,
     )
-    x = alt.X(
-        "x:Q", axis=alt.Axis(title=label, tickMinStep=1, format="d"), scale=alt.Scale(nice=False)
-    )
+    steps = {"tickMinStep": 1, "format": "d"} if label == "round" else {}
+    x = alt.X("x:Q", axis=alt.Axis(title=label, **steps), scale=alt.Scale(nice=False))
     y = alt.Y("value:Q", axis=alt.Axis(title=value, tickCount=5), scale=alt.Scale(zero=zero))
     tips = [alt.Tooltip("x:Q", title=label), "series:N", alt.Tooltip("value:Q", format=",.4g")]
     few = len(rows) <= 40 * len(names)
@@ -173,7 +178,13 @@ def _finished(chart: Any) -> dict[str, Any]:
             autosize={"type": "fit-x", "contains": "padding"},
         )
         .configure_axis(
-            **text, titleFontWeight="normal", gridColor=LINE, domainColor=LINE, tickColor=LINE
+            **text,
+            titleFontWeight="normal",
+            gridColor=LINE,
+            domainColor=LINE,
+            tickColor=LINE,
+            labelFlush=False,
+            labelOverlap=True,
         )
         .configure_legend(labelColor=INK, labelFontSize=12)
         .configure_view(stroke=None)

@@ -22,7 +22,6 @@ from privsyn_flower.report.html.parts import (
     OUTSIDE,
     Part,
     epsilon,
-    guarantee,
     mapping,
     paragraph,
     small,
@@ -105,7 +104,7 @@ def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolde
     for name, run in own:
         seed = "-" if run.seed is None else str(run.seed)
         rows.append([name, seed, *(_cell(column, run.summary or {}) for column in names)])
-    return table(title, ["run", "seed", *names], rows)
+    return table(title, ["run", "seed", *names], rows, words=3)
 
 
 def _cell(column: str, summary: Mapping[str, Any]) -> str:
@@ -128,18 +127,20 @@ def _gains(own: Sequence[tuple[str, RunFolder]]) -> Html:
             if one not in RESULTS or not is_triple(ends):
                 continue
             value, low, high = ends
-            short = f"{name}, {guarantee(run)} \u2212 {other.replace('_', ' ')}"
+            short = f"{name} (\u03b5 {epsilon(run.summary or {})}) \u2212 {other.replace('_', ' ')}"
             rows.append([name, epsilon(run.summary or {}), other.replace("_", " "),
                          f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"])  # fmt: skip
             data.append({"name": short, "value": value, "low": low, "high": high, "own": True})
     if not rows:
         return Html()
-    title = (
-        "Accuracy gained over each control: paired differences with 95 % intervals over held-out "
-        "users, each run with its epsilon"
+    title = "Accuracy gained over each control"
+    remark = (
+        "Paired differences with 95 % intervals over held-out users, each run with its epsilon."
     )
     listing = table("Accuracy gained", ["run", "epsilon", "over", "difference [95 %]"], rows)
-    return figure(title, listing, lambda: intervals(data, value="accuracy gained", zero=True))
+    return figure(
+        title, remark, listing, lambda: intervals(data, value="accuracy gained", zero=True)
+    )
 
 
 def _claims(named: Sequence[tuple[str, RunFolder]]) -> Part:

@@ -72,6 +72,6 @@ def _stages(run: RunFolder) -> list[Html]:
         [str(one["name"]), seconds(one["value"]), f"{value / whole:.1%}" if whole else "-"]
         for one, value in zip(data, spent.values(), strict=True)
     ]
-    title = f"Wall time by stage, {seconds(whole)} together"
+    remark = f"{seconds(whole)} together."
     listing = table("Wall time by stage", ["stage", "time", "share"], rows)
-    return [figure(title, listing, lambda: bars(data, value="seconds"))]
+    return [figure("Wall time by stage", remark, listing, lambda: bars(data, value="seconds"))]

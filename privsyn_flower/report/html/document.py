@@ -14,7 +14,7 @@ from privsyn_flower.report.html.cost import cost
 from privsyn_flower.report.html.good import good
 from privsyn_flower.report.html.learned import learned
 from privsyn_flower.report.html.markup import Html, element, joined
-from privsyn_flower.report.html.overview import overview
+from privsyn_flower.report.html.overview import benchmark_notice, overview
 from privsyn_flower.report.html.parts import Part, paragraph, part
 from privsyn_flower.report.html.private import private
 from privsyn_flower.report.html.script import SCRIPT
@@ -48,6 +48,7 @@ def comparison_document(runs: Sequence[RunFolder]) -> str:
         "header",
         element("p", "privsyn-flower", class_="kicker"),
         element("h1", f"{len(runs)} runs compared"),
+        *benchmark_notice(runs),
         paragraph(
             "Runs stand beside each other by the kind of trust that they ask for: figures of "
             "different kinds are no race."

@@ -23,7 +23,7 @@ from privsyn_flower.report.html.private import few, spread
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import RESULTS
 
-MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss, nats a token"}
+MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
 COVERED = "Covered by epsilon: a paid, noisy release of the nodes."
 NOISE = "Intervals cover the noise of the releases, not the choice of users."
 
@@ -57,11 +57,11 @@ def _signal(run: RunFolder) -> list[Html]:
     ]
     if len(data) < 2:
         return []
-    title = f"Norm of what the answers say, over the noise's ({guarantee(run)})"
+    title = "Norm of what the answers say, over the noise's"
     rows = [[number(one["x"]), number(one["value"], ".3f")] for one in spread(data)]
     listing = table(f"By round{few(len(rows), len(data))}", ["round", "signal / noise"], rows)
-    remark = small("Covered by epsilon: from the released sums. At 1 the two are as large.")
-    return [figure(title, listing, lambda: lines(data, value="signal / noise")), remark]
+    remark = f"From the released sums ({guarantee(run)}). At 1 the two are as large."
+    return [figure(title, remark, listing, lambda: lines(data, value="signal / noise"))]
 
 
 # Paid releases of the nodes ------------------------------------------------------------------
@@ -104,11 +104,11 @@ def _by_round(run: RunFolder, points: Sequence[Any]) -> Html:
         ]
         for one in spread(found)
     ]
-    title = f"Accuracy on users' text by round, with intervals of the noise ({guarantee(run)})"
+    title = "Accuracy on users' text by round"
     headings = ["round", "accuracy", "gained over the start", "loss"]
     listing = table(f"Paid evaluations{few(len(rows), len(found))}", headings, rows)
     draw = (lambda: lines(data, value="accuracy", zero=False)) if data else None
-    return joined([figure(title, listing, draw), small(NOISE)])
+    return figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
 
 
 def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
@@ -125,13 +125,18 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
             value, low, high = gain
             data.append({"name": str(name), "value": value, "low": low, "high": high, "own": True})
     against = found.get("against", "start")
-    title = f"Accuracy gained over {str(against)!r} on users' text ({guarantee(run)})"
+    title = f"Accuracy gained over {str(against)!r} on users' text"
     listing = table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
     draw = (lambda: intervals(data, value="accuracy gained", zero=True)) if data else None
-    return joined([figure(title, listing, draw), small(NOISE)])
+    return figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
 
 
 # The benchmark -------------------------------------------------------------------------------
+
+
+def beside(run: RunFolder) -> str:
+    """The run's guarantee beside a figure that it says nothing of."""
+    return f"The run has {guarantee(run)}; this figure is not covered by it."
 
 
 def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Html:
@@ -168,12 +173,10 @@ def _models(
             bar = {"name": _words(name), "value": value, "low": low, "high": high}
             data.append({**bar, "own": name in RESULTS})
     users = number(found.get("held_out_users"))
-    heading = (
-        f"{title} on {users} held-out users, by what the model was trained on ({guarantee(run)}; "
-        "this figure is not covered by it). 95 % intervals over users"
-    )
+    heading = f"{title} on {users} held-out users, by what the model was trained on"
+    remark = f"{beside(run)} 95 % intervals over users."
     listing = table(title, ["trained on", f"{title.lower()} [95 %]", "texts"], rows)
-    return figure(heading, listing, lambda: intervals(data, value=title.lower()))
+    return figure(heading, remark, listing, lambda: intervals(data, value=title.lower()))
 
 
 def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> list[Html]:
@@ -190,14 +193,14 @@ def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> li
         data.append(mark)
     if not rows:
         return []
-    heading = (
-        f"{title}: paired differences on the same held-out users, 95 % intervals "
-        f"({guarantee(run)}; not covered by it). An interval that leaves out 0 is a difference, "
-        "also where the intervals above overlap"
+    heading = f"{title}: paired differences on the same held-out users"
+    remark = (
+        f"{beside(run)} 95 % intervals: one that leaves out 0 is a difference, also where the "
+        "intervals above overlap."
     )
     listing = table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)
     draw = lambda: intervals(data, value=f"difference of {title.lower()}", zero=True)  # noqa: E731
-    return [figure(heading, listing, draw)]
+    return [figure(heading, remark, listing, draw)]
 
 
 def _judged(key: str, low: float, high: float) -> str:
@@ -222,13 +225,11 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
             {"name": _words(name), "value": value, "own": name in (*RESULTS, "seeds")}
             for name, value in named.items()
         ]
-        title = (
-            f"Frechet distance to held-out text, {group} ({guarantee(run)}; not covered by it): "
-            "smaller is closer"
-        )
+        title = f"Frechet distance to held-out text: {group}"
+        remark = f"{beside(run)} Smaller is closer."
         rows = [[_words(name), number(value, ".4f")] for name, value in named.items()]
         listing = table(f"Frechet distance, {group}", ["text", "distance"], rows)
-        parts.append(figure(title, listing, _bars(data)))
+        parts.append(figure(title, remark, listing, _bars(data)))
     return parts
 
 
@@ -269,9 +270,8 @@ def _rounds(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
             ]
             for place in spread(range(count))
         ]
-        heading = f"{title} ({guarantee(run)}; not covered by it)"
         listing = table(f"{title}{few(len(rows), count)}", ["round", *columns], rows)
-        parts.append(figure(heading, listing, _lines(data, title)))
+        parts.append(figure(title, beside(run), listing, _lines(data, title)))
     return parts
 
 

@@ -35,10 +35,12 @@ def learned(run: RunFolder) -> Part:
     """The result, as far as it is there."""
     summary = run.summary or {}
     total = run.text_count()
-    body = [_texts(run, total)] if total else []
+    body = []
     if "parameters" in summary:
-        told = f"A trained model of {number(summary['parameters'])} trainable parameters"
-        body.append(paragraph(f"{told}{', in model/ of the run folder' if not total else ''}."))
+        told = f"A trained model, of {number(summary['parameters'])} trainable parameters"
+        body.append(paragraph(f"{told}, in model/ of the run folder."))
+    if total:
+        body.append(_texts(run, total))
     if "proximity" in summary:
         body.append(_kept(mapping(summary["proximity"])))
     if not body:
@@ -88,9 +90,10 @@ def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> 
     headings = [what, "texts", "of all", "share released"]
     if not shares:
         headings, rows = headings[:3], [row[:3] for row in rows]
-    title = f"Texts by {what}: the {len(most)} largest of {len(groups)} ({guarantee(run)})"
+    title = f"Texts by {what}: the {len(most)} largest of {len(groups)}"
     data = [{"name": stripped(name, 34), "value": count} for name, count in most]
-    return figure(title, table(title, headings, rows), lambda: bars(data, value="texts"))
+    listing = table(title, headings, rows)
+    return figure(title, guarantee(run), listing, lambda: bars(data, value="texts"))
 
 
 def _released_shares(run: RunFolder) -> dict[str, str]:
@@ -121,12 +124,11 @@ def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
         data.append({"name": name, "value": bins[place]})
     of = f" of {number(len(words))} texts" if len(words) < total else ""
     middle = words[len(words) // 2]
-    title = (
-        f"Words of a text{of}: {middle} in the middle, {words[0]} to {words[-1]} ({guarantee(run)})"
-    )
+    title = f"Words of a text{of}: {middle} in the middle, {words[0]} to {words[-1]}"
     body = [[str(row["name"]), number(row["value"])] for row in data]
     listing = table("Texts by their number of words", ["words", "texts"], body)
-    return figure(title, listing, lambda: bars(data, value="texts", label="words", upright=True))
+    draw = lambda: bars(data, value="texts", label="words", upright=True)  # noqa: E731
+    return figure(title, guarantee(run), listing, draw)
 
 
 def _browser(rows: Sequence[Row], groups: Counter[str], what: str) -> Html:

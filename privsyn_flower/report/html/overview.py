@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from pathlib import PurePath
 
 from privsyn_flower.report.html.markup import (
     Html,
@@ -29,6 +31,7 @@ def overview(run: RunFolder) -> Html:
         element("h1", run.name),
         element("p", _line(run), class_="remark"),
         *notices(run),
+        *benchmark_notice([run]),
         element("p", short_claim(run), class_="claim"),
         _cards(run),
     )
@@ -46,7 +49,8 @@ def _line(run: RunFolder) -> str:
     summary = run.summary or {}
     told = [method_of(run)]
     if dataset := summary.get("dataset"):
-        told.append(str(dataset))
+        source, _, path = str(dataset).partition(":")
+        told.append(f"{source}:{PurePath(path).name}" if path else source)
     elif run.config is not None:
         told.append(run.config.data.source)
     users = summary.get("users", run.promised.get("users"))
@@ -81,15 +85,18 @@ def notices(run: RunFolder) -> list[Html]:
                 "text, which epsilon does not cover. This run is for comparison.",
             )
         )
-    if summary.get("benchmark"):
-        told.append(
-            (
-                "warn",
-                "This page has figures measured on private or held-out text. They are marked; "
-                "epsilon does not cover them.",
-            )
-        )
     return [element("p", text, class_=f"notice {kind}") for kind, text in told]
+
+
+def benchmark_notice(runs: Sequence[RunFolder]) -> list[Html]:
+    """Said once on a page that shows what no page of a deployed run has."""
+    if not any((run.summary or {}).get("benchmark") for run in runs):
+        return []
+    text = (
+        "This page has figures measured on private or held-out text. They are marked; epsilon "
+        "does not cover them."
+    )
+    return [element("p", text, class_="notice warn")]
 
 
 def _cards(run: RunFolder) -> Html:

@@ -63,8 +63,8 @@ def epsilon(found: Mapping[str, Any]) -> str:
 def guarantee(run: RunFolder) -> str:
     """The few words that go with a figure."""
     found = claim(run)
-    delta = f", \u03b4 = {number(found['delta'], '.3g')}" if "delta" in found else ""
-    return f"\u03b5 = {epsilon(found)}{delta}"
+    delta = f", \u03b4\u00a0=\u00a0{number(found['delta'], '.3g')}" if "delta" in found else ""
+    return f"\u03b5\u00a0=\u00a0{epsilon(found)}{delta}"
 
 
 def stripped(text: str, most: int = 60) -> str:

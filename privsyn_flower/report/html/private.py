@@ -21,7 +21,7 @@ from privsyn_flower.report.html.markup import (
     number,
     table,
 )
-from privsyn_flower.report.html.parts import Part, claim, epsilon, paragraph, small
+from privsyn_flower.report.html.parts import Part, claim, epsilon, guarantee, paragraph, small
 from privsyn_flower.report.ledgers import LedgerView
 from privsyn_flower.report.reading import RunFolder
 
@@ -41,7 +41,7 @@ def private(run: RunFolder) -> Part:
         _numbers(run, found),
         *_fact_sheet(run),
         *_releases(run),
-        *_curve(found),
+        *_curve(run, found),
         *_statement(run, found),
     ]
     return Part("private", "How private it is", joined(body))
@@ -170,11 +170,16 @@ def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) ->
     found = claim(run)
     total = found.get("epsilon")
     budget = float(total) if is_number(total) else None
-    title = (
-        f"Epsilon spent by round; the dashed line is the run's whole claim, {epsilon(found)}, "
-        "which also pays for spare rounds"
+    remark = (
+        f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for spare "
+        "rounds and evaluations."
     )
-    return figure(title, listing, lambda: lines(drawn, value="epsilon so far", budget=budget))
+    return figure(
+        "Epsilon spent by round",
+        remark,
+        listing,
+        lambda: lines(drawn, value="epsilon so far", budget=budget),
+    )
 
 
 def _spent_rows(drawn: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
@@ -204,7 +209,7 @@ def few(listed: int, of: int) -> str:
     return f" ({number(listed)} of {number(of)}, evenly spread)" if listed < of else ""
 
 
-def _curve(found: Mapping[str, Any]) -> list[Html]:
+def _curve(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
     """The (epsilon, delta) curve of the run's releases."""
     points = found.get("privacy_curve")
     if not isinstance(points, list):
@@ -221,11 +226,11 @@ def _curve(found: Mapping[str, Any]) -> list[Html]:
         for point, delta in pairs
         if delta > 0
     ]
-    title = "The same guarantee at other deltas: each point of the curve holds"
+    title = "Epsilon and delta: each point of the curve holds"
     cells = [[number(point), number(delta, ".3g")] for point, delta in pairs]
     listing = table("Epsilon and delta", ["epsilon", "delta"], cells)
     draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
-    return [element("h3", "Epsilon and delta"), figure(title, listing, draw)]
+    return [element("h3", "Epsilon and delta"), figure(title, guarantee(run), listing, draw)]
 
 
 def _statement(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:

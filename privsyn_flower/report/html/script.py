@@ -12,7 +12,7 @@ SCRIPT = """
   // Charts. `ast`: expressions are interpreted, so that the page needs no eval.
   const none = () => Promise.reject(new Error('the page loads nothing'));
   const loader = {load: none, sanitize: none, http: none, file: none};
-  const options = {ast: true, actions: false, renderer: 'svg', loader,
+  const options = {ast: true, actions: false, renderer: 'svg', logLevel: 1, loader,
     defaultStyle: false, tooltip: {disableDefaultStyle: true}};
   function draw(figure) {
     if (!window.vegaEmbed || figure.dataset.drawn) return;

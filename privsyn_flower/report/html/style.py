@@ -53,29 +53,31 @@ nav + main > section:first-child { border-top: 0; margin-top: .5rem; }
 .card > * { display: block; }
 .card .name { font-size: .875rem; color: var(--muted); }
 .card strong { font-size: 1.35rem; line-height: 1.3; font-weight: 600; }
-.card.outside { border: 2px dashed var(--warn-line); }
-div.outside { border: 2px dashed var(--warn-line); border-radius: 6px; padding: 0 1rem 1rem;
-  margin-top: 1.5rem; }
-div.outside > h3 { margin-top: 1rem; }
+.card.outside { border: 2px dashed var(--warn-line); grid-column: span 2; }
+div.outside:not(.card) { border: 2px dashed var(--warn-line); border-radius: 6px;
+  padding: 0 1rem 1rem; margin-top: 1.5rem; }
+div.outside:not(.card) > h3 { margin-top: 1rem; }
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(15rem, 1fr));
   gap: .5rem 1.5rem; margin: 0 0 1rem; }
 .facts > div { min-width: 0; border-top: 1px solid var(--line); padding-top: .35rem; }
 dt { color: var(--muted); font-size: .875rem; }
 dd { margin: 0; overflow-wrap: anywhere; }
 figure { margin: 1.5rem 0; }
-figcaption { font-weight: 600; margin-bottom: .5rem; max-width: 46rem; overflow-wrap: anywhere; }
+figcaption { margin-bottom: .5rem; max-width: 46rem; overflow-wrap: anywhere; }
 .plot { width: 100%; min-width: 0; }
 .plot svg { max-width: 100%; }
 .plot.vega-embed { display: block; padding: 0; }
-.scroll { overflow-x: auto; max-width: 100%; }
+.scroll { overflow-x: auto; max-width: 100%; margin-bottom: 1rem; }
+figcaption span { color: var(--muted); font-size: .875rem; }
+figcaption strong { display: block; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums;
   min-width: min(100%, 22rem); }
 caption { text-align: left; color: var(--muted); font-size: .875rem; padding-bottom: .25rem; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0;
   border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
-tbody th { font-weight: 400; min-width: 5rem; max-width: 22rem; overflow-wrap: anywhere; }
-td { max-width: 30rem; overflow-wrap: anywhere; }
+tbody th { font-weight: 400; min-width: 4rem; max-width: 22rem; }
+th, td { max-width: 30rem; overflow-wrap: break-word; }
 .number { text-align: right; white-space: nowrap; }
 .prose td { min-width: 8rem; }
 details { margin: .5rem 0 1rem; }
@@ -117,8 +119,8 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line);
   .cards { grid-template-columns: 1fr 1fr; gap: .5rem; }
   .card strong { font-size: 1.15rem; }
   .facts { grid-template-columns: 1fr; }
-  div.outside { padding: 0 .6rem .6rem; }
-  tbody th { max-width: 12rem; }
+  div.outside:not(.card) { padding: 0 .6rem .6rem; }
+  tbody th { max-width: 11rem; }
 }
 @media print {
   :root {

@@ -19,7 +19,7 @@ from privsyn_flower.report.html.markup import (
     seconds,
     table,
 )
-from privsyn_flower.report.html.parts import Part, guarantee, paragraph, small
+from privsyn_flower.report.html.parts import Part, paragraph, small
 from privsyn_flower.report.html.private import few, spread
 from privsyn_flower.report.reading import RunFolder
 
@@ -88,9 +88,11 @@ def _survivors(run: RunFolder) -> Html:
         for row in run.metrics
         if is_number(row.get("round")) and is_number(row.get(key))
     ]
-    title = f"Nodes asked and nodes that answered, by round ({guarantee(run)})"
     listing = _listing(run.metrics, "Rounds")
-    return figure(title, listing, (lambda: lines(data, value="nodes")) if len(data) > 2 else None)
+    missing = any(row.get("nodes_asked") != row.get("nodes_answered") for row in run.metrics)
+    draw = (lambda: lines(data, value="nodes")) if missing and len(data) > 2 else None
+    remark = "Some did not answer." if missing else "All nodes that were asked answered."
+    return figure("Nodes asked and nodes that answered, by round", remark, listing, draw)
 
 
 def _listing(metrics: list[dict[str, Any]], title: str) -> Html:

@@ -1,0 +1,26 @@
+"""`privsyn report RUN... --html FILE`: the report page, in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from privsyn_flower.cli.errors import fail
+from privsyn_flower.report.html.charts import INSTALL, library
+from privsyn_flower.report.page import write_page
+from privsyn_flower.report.summaries import ReportError
+
+
+def page_command(runs: Sequence[Path], file: Path, *, checklist: bool = False) -> None:
+    """Write the page and print where it is. Ends with 2 for what is no run."""
+    if checklist:
+        raise fail("--html and --checklist are two reports: name one of them")
+    try:
+        found = write_page(runs, file.expanduser().absolute())
+    except ReportError as error:
+        raise fail(str(error)) from None
+    if not library():
+        typer.secho(f"the page has tables and no charts: for those, {INSTALL}", err=True)
+    print(found)
