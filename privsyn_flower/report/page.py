@@ -21,9 +21,9 @@ def page(folders: Sequence[Path], *, live: bool = False) -> str:
     """One self-contained HTML document: of one run, or several compared by trust.
 
     folders: of runs, finished or not, or summaries of finished ones (JSON files). live: the page
-    asks its own address for itself, again and again, and shows what is new; for `privsyn watch`,
-    and one run alone. Raises ReportError for what is no run, ValueError without folders and for
-    several with live.
+    asks its own address for itself until the run has finished, and shows what is new; for
+    `privsyn watch`, and one run alone. Raises ReportError for what is no run, ValueError without
+    folders and for several with live.
     """
     if not folders or (live and len(folders) > 1):
         raise ValueError(
@@ -32,7 +32,7 @@ def page(folders: Sequence[Path], *, live: bool = False) -> str:
     runs = [_read(folder) for folder in folders]
     if len(runs) > 1:
         return comparison_document(runs)
-    return run_document(runs[0], live=live and runs[0].state == "running")
+    return run_document(runs[0], live=live and runs[0].state != "finished")
 
 
 def write_page(folders: Sequence[Path], path: Path) -> Path:

@@ -82,7 +82,7 @@ def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> d
         color=own if any("own" in row for row in rows) else plain,
         tooltip=[alt.Tooltip("name:N", title=label or "of"), alt.Tooltip("value:Q", title=value)],
     )
-    return _finished(chart.properties(height=220 if upright else alt.Step(24)))
+    return _finished(chart.properties(height=220 if upright else _tall(rows)))
 
 
 def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
     if zero:
         at = alt.Chart(alt.Data(values=[{"at": 0}]))
         layers.insert(0, at.mark_rule(strokeDash=[4, 3], color=MUTED).encode(x="at:Q"))
-    return _finished(alt.layer(*layers).properties(height=alt.Step(26)))
+    return _finished(alt.layer(*layers).properties(height=_tall(rows)))
 
 
 def lines(
@@ -136,17 +136,14 @@ def lines(
     names = list(dict.fromkeys(str(row["series"]) for row in rows))
     several = alt.Legend(orient="top", title=None, labelLimit=260, symbolStrokeWidth=2)
     domain, used = names, (SERIES * len(names))[: len(names)]
-    colour = alt.Color(
-        "series:N",
-        scale=alt.Scale(domain=domain, range=list(used)),
-        legend=several if len(names) > 1 else None,
-    )
+    legend = several if len(names) > 1 else None
+    colour = alt.Color("series:N", scale=alt.Scale(domain=domain, range=list(used)), legend=legend)
     dashes = alt.StrokeDash(
         "series:N",
         scale=alt.Scale(
             domain=domain, range=[list(d) for d in (DASHES * len(names))[: len(names)]]
         ),
-        legend=None,
+        legend=legend,
     )
     steps = {"tickMinStep": 1, "format": "d"} if label == "round" else {}
     x = alt.X("x:Q", axis=alt.Axis(title=label, **steps), scale=alt.Scale(nice=False))
@@ -167,15 +164,24 @@ def lines(
 ENDS = ("value", "low", "high")
 
 
+def _tall(rows: Rows) -> int:
+    """Height of lying rows. A number: with a step, Vega-Lite warns of every chart."""
+    return 25 * len({row["name"] for row in rows}) + 10
+
+
 def _finished(chart: Any) -> dict[str, Any]:
     """The specification, as wide as the page lets it be."""
+    import altair as alt
+
     text = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12}
     spec: dict[str, Any] = (
-        chart.properties(width="container")
+        chart.properties(
+            width="container",
+            autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+        )
         .configure(
             font="system-ui, sans-serif",
             background="transparent",
-            autosize={"type": "fit-x", "contains": "padding"},
         )
         .configure_axis(
             **text,

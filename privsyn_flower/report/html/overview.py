@@ -20,6 +20,10 @@ from privsyn_flower.report.html.private import short_claim
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import NONE, RESULTS, trust_of
 
+NOBODY = (
+    "No process works on this run: it is about to begin, or it stopped before its result, and "
+    "privsyn run --resume goes on."
+)
 START = {"synthetic": "random_public", "trained": "pretrained"}  # what a result is compared with
 
 
@@ -70,7 +74,7 @@ def notices(run: RunFolder) -> list[Html]:
     elif run.error:
         told.append(("bad", f"This run failed: {run.error.splitlines()[0][:300]}"))
     elif run.summary is None and run.config is not None:
-        told.append(("bad", "This run stopped before its result; privsyn run --resume goes on."))
+        told.append(("state", NOBODY))
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
         told.append(("warn", f"Ended early, after {of}: {early}"))
