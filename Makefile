@@ -15,7 +15,7 @@ SITE := -q -W --keep-going -d docs/_build/doctrees
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast e2e check noninterference fuzz wheel lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast e2e check browser noninterference fuzz wheel lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -31,16 +31,21 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 # A process of two has a core: models as small as the tests' lose more to threads than they gain.
 test fast e2e noninterference fuzz: export OMP_NUM_THREADS := 1
 
-test: install  ## the whole suite, two files at a time
+test: install browser  ## the whole suite, two files at a time
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 fast: install  ## the fast part of the suite: nothing slow, no Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
-e2e: install  ## the rest of the suite: what is slow, and real Flower runs
+e2e: install browser  ## the rest of the suite: what is slow, and real Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
 
 check: lint fast
+
+browser:  ## what the report page is tested in: installs Chromium where there is none, for root with apt
+	@command -v "$${PRIVSYN_BROWSER:-chromium}" || command -v chromium-browser || command -v google-chrome \
+	|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
+	|| echo "no Chromium: the tests of the report page in a browser are skipped; PRIVSYN_BROWSER names one"
 
 noninterference: install  ## every method in every way, twice: one user's texts show nowhere (an hour)
 	PRIVSYN_NONINTERFERENCE=full $(BIN)/python -m pytest -q -n 2 --timeout=0 tests/noninterference

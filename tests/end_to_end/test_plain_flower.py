@@ -59,5 +59,6 @@ def test_flwr_run_with_a_config_file(
     log = result.stdout + result.stderr
     assert "privsyn INFO rounds 2/2" in log
     summary = json.loads((folder / "summary.json").read_text())
+    assert (folder / "report.html").exists()
     assert summary["rounds"] == 2
     assert summary["synthetic_samples"] > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -81,6 +82,7 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     folder, out = whole_run
     assert out[-1] == str(folder)
     summary = json.loads((folder / "summary.json").read_text())
+    assert summary["privacy_short"] in html.unescape((folder / "report.html").read_text())
     assert set(summary) >= SUMMARY_KEYS
     assert summary["rounds"] == 40
     assert summary["epsilon"] <= 50.0

@@ -32,6 +32,9 @@ from privsyn_flower import progress
 from privsyn_flower.client_apps import answers, evaluation, main, scores, updates, votes
 from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
 from privsyn_flower.client_apps.dropin import training as dropin
+from privsyn_flower.report.html import charts, document
+from privsyn_flower.report.page import page
+from privsyn_flower.report.summaries import ReportError
 from privsyn_flower.runs import RUN_LOG
 from privsyn_flower.secagg import keys
 from privsyn_flower.text import embedders
@@ -348,6 +351,9 @@ class Rig:
         seen.add("stderr", FAILED.sub("", err).encode("utf-8", "surrogatepass"))
         for top in ("run", "cache"):
             _add_files(seen, place / top, top)
+        self.monkeypatch.setattr(charts, "library", lambda: "")  # a table is beside every chart
+        self.monkeypatch.setattr(document, "library", lambda: "")
+        seen.add("report page", _page(place / "run", place / "shown"))
         own = str(place).encode()
         seen.parts = {name: content.replace(own, b"PLACE") for name, content in seen.parts.items()}
         return seen
@@ -382,6 +388,21 @@ def _add_files(seen: Seen, folder: Path, top: str) -> None:
             private = {ORIGIN} if name == "data/FOLDER/meta.json" else set()
             content = _cleaned(content, CLOCK_KEYS | private)
         seen.add(f"{top}/{name}", content)
+
+
+def _page(folder: Path, copy: Path) -> bytes:
+    """The report page of a run folder without its clocks; of a folder of no run, why not."""
+    for path in (path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        content = b"{}" if name in CLOCK_FILES else path.read_bytes()
+        if path.suffix in (".json", ".jsonl"):  # path: of the ledger itself, whose rows have times
+            content = _cleaned(content, CLOCK_KEYS | {"path"}).replace(b'"LEFT OUT"', b"0") + b"\n"
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_bytes(content)
+    try:
+        return page([copy]).encode()
+    except ReportError as error:
+        return str(error).encode()
 
 
 def _cleaned(content: bytes, left_out: set[str]) -> bytes:

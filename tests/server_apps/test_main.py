@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.runs import RunFolder
+from privsyn_flower.runs import RunFolder, RunLocked
 from privsyn_flower.server_apps import main
 
 
@@ -81,3 +81,34 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["rounds"], summary["rounds_planned"]) == (1, 2)
     assert summary["ended_early"] == "the ledger of population X is used up"
+
+
+def test_the_page_of_a_run_is_written_at_its_end_and_fails_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privsyn_flower.report.html.document.library", lambda: "")
+    folder = RunFolder(tmp_path / "run")
+    with main._reported(folder), folder.lock():
+        folder.save_value("run", "abc")
+    text = (folder.path / "report.html").read_text()
+    assert "This run is going on" not in text and "</html>" in text
+    with pytest.raises(ValueError), main._reported(folder), folder.lock():
+        told(folder, ValueError("pretext.population = 9999"))
+        raise ValueError
+    assert "This run failed: ValueError: pretext" in (folder.path / "report.html").read_text()
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(main, "write_page", broken)
+    with caplog.at_level("WARNING"), main._reported(folder):
+        pass
+    assert "no report.html: MemoryError: no room" in caplog.text
+
+
+def test_a_run_of_another_process_gets_no_page(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.save_value("run", "abc")
+    with pytest.raises(RunLocked), folder.lock(), main._reported(folder), folder.lock():
+        pass
+    assert not (folder.path / "report.html").exists()
