@@ -311,13 +311,32 @@ def report(
         return
     from privsyn_flower.report.checklist import checklists
     from privsyn_flower.report.fact_sheet import fact_sheets
-    from privsyn_flower.report.summaries import ReportError, read_summary
+    from privsyn_flower.report.summaries import ReportError, read_named
     from privsyn_flower.report.tables import report as tables
 
     try:
-        summaries = [read_summary(folder) for folder in runs]
+        summaries = [read_named(folder) for folder in runs]
         form = checklists if checklist else fact_sheets if fact_sheet else tables
         typer.echo(form(summaries))
+    except ReportError as error:
+        raise fail(str(error)) from None
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0: a free one.")] = 0,
+) -> None:
+    """The report page of a run while it lasts: prints an address for this machine's browser.
+
+    Whoever has the address may look; nothing can be changed there. Ends when the run is over and
+    nobody looks, or with Ctrl-C, which leaves the run alone.
+    """
+    from privsyn_flower.cli.watch import watch_command
+    from privsyn_flower.report.summaries import ReportError
+
+    try:
+        watch_command(run, port, lambda line: print(line, flush=True))
     except ReportError as error:
         raise fail(str(error)) from None
 
