@@ -94,7 +94,7 @@ def test_the_release_pins_its_actions_to_commits() -> None:
     pinned = re.compile(
         r"(actions/[a-z-]+|pypa/gh-action-pypi-publish)@[0-9a-f]{40} # v\d+\.\d+\.\d+"
     )
-    assert len(used) == 9 and all(pinned.fullmatch(action) for action in used)
+    assert len(used) == 10 and all(pinned.fullmatch(action) for action in used)
     commits = {action.partition("@")[0]: action for action in used}
     assert set(used) == set(commits.values())  # one commit of each
 
