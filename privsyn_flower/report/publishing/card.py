@@ -56,7 +56,9 @@ class Facts:
 def card(product: Product, facts: Facts) -> str:
     """The whole README.md. Raises PublishError when figures are asked for and there are none."""
     summary, text = product.summary, product.kind == "text"
-    title = f"{'Synthetic text' if text else 'A model'} of {method_of(summary)}"
+    title = (
+        f"{f'{_kind(summary).capitalize()} text' if text else 'A model'} of {method_of(summary)}"
+    )
     blocks = [f"---\n{front_matter(product, facts, title)}\n---", f"# {title}"]
     if product.unclaimed:
         blocks.append(
@@ -101,7 +103,7 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
             pretty_name=title,
             size_categories=[size_category(facts.rows)],
             task_categories=["text-generation"],
-            tags=["synthetic", *tags],
+            tags=[_kind(product.summary), *tags],
             configs=[{"config_name": "default", "data_files": files}],
             **more,
         ).to_yaml()
@@ -111,6 +113,11 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
 def method_of(summary: Summary) -> str:
     """The method with whoever published it, or its own name."""
     return METHODS.get(str(summary["method"]), f"method = {summary['method']}")
+
+
+def _kind(summary: Summary) -> str:
+    """What the texts are: those of one row of the papers' tables are public ones as they were."""
+    return "public" if summary["method"] == "public-only" else "synthetic"
 
 
 def _claim(summary: Summary) -> dict[str, Any]:
@@ -124,9 +131,10 @@ def _what(product: Product, facts: Facts) -> str:
     simulated = (summary.get("claim") or {}).get("simulated", False)
     where = " in a simulation on one machine" if simulated else ""
     planned, done = summary.get("rounds_planned", 0), summary.get("rounds", 0)
-    asked = f"{summary.get('users', 0):,} users{where} were asked in {done} rounds"
+    asked = f"{summary.get('users', 0):,} users{where} were asked"
+    asked += f" in {done} rounds" if done else ""
     if not planned and not summary.get("claim"):
-        asked = "No user was asked anything in rounds"
+        asked = "There were no rounds in which users were asked anything"
     early = f" ({planned} were planned; it ended early)" if summary.get("ended_early") else ""
     version = summary.get("version", "of an unknown version")
     made = (
@@ -141,7 +149,7 @@ def _rows(facts: Facts) -> str:
     rows = [["column", ""], ["---", "---"], *([f"`{one}`", COLUMNS[one]] for one in facts.columns)]
     where = facts.name or PATH
     load = f'from datasets import load_dataset\n\ntexts = load_dataset("{where}", split="train")'
-    count = f"{facts.rows:,} texts, written by a program; none is anybody's own."
+    count = f"{facts.rows:,} texts, one a row."
     return "\n\n".join([count, "\n".join(table(rows)), f"```python\n{load}\n```"])
 
 

@@ -64,7 +64,7 @@ def publish(product: Product, target: Path, facts: Facts) -> Path:
             target.rename(scratch / "old")
         try:
             made.rename(target)
-        except OSError:
+        except BaseException:  # also Ctrl-C: what was there stays there
             if (scratch / "old").exists():
                 (scratch / "old").rename(target)
             raise

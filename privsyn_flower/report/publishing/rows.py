@@ -13,7 +13,7 @@ from privsyn_flower.report.publishing.product import PublishError
 ROWS = 10_000  # of one row group
 # What the methods write beside a text; a reader knows each by its card.
 COLUMNS = {
-    "text": "the synthetic text",
+    "text": "the text",
     "label": "its class, of a public list",
     "topic": "number of the public topic that it was written about",
     "keywords": "public keywords of that topic",

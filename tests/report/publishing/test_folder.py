@@ -158,6 +158,10 @@ def test_figures_of_the_benchmark_only_when_asked(tmp_path: Path) -> None:
     [
         ({"simulation-seeded-noise": True}, "none: the noise came from the run's seed"),
         ({"method": "expand-private", "benchmark": True}, "epsilon is infinite"),
+        (
+            {"method": "popri", "benchmark": True, "popri.checkpoint": "private"},
+            "checkpoints were chosen by private text",
+        ),
         ({"benchmark": True, "data.near-duplicates": "remove"}, SPLIT),
         ({"method": "public-only", "benchmark": True, "data.near-duplicates": "remove"}, SPLIT),
     ],
@@ -176,7 +180,8 @@ def test_public_text_alone_is_not_tagged_as_private(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", method="public-only")
     card = DatasetCard.load(published(run, tmp_path / "out") / "README.md")
     assert TAG not in card.data.tags and NOTHING_CLAIMED not in card.text
-    assert "| epsilon | 0 |" in card.text and "No user was asked anything" in card.text
+    assert "synthetic" not in card.data.tags and "# Public text of" in card.text
+    assert "| epsilon | 0 |" in card.text and "no rounds in which users" in card.text
 
 
 def test_unfinished_and_damaged_runs(tmp_path: Path) -> None:
@@ -224,3 +229,46 @@ def test_only_what_it_wrote_is_replaced(tmp_path: Path) -> None:
         published(run, foreign)
     assert (foreign / "thesis.tex").read_text() == "years of work"
     assert {path.name for path in tmp_path.iterdir()} == {"run", "out", "foreign"}
+
+
+def test_the_old_folder_stays_when_the_new_one_cannot_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, target = make_run(tmp_path / "run"), tmp_path / "out"
+    before = files_of(published(run, target))
+    rename = Path.rename
+
+    def refuse(self: Path, place: Path) -> Path:
+        if self.name == "new":
+            raise KeyboardInterrupt
+        return rename(self, place)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(KeyboardInterrupt):
+        published(run, target, Facts(["infiller"], licence="mit"))
+    assert files_of(target) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "out"}
+
+
+@pytest.mark.parametrize(
+    ("about", "told", "library"),
+    [
+        ({"model_type": "privsyn-lstm"}, 'models.downstream = "FOLDER"', None),
+        (
+            {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"},
+            "AutoModelForSeq2SeqLM.from_pretrained",
+            "transformers",
+        ),
+    ],
+)
+def test_models_that_are_loaded_in_other_ways(
+    about: dict[str, Any], told: str, library: str | None, tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "run", rows=None, model=True, method="dp-fedavg")
+    (run / "model" / "config.json").write_text(json.dumps(about))
+    card = ModelCard.load(published(run, tmp_path / "out") / "README.md")
+    assert told in card.text and card.data.library_name == library
+    assert card.data.pipeline_tag is None
+    (run / "model" / "model.safetensors").unlink()
+    with pytest.raises(PublishError, match="holds no weights"):
+        published(run, tmp_path / "none")
