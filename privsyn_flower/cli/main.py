@@ -17,6 +17,7 @@ from privsyn_flower.cli.federation import federation_app
 from privsyn_flower.cli.node import node_app
 from privsyn_flower.cli.proximity import proximity
 from privsyn_flower.cli.public import public_app
+from privsyn_flower.cli.publish import publish
 from privsyn_flower.cli.topics import topics_app
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
@@ -305,45 +306,7 @@ def report(
         raise fail(str(error)) from None
 
 
-@app.command()
-def publish(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
-    folder: Annotated[Path, typer.Argument(help="Folder to write: a Hugging Face repository.")],
-    model: Annotated[bool, typer.Option("--model", help="The model, where there is text.")] = False,
-    licence: Annotated[
-        str, typer.Option("--license", help="The hub's name of a licence, as cc-by-4.0.")
-    ] = "",
-    benchmark_figures: Annotated[
-        bool,
-        typer.Option("--benchmark-figures", help="Tell them: measured on private text, not noisy."),
-    ] = False,
-    no_privacy_claimed: Annotated[
-        bool, typer.Option("--no-privacy-claimed", help="Publish what no privacy is claimed for.")
-    ] = False,
-    push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="Upload it to the hub.")] = "",
-    public: Annotated[
-        bool, typer.Option("--public", help="With --push: for everyone; else private.")
-    ] = False,
-) -> None:
-    """A finished run's synthetic text, or its model, as a folder with a card that says what its
-    epsilon means; load_dataset(FOLDER) opens it.
-
-    The last line on stdout is the folder, or with --push the repository's address.
-    """
-    from privsyn_flower.cli.publish import publish_command
-    from privsyn_flower.config import ConfigError
-    from privsyn_flower.report.summaries import ReportError
-
-    try:
-        found = publish_command(
-            run, folder, model=model, licence=licence, figures=benchmark_figures,
-            anyway=no_privacy_claimed, name=push, public=public,
-        )  # fmt: skip
-    except (ReportError, ConfigError) as error:
-        raise fail(str(error), 1) from None
-    for note in found.notes:
-        typer.secho(note, err=True)
-    print(found.place)
+app.command()(publish)
 
 
 @app.command()
