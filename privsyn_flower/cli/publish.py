@@ -47,7 +47,8 @@ def publish(
 ) -> None:
     """A finished run's text or model as a Hugging Face folder, with a card that explains epsilon.
 
-    Refuses what is not finished, and what no privacy is claimed for. The last line on stdout is the folder, or with --push the repository's address.
+    Refuses what is not finished, and what no privacy is claimed for. The last line on stdout is
+    the folder, or with --push the repository's address.
     """
     from privsyn_flower.config import ConfigError
     from privsyn_flower.report.summaries import ReportError
