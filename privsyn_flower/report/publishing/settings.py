@@ -25,18 +25,21 @@ _PLACE = re.compile(r"(?:^|[\s,=:])((?:~|[A-Za-z]:)?[/\\][^\s,]+)")
 
 
 def settings(config: RunConfig) -> str:
-    """TOML of the keys that are not at their defaults; those that name places are left out."""
+    """TOML of the method and of the keys that are not at their defaults; those that name places
+    are left out."""
     left_out, top, tables = [], list[str](), dict[str, list[str]]()
     defaults = flat_defaults()
     for key, value in config.flat().items():
-        if value == defaults[key]:
+        if value == defaults[key] and key != "method":
             continue
         if key in HERE or places(value):
             left_out.append(key)
             continue
         table, _, name = key.rpartition(".")
         (tables.setdefault(table, []) if table else top).append(f"{name} = {toml_value(value)}")
-    head = [f"# privsyn-flower {__version__}: the keys that are not at their defaults."]
+    head = [
+        f"# privsyn-flower {__version__}: the method, and the keys that are not at their defaults."
+    ]
     if left_out:
         head.append(f"# Left out, as they name places: {', '.join(left_out)}")
     blocks = ["\n".join([*head, *top])]

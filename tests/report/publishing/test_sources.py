@@ -94,6 +94,7 @@ def test_settings_are_told_without_places() -> None:
         "# Left out, as they name places: data.path, measure.models", 'method = "evaluation"',
         "epsilon = 1.5", "rounds = 3", "", "[data]", 'source = "files"', "users = 500",
     ]  # fmt: skip
+    assert settings(of()).splitlines()[1:] == ['method = "pretext"']
     assert places("a=/x/y,b=C:\\z") == ["/x/y", "C:\\z"] and places("hub:a/b") == []
     assert places("either/or, and 3/4") == []
 
