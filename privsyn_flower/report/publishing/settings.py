@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from privsyn_flower import __version__
 from privsyn_flower.config import RunConfig, Scalar, flat_defaults, toml_value
 
 # Of the machine, or of whoever ran it: where things lie, which servers and keys were used.
