@@ -30,12 +30,8 @@ MOST_FILES, MOST_BYTES, MOST_OF_A_FILE, DEEPEST = 1000, 10 * 2**20, 2**20, 10
 SUFFIXES = (".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl")
 LONGEST = 200  # characters of a description
 TOP = ("LICENSE", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
-LEFT_OUT = "privsyn_flower/assets/"  # a part of a model would be a damaged one
-APP = (
-    "privsyn_flower/**/*.py",
-    "privsyn_flower/privacy/coefficients/*.json",
-    "/LICENSE",
-)
+PACKAGE = "privsyn_flower/"
+LEFT_OUT = f"{PACKAGE}assets/"  # a part of a model would be a damaged one
 NOTE = """
 > This bundle holds code and no models: its first run trains the tiny ones, from public docstrings,
 > into the cache (`models.train-seconds` each). The shipped `small` models and the embedder
@@ -67,7 +63,7 @@ def wanted(names: Iterable[str]) -> list[str]:
     kept = []
     for name in names:
         path = PurePosixPath(name)
-        code = path.parts[0] == "privsyn_flower" and not name.startswith(LEFT_OUT)
+        code = name.startswith(PACKAGE) and not name.startswith(LEFT_OUT)
         words = path.parts[0] == "configs" or (path.parts[0] == "docs" and len(path.parts) == 2)
         if name in TOP or ((code or words) and path.suffix in SUFFIXES):
             kept.append(name)
@@ -92,13 +88,20 @@ def pyproject(root: Path) -> str:
         "dependencies": dependencies(project),
     }
     app = {"publisher": tomllib.loads(text)["tool"]["flwr"]["app"]["publisher"]}
-    about = {"fab-format-version": 1, "flwr-version-target": target, "fab-include": list(APP)}
+    about = {"fab-format-version": 1, "flwr-version-target": target, "fab-include": packed(root)}
     parts = text.partition("[tool.flwr.app.components]")
     config = parts[1] + parts[2].partition("# End of the generated part")[0]
     head = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
     flower = [f"{key} = {json.dumps(value)}" for key, value in (app | about).items()]
     lines = ["[project]", *head, 'license = { file = "LICENSE" }', "", "[tool.flwr.app]", *flower]
     return "\n".join(lines) + "\n\n" + config.rstrip() + "\n"
+
+
+def packed(root: Path) -> list[str]:
+    """Patterns of what `flwr build` takes of the bundle: code, its data and the licence."""
+    own = [PurePosixPath(name) for name in wanted(tracked(root)) if name.startswith(PACKAGE)]
+    data = sorted({f"{path.parent}/*{path.suffix}" for path in own if path.suffix != ".py"})
+    return [f"{PACKAGE}**/*.py", *data, "/LICENSE"]
 
 
 def dependencies(project: dict[str, Any], extra: str = "simulation") -> list[str]:
@@ -197,13 +200,13 @@ def main(folder: Path) -> None:
     write(ROOT, folder)
     if wrong := problems(folder):
         sys.exit(f"{folder}: " + "; ".join(wrong))
-    fab, packed = build(folder)
-    code = {name for name in wanted(tracked(ROOT)) if name.startswith("privsyn_flower/")}
-    if lacking := sorted(code - set(packed)):
+    fab, inside = build(folder)
+    code = {name for name in wanted(tracked(ROOT)) if name.startswith(PACKAGE)}
+    if lacking := sorted(code - set(inside)):
         sys.exit(f"{fab} lacks {', '.join(lacking)}")
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files)
-    print(f"{folder}: {len(files)} files, {size:,} bytes; {fab} has {len(packed)} and loads")
+    print(f"{folder}: {len(files)} files, {size:,} bytes; {fab} has {len(inside)} and loads")
 
 
 if __name__ == "__main__":

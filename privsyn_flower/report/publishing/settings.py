@@ -36,9 +36,7 @@ def settings(config: RunConfig) -> str:
             continue
         table, _, name = key.rpartition(".")
         (tables.setdefault(table, []) if table else top).append(f"{name} = {toml_value(value)}")
-    head = [
-        f"# privsyn-flower {__version__}: the method, and the keys that are not at their defaults."
-    ]
+    head = ["# The method, and the keys that are not at their defaults."]
     if left_out:
         head.append(f"# Left out, as they name places: {', '.join(left_out)}")
     blocks = ["\n".join([*head, *top])]
