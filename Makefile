@@ -15,7 +15,7 @@ SITE := -q -W --keep-going -d docs/_build/doctrees
 # Seconds that `make fuzz` gives each of its targets.
 SECONDS ?= 60
 
-.PHONY: install run test fast e2e check browser noninterference fuzz wheel lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
+.PHONY: install run test fast e2e check browser noninterference fuzz wheel hub lint format docs results assets app-config paper-configs benchmarks vllm test-vllm clean
 
 install: $(INSTALLED)
 
@@ -62,7 +62,11 @@ lint: install
 wheel: install  ## dist/: the source distribution and the wheel, tried in an environment of its own
 	rm -rf dist
 	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 	$(BIN)/python scripts/check_wheel.py dist
+
+hub: install  ## build/hub: the Flower Hub bundle, its rules checked, built by Flower and loaded
+	$(BIN)/python scripts/hub_bundle.py build/hub/privsyn-flower
 
 format: install
 	$(BIN)/ruff check --fix .

@@ -55,6 +55,63 @@ def test_the_workflow_may_only_read_and_pins_its_actions() -> None:
     assert used and all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in used)
 
 
+RELEASE = WORKFLOW.with_name("release.yml")
+
+
+def test_a_release_is_tried_before_it_is_published() -> None:
+    release = yaml.safe_load(RELEASE.read_text("utf-8"))
+    assert release[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as true
+    jobs = release["jobs"]
+    assert set(jobs) == {"build", "try", "test", "publish"}
+    assert jobs["publish"]["needs"] == ["build", "try", "test"]
+    built = [step.get("run", "") for step in jobs["build"]["steps"]]
+    assert [run.partition(" #")[0] for run in built if run.startswith("make")] == [
+        "make install",
+        "make lint",
+        "make wheel",
+    ]
+    assert any('test "$GITHUB_REF_NAME" = "v$version"' in run for run in built)
+    checks = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]["make"]["strategy"]["matrix"]
+    assert jobs["try"]["strategy"]["matrix"]["python"] == checks["python"]
+    assert jobs["try"]["steps"][-1]["run"] == "python scripts/check_wheel.py dist"
+
+
+def test_only_the_job_that_publishes_may_and_it_runs_none_of_our_code() -> None:
+    text = RELEASE.read_text("utf-8")
+    release = yaml.safe_load(text)
+    assert release["permissions"] == {"contents": "read"} and "secrets." not in text
+    rights = {name: job.get("permissions") for name, job in release["jobs"].items()}
+    assert rights.pop("publish") == {"id-token": "write"} and not any(rights.values())
+    publish = release["jobs"]["publish"]
+    assert publish["environment"]["name"] == "pypi"
+    names = [step["uses"].partition("@")[0] for step in publish["steps"]]
+    assert names == ["actions/download-artifact", "pypa/gh-action-pypi-publish"]
+    assert not any("run" in step for step in publish["steps"])
+
+
+def test_the_release_pins_its_actions_to_commits() -> None:
+    used = re.findall(r"uses: (.+)", RELEASE.read_text("utf-8"))
+    pinned = re.compile(
+        r"(actions/[a-z-]+|pypa/gh-action-pypi-publish)@[0-9a-f]{40} # v\d+\.\d+\.\d+"
+    )
+    assert len(used) == 10 and all(pinned.fullmatch(action) for action in used)
+    commits = {action.partition("@")[0]: action for action in used}
+    assert set(used) == set(commits.values())  # one commit of each
+
+
+def test_the_wheel_is_checked_as_the_index_does() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    recipe = makefile.partition("\nwheel:")[2].partition("\n\n")[0]
+    steps = [line.partition("$(BIN)/python ")[2] for line in recipe.splitlines()[2:]]
+    assert steps == [
+        "-m build",
+        "-m twine check --strict dist/*",
+        "scripts/check_wheel.py dist",
+    ]
+    matrix = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]["make"]["strategy"]["matrix"]
+    assert {"wheel", "hub"} <= {row["target"] for row in matrix["include"]}
+
+
 def write_wheel(path: Path, names: set[str]) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for name in names | {"privsyn_flower-0.1.0.dist-info/METADATA"}:

@@ -17,6 +17,7 @@ from privsyn_flower.cli.federation import federation_app
 from privsyn_flower.cli.node import node_app
 from privsyn_flower.cli.proximity import proximity
 from privsyn_flower.cli.public import public_app
+from privsyn_flower.cli.publish import publish
 from privsyn_flower.cli.topics import topics_app
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
@@ -339,6 +340,9 @@ def watch(
         watch_command(run, port, lambda line: print(line, flush=True))
     except ReportError as error:
         raise fail(str(error)) from None
+
+
+app.command()(publish)
 
 
 @app.command()

@@ -1,0 +1,67 @@
+"""A run's configuration as others may read it: what differs from the defaults, and no places."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from privsyn_flower.config import RunConfig, Scalar, flat_defaults, toml_value
+
+# Of the machine, or of whoever ran it: where things lie, which servers and keys were used.
+HERE = (
+    "run-folder",
+    "cache",
+    "assets",
+    "ledger",
+    "data.path",
+    "generation.base-url",
+    "generation.api-key-env",
+    "generation.vllm-python",
+    "generation.vllm-arguments",
+)
+_PLACE = re.compile(r"(?:^|[\s,=:])((?:~|[A-Za-z]:)?[/\\][^\s,]+)")
+
+
+def settings(config: RunConfig) -> str:
+    """TOML of the method and of the keys that are not at their defaults; those that name places
+    are left out."""
+    left_out, top, tables = [], list[str](), dict[str, list[str]]()
+    defaults = flat_defaults()
+    for key, value in config.flat().items():
+        if value == defaults[key] and key != "method":
+            continue
+        if key in HERE or places(value):
+            left_out.append(key)
+            continue
+        table, _, name = key.rpartition(".")
+        (tables.setdefault(table, []) if table else top).append(f"{name} = {toml_value(value)}")
+    head = ["# The method, and the keys that are not at their defaults."]
+    if left_out:
+        head.append(f"# Left out, as they name places: {', '.join(left_out)}")
+    blocks = ["\n".join([*head, *top])]
+    blocks += ["\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
+    return "\n\n".join(blocks) + "\n"
+
+
+def places(value: Scalar) -> list[str]:
+    """The absolute paths in a value, which may be a list of NAME=PATH."""
+    if not isinstance(value, str) or "://" in value:
+        return []
+    return _PLACE.findall(value)
+
+
+def local_places(config: RunConfig, run: Path) -> Iterator[str]:
+    """Paths of this machine that nothing published may name."""
+    yield from (str(run), str(Path.home()))
+    for value in config.flat().values():
+        yield from places(value)
+
+
+def named_places(text: str, known: Iterator[str]) -> list[str]:
+    """Those of the known paths that a text names."""
+    return sorted(
+        place
+        for place in {one.rstrip("/\\") for one in known}
+        if len(place) > 1 and re.search(rf"(?<![\w./-]){re.escape(place)}(?![\w-])", text)
+    )
