@@ -28,6 +28,10 @@ class Pipeline(Run):
     def run(self) -> None:
         """All stages; the summary marks the result as complete, and then the run."""
         check_controls(self.config)
+        with self.tracked():
+            self._stages()
+
+    def _stages(self) -> None:
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
         models = Models(self.config, self.public, self.folder, self.progress)
@@ -43,10 +47,13 @@ class Pipeline(Run):
                 # The result stands, whatever becomes of its benchmark.
                 due = {UNFINISHED: "benchmark"}
                 write_json(path, {**self.summary(done, samples), **figures, **due})
+                self.told({**self.summary(done, samples), **figures})
                 figures = {**figures, "benchmark": self._benchmark(method, strategy)}
         finally:
             models.close()
-        write_json(path, {**self.summary(done, samples), **figures})
+        result = {**self.summary(done, samples), **figures}
+        write_json(path, result)
+        self.told(result)
 
     def _asked(self, method: Recipe[Any], strategy: Strategy) -> int:
         """The rounds, and what is asked before and after them, on the ledger; how many were
