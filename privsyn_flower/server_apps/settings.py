@@ -27,6 +27,7 @@ def public_settings(config: RunConfig) -> dict[str, Value]:
 def _plain(table: Section, prefix: str) -> dict[str, Value]:
     plain = {}
     for name, field in type(table).model_fields.items():
-        if field.annotation in (bool, int, float) or get_origin(field.annotation) is Literal:
+        chosen = get_origin(field.annotation) is Literal and getattr(table, name) != ""
+        if chosen or field.annotation in (bool, int, float):
             plain[prefix + name.replace("_", "-")] = getattr(table, name)
     return plain

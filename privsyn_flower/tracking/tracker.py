@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -123,9 +122,12 @@ class Tracking:
         """
         self._tell(lambda: Ended.of(status, self._done, found or {}))
         self._over = True
+        lines, self._lines = self._lines, []
         deadline = time.monotonic() + self.patience
-        while self._lines:
-            self._lines.pop().close(deadline)
+        for line in lines:
+            line.put(None)
+        for line in lines:
+            line.close(deadline)
 
     def _tell(self, make: Callable[[], Event]) -> None:
         """What must not be told is a warning, and is not told."""
@@ -151,8 +153,8 @@ class _Line:
         self.thread = threading.Thread(target=self._work, name=f"tracker-{name}", daemon=True)
         self.thread.start()
 
-    def put(self, event: Event) -> None:
-        """At once; dropped, with a warning, when the tracker is too far behind."""
+    def put(self, event: Event | None) -> None:
+        """At once; None: the last. Dropped, with a warning, when the tracker is too far behind."""
         if self.failed:
             return
         try:
@@ -163,8 +165,6 @@ class _Line:
     def close(self, deadline: float) -> None:
         """Wait for it until then."""
         if not self.failed:
-            with suppress(queue.Full):
-                self.waiting.put(None, timeout=max(0.0, deadline - time.monotonic()))
             self.thread.join(max(0.0, deadline - time.monotonic()))
             if self.thread.is_alive():
                 self._give_up("it did not finish in time")
