@@ -31,9 +31,8 @@ SECRET = "what the user wrote"
 
 
 def test_what_is_public_passes() -> None:
-    assert (
-        RunStarted(RUN, "a run", {"users": 10, "unit": "user"}, {"rounds": 3}).facts["users"] == 10
-    )
+    facts = {"users": 10, "unit": "user"}
+    assert RunStarted(RUN, "a run", facts, {"rounds": 3}).facts == facts
     values = {"noise_std": 1.5, "evaluation.accuracy-low": 0.2, "nodes_asked": 8}
     assert RoundReleased("rounds", 1, values).values == values
     assert Stage("no_private_step", 1.0).round == 0
@@ -100,7 +99,7 @@ def test_events_are_frozen() -> None:
 
 
 def test_a_row_gives_its_public_numbers() -> None:
-    row = {"round": 3, "charge": "4", "mechanism": "nodes", "released": [1.0, 2.0], "noise_std": 2.0,
+    row = {"round": 3, "charge": "4", "released": [1.0, 2.0], "noise_std": 2.0,
            "evaluate.loss": None, "evaluation.loss": 0.5, "made_up": 7}  # fmt: skip
     event = RoundReleased.of("rounds", row)
     assert (event.round, event.values) == (3, {"noise_std": 2.0, "evaluation.loss": 0.5})
