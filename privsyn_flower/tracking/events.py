@@ -184,17 +184,24 @@ class Stage:
 
 @dataclass(frozen=True)
 class Ended:
-    """A start of the run is over. figures: of ENDED; of a run without a result, none."""
+    """A start of the run is over. figures: of ENDED; of a run without a result, none.
+
+    privacy_short: the guarantee as it reads with the result, where it is known that nodes were
+    simulated; "" without one.
+    """
 
     status: Status
     round: int = 0
     figures: Mapping[str, Number] = field(default_factory=dict)
+    privacy_short: str = ""
 
     def __post_init__(self) -> None:
         """Raises NotPublic."""
         if self.status not in get_args(Status):
             raise NotPublic(f"status = {self.status!r}: one of {', '.join(get_args(Status))}")
         _count("round", self.round)
+        if self.privacy_short != "":
+            _line("privacy_short", self.privacy_short)
         for key, value in _mapping("figures", self.figures).items():
             _listed(key, ENDED)
             _number(key, value)
@@ -202,7 +209,7 @@ class Ended:
     @classmethod
     def of(cls, status: Status, done: int, found: Mapping[str, Any]) -> Ended:
         """What may be told of a summary."""
-        return cls(status, done, picked(found, ENDED))
+        return cls(status, done, picked(found, ENDED), found.get("privacy_short", ""))
 
 
 Event = RunStarted | RoundReleased | Stage | Ended

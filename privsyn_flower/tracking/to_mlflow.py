@@ -63,6 +63,8 @@ class MLflow:
         """`result/NAME`, and MLflow's word for how it ended."""
         self._log("result", event.figures, event.round)
         self.client.set_tag(self.run, "status", event.status)
+        if event.privacy_short:
+            self.client.set_tag(self.run, "privacy_short", event.privacy_short)
         self.client.set_terminated(self.run, STATUS[event.status])
 
     def _experiment(self, name: str) -> str:

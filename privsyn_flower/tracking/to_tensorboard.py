@@ -39,8 +39,10 @@ class TensorBoard:
         self._scalars("stage_seconds", {event.name: event.seconds}, event.round)
 
     def ended(self, event: Ended) -> None:
-        """`result/NAME` at the last round."""
+        """`result/NAME` at the last round, and the sentence that goes with it."""
         self._scalars("result", event.figures, event.round)
+        if event.privacy_short:
+            self._write(text_pb("result", event.privacy_short), event.round)
         self.writer.close()
 
     def _scalars(self, group: str, values: Mapping[str, Value], step: int) -> None:

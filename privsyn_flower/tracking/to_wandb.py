@@ -62,6 +62,8 @@ class WeightsAndBiases:
     def ended(self, event: Ended) -> None:
         """`result/NAME` in the summary, and the exit code W&B knows."""
         figures = {f"result/{key}": value for key, value in event.figures.items()}
+        told = {"privacy_short": event.privacy_short} if event.privacy_short else {}
+        self.run.config.update(told, allow_val_change=True)
         self.run.summary.update({**figures, "status": event.status})
         self.run.finish(exit_code=EXIT[event.status])
 

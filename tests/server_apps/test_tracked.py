@@ -50,6 +50,7 @@ def config(shared: Path, causal_folder: Path, **values: Any) -> RunConfig:
     )
 
 
+@pytest.mark.slow
 def test_a_whole_run_is_told(
     shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any, book: Notebook
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_whole_run_is_told(
     stages = [event.name for event in between if isinstance(event, Stage)]
     assert stages[:2] == ["data", "models"] and "rounds" in stages
     assert (end.status, end.round, end.figures["rounds"]) == ("finished", 3, 3)
+    assert end.privacy_short == summary["privacy_short"]
     assert end.figures["synthetic_samples"] == summary["synthetic_samples"]
     # The benchmark came after, and left no trace.
     assert "benchmark" in summary["stage_seconds"] and "benchmark" not in stages

@@ -53,7 +53,9 @@ def twice(name: str, folder: Path) -> None:
     found.run_started(RUN, "my run", FACTS, SETTINGS, 2)
     found.released("rounds", rows(1, 3), main=True)
     found.stage("rounds", 2.5)
-    found.ended("finished", {"rounds": 3, "benchmark": 0.9})
+    found.ended(
+        "finished", {"rounds": 3, "benchmark": 0.9, "privacy_short": f"{SENTENCE} Simulated."}
+    )
 
 
 def test_tensorboards_files_are_read_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -73,6 +75,8 @@ def test_tensorboards_files_are_read_back(tmp_path: Path, caplog: pytest.LogCapt
     }  # fmt: skip
     (page,) = found.Tensors("run")
     (text,) = page.tensor_proto.string_val
+    (last,) = found.Tensors("result")
+    assert last.tensor_proto.string_val[0].decode() == f"{SENTENCE} Simulated."
     assert SENTENCE in text.decode() and "| pretext.clip | normalised |" in text.decode()
     assert SECRET not in "".join(
         path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()
@@ -96,7 +100,8 @@ def test_mlflows_store_is_read_back(tmp_path: Path, caplog: pytest.LogCaptureFix
         "rounds/noise_std", "rounds/evaluation.loss", "stage_seconds/rounds", "result/rounds"
     }  # fmt: skip
     assert run.data.params == {"rounds": "3", "pretext.clip": "normalised"}
-    assert run.data.tags["privacy_short"] == SENTENCE and run.data.tags["status"] == "finished"
+    assert run.data.tags["privacy_short"] == f"{SENTENCE} Simulated."
+    assert run.data.tags["status"] == "finished"
     assert set(run.data.tags) == {*FACTS, "privsyn.run", "status", "mlflow.runName"}
     assert (run.info.run_name, run.info.status) == ("my run", "FINISHED")
     assert [path.name for path in tmp_path.iterdir() if path.name != "checkpoints"] == ["mlflow.db"]
@@ -115,7 +120,10 @@ def test_wandbs_offline_files_are_read_back(
     assert history[0]["rounds/noise_std"] == "1.5" and history[0]["round"] == "3"
     assert history[1] == {**history[1], "round": "3", "stage_seconds/rounds": "2.5"}
     assert len(history) == 2 and exits == [0]
-    assert SENTENCE in config["privacy_short"] and config["pretext.clip"] == '"normalised"'
+    assert (
+        f"{SENTENCE} Simulated." in config["privacy_short"]
+        and config["pretext.clip"] == '"normalised"'
+    )
     stored = first.read_bytes() + second.read_bytes()
     for word in (SECRET, os.uname().nodename, str(Path.cwd()), "requirements.txt"):
         assert len(word) < 3 or word.encode() not in stored, word
@@ -139,6 +147,8 @@ def read_wandb(path: Path) -> tuple[list[dict[str, str]], dict[str, str], list[i
             history.append({"".join(i.nested_key) or i.key: i.value_json for i in items})
         elif kind == "run":
             config |= {item.key: item.value_json for item in record.run.config.update}
+        elif kind == "config":
+            config |= {item.key: item.value_json for item in record.config.update}
         elif kind == "exit":
             exits.append(record.exit.exit_code)
     return history, config, exits

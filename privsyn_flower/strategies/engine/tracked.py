@@ -39,4 +39,5 @@ def tracked(session: Session, method: str) -> Iterator[None]:
         session.tracking.run_started(run_id(folder), name, facts, {}, int(before["round"]))
         yield
         done = len(folder.metrics())
-        session.tracking.ended("finished" if done >= planned else "ended early", {"rounds": done})
+        result = {"rounds": done, "privacy_short": session.statement.short()}
+        session.tracking.ended("finished" if done >= planned else "ended early", result)
