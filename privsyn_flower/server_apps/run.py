@@ -102,10 +102,10 @@ class Run:
     @contextmanager
     def tracked(self) -> Iterator[None]:
         """Tell the run's trackers of it, and of how it ended if it ends without a result."""
-        facts = {**self.summary(0, 0), "nodes": self.config.nodes}
-        before = self.folder.last_checkpoint() or {"round": 0}
         with self.tracking as told:
             if told:
+                facts = {**self.summary(0, 0), "nodes": self.config.nodes}
+                before = self.folder.last_checkpoint() or {"round": 0}
                 name = self.folder.path.absolute().name
                 settings = public_settings(self.config)
                 told.run_started(run_id(self.folder), name, facts, settings, int(before["round"]))

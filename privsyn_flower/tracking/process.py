@@ -113,12 +113,20 @@ def serve(name: str, folder: Path, answers: IO[str]) -> None:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             _answer(answers, {"error": text})
             raise
-        done = event.round if isinstance(event, RoundReleased | Ended) else done
+        done = max(done, _round(event))
         _answer(answers, {"ok": True})
         if isinstance(event, Ended):
             return
     if tracker is not None:
         tracker.ended(Ended("stopped", done))
+
+
+def _round(event: Event) -> int:
+    """Rounds released, as far as an event says."""
+    if isinstance(event, RunStarted):
+        return event.released
+    main = not isinstance(event, RoundReleased) or event.phase == "rounds"
+    return event.round if main else 0
 
 
 def _read(told: queue.Queue[str]) -> None:
