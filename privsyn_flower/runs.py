@@ -276,11 +276,17 @@ def lock_holder(folder: Path) -> int | None:
 class StageClock:
     """Wall seconds per stage, kept across resumes: `with clock("rounds"): ...`.
 
-    before: called with a stage's name before it begins; its time is no stage's.
+    before: called with a stage's name before it begins; its time is no stage's. after: with the
+    name and the seconds of one that is over.
     """
 
-    def __init__(self, folder: RunFolder, before: Callable[[str], None] | None = None) -> None:
-        self.folder, self.before = folder, before
+    def __init__(
+        self,
+        folder: RunFolder,
+        before: Callable[[str], None] | None = None,
+        after: Callable[[str, float], None] | None = None,
+    ) -> None:
+        self.folder, self.before, self.after = folder, before, after
         self.seconds: dict[str, float] = folder.load_value("seconds") or {}
 
     @contextmanager
@@ -294,6 +300,8 @@ class StageClock:
             spent = self.seconds.get(stage, 0.0) + time.monotonic() - start
             self.seconds[stage] = round(spent, 3)
             self.folder.save_value("seconds", self.seconds)
+            if self.after is not None:
+                self.after(stage, self.seconds[stage])
 
 
 # run.log ---------------------------------------------------------------------------------

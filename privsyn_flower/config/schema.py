@@ -35,6 +35,7 @@ from privsyn_flower.config.section import (
     split_list,
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
+from privsyn_flower.tracking.named import NAMES
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
     "pretext": ("pretext", "sft"),
@@ -118,6 +119,10 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, description="of the server's choices; never of real noise")
     simulation_seeded_noise: bool = Field(False, description="tests only: noise from the seed")
     benchmark: bool = Field(False, description="simulation only: figures on held-out users")
+    trackers: str = Field(
+        "", description="what else is told of rounds and stages: tensorboard, mlflow, wandb, or a "
+        "list of them; public numbers only"
+    )  # fmt: skip
     run_folder: str = Field("", description="absolute path; empty: under the cache folder")
     cache: str = Field("", description="absolute path; empty: ~/.cache/privsyn-flower")
     assets: str = Field("", description="folder of shipped tiny models; empty: the package's")
@@ -151,6 +156,11 @@ class RunConfig(Section):
             )
         self._check_sampler()
         self._check_tables()
+        for name in split_list(self.trackers):
+            if name not in NAMES:
+                raise ValueError(
+                    f"trackers = {self.trackers!r}: {name!r} is none of {', '.join(NAMES)}"
+                )
         if self.nodes > self.data.users:
             raise ValueError(
                 f"nodes = {self.nodes} exceeds data.users = {self.data.users}: lower nodes"

@@ -18,7 +18,7 @@ from privsyn_flower.server_apps.promised import baseline
 
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings
-from .machine import federation_nodes, libraries, models, places
+from .machine import federation_nodes, libraries, models, places, trackers
 from .numbers import budget, candidates, integers, keys, promise
 
 __all__ = ["Finding", "check_ready"]
@@ -42,6 +42,7 @@ def check_ready(
         lambda: public_file(config),
         lambda: docstring_packages(config),
         lambda: libraries(config),
+        lambda: trackers(config),
         lambda: models(config),
         lambda: candidates(config),
         lambda: places(config, folder),

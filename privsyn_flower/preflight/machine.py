@@ -8,7 +8,13 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from privsyn_flower.config import ModelsConfig, RunConfig, cache_folder, ledger_folder
+from privsyn_flower.config import (
+    ModelsConfig,
+    RunConfig,
+    cache_folder,
+    ledger_folder,
+    split_list,
+)
 from privsyn_flower.local.federation import LocalFederation
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -31,6 +37,7 @@ from privsyn_flower.text.models.pretrained import (
 )
 from privsyn_flower.text.serving.vllm_server import default_python
 from privsyn_flower.text.tiny.assets import embedded
+from privsyn_flower.tracking.named import fault
 
 from .findings import Finding, Findings
 
@@ -56,6 +63,13 @@ def libraries(config: RunConfig) -> Findings:
         listed = ", ".join(f"{name} ({', '.join(whys)})" for name, whys in absent.items())
         extra = "server" if is_deployment(config) else "simulation"
         yield Finding(f"not installed: {listed}: pip install 'privsyn-flower[{extra}]'")
+
+
+def trackers(config: RunConfig) -> Findings:
+    """Their libraries, each with an extra of its own."""
+    for name in split_list(config.trackers):
+        if why := fault(name):
+            yield Finding(why)
 
 
 def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:

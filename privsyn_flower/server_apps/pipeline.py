@@ -29,6 +29,10 @@ class Pipeline(Run):
     def run(self) -> None:
         """All stages; the summary marks the result as complete, and then the run."""
         check_controls(self.config)
+        with self.tracked():
+            self._stages()
+
+    def _stages(self) -> None:
         with self.clock("data"):
             self.public = public_text(self.config, self.progress)
         models = Models(self.config, self.public, self.folder, self.progress)
@@ -43,10 +47,13 @@ class Pipeline(Run):
                 # The result stands, whatever becomes of its benchmark.
                 due = {UNFINISHED: "benchmark"}
                 self._write({**self.summary(done, samples), **figures, **due})
+                self.told({**self.summary(done, samples), **figures})
                 figures = {**figures, "benchmark": self._benchmark(method, strategy)}
         finally:
             models.close()
-        self._write({**self.summary(done, samples), **figures})
+        result = {**self.summary(done, samples), **figures}
+        self._write(result)
+        self.told(result)
 
     def _write(self, summary: Mapping[str, Any]) -> None:
         """The run's summary, and the record that is made of it."""

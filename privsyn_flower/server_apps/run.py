@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.work import Work
@@ -28,8 +28,11 @@ from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
+from privsyn_flower.server_apps.settings import public_settings
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
+from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.strategies.engine.session import Session
+from privsyn_flower.tracking.of_run import tracking_of
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -50,7 +53,9 @@ class Run:
         self.grid = grid
         self.folder = folder
         self.progress = ProgressLog(folder.path / PROGRESS)
-        self.clock = StageClock(folder, Foretold(config, folder, self.progress))
+        self.tracking = tracking_of(split_list(config.trackers), folder.path)
+        before = Foretold(config, folder, self.progress)
+        self.clock = StageClock(folder, before, self.tracking.stage)
         self.ended_early = ""
         claim = baseline(config)
         self.asks = claim is None
@@ -73,6 +78,7 @@ class Run:
             kept=kept(self.config),
             progress=self.progress,
             node_caches=cache_folder(self.config) / NODES,
+            tracking=self.tracking,
         )
 
     @property
@@ -91,6 +97,22 @@ class Run:
             yield ledger
             self.ledger_epsilon = ledger.spent_epsilon()
             self.ledger_total = ledger.header.total_epsilon
+
+    @contextmanager
+    def tracked(self) -> Iterator[None]:
+        """Tell the run's trackers of it, and of how it ended if it ends without a result."""
+        with self.tracking as told:
+            if told:
+                facts = {**self.summary(0, 0), "nodes": self.config.nodes}
+                before = self.folder.last_checkpoint() or {"round": 0}
+                name = self.folder.path.absolute().name
+                settings = public_settings(self.config)
+                told.run_started(run_id(self.folder), name, facts, settings, int(before["round"]))
+            yield
+
+    def told(self, result: Mapping[str, Any]) -> None:
+        """The result is on disk: its trackers are told of that, and of no benchmark."""
+        self.tracking.ended("ended early" if self.ended_early else "finished", result)
 
     def federation(self) -> Federation:
         """The simulated one."""

@@ -187,13 +187,29 @@ def test_killed_renamed_and_resumed_is_bit_for_bit(
 
 def test_interrupt_stops_flower_and_says_how_to_go_on(mini: Path) -> None:
     folder = mini / "interrupted"
-    process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
+    chosen = ["--set", f"run-folder={folder}", "--set", "trackers=tensorboard"]
+    process = privsyn("run", mini / "long.toml", *chosen, cwd=mini)
     wait_for(folder / "metrics.jsonl", '"round": 1,')
     process.send_signal(signal.SIGINT)
     code, _, err = finish(process)
     assert code == 130
     assert any(f"--resume {folder}" in line for line in err)
     assert left_running(str(folder)) == []
+    check_tracked(folder)
+
+
+def check_tracked(folder: Path) -> None:
+    """Its tracker was told of every round but the one under way, and wrote it all."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    notes = json.loads((folder / "checkpoints" / "tracked-tensorboard.json").read_text())
+    released = len((folder / "metrics.jsonl").read_text().splitlines())
+    told = notes["rounds"]["rounds"]
+    assert released - 1 <= told <= released
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    steps = [one.step for one in found.Scalars("rounds/epsilon_so_far")]
+    assert steps == list(range(1, told + 1))
 
 
 def test_failure_of_the_server_app_is_the_exit_status_and_the_last_line(mini: Path) -> None:

@@ -16,6 +16,7 @@ from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.tracking import RoundReleased
 from tests.conftest import node_context, sentences
 from tests.report.records import deployment_of
 
@@ -146,6 +147,10 @@ def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
     folder = RunFolder(path)
     with folder.lock():
         Pipeline(config, grid, folder).run()
+    for row in folder.metrics():  # a number that is not listed, a tracker would never be told
+        event = RoundReleased.of("rounds", row)
+        left_out = {key for key, value in row.items() if isinstance(value, int | float)}
+        assert left_out - set(event.values) <= {"round", "epoch"}
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
     loss = deployment_of(path)["privacy_loss"]  # a valid record, whatever the method
     assert loss["privacy_parameters"].get("epsilon") in (None, summary["epsilon"])

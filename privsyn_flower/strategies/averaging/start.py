@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -42,6 +43,9 @@ from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggr
 from privsyn_flower.strategies.engine.cohort import check_enough
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
+from privsyn_flower.strategies.engine.tracked import tracked
+from privsyn_flower.tracking.of_run import tracking_of
+from privsyn_flower.tracking.tracker import Tracker
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
@@ -140,6 +144,7 @@ class TrainingStrategy(GeneralisedFedAvg):
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
         progress: Progress | None = None,
+        trackers: Sequence[str | Tracker] = (),
     ) -> TrainingResult:
         """Train over `grid`; calling again with the same `folder` goes on where it was.
 
@@ -160,7 +165,8 @@ class TrainingStrategy(GeneralisedFedAvg):
         the key of an aggregator's noise; "" for the user's own.
         progress: told how far the run is; None writes finished rounds to Flower's log, where
         noise that leaves nothing of so many users' updates, and a delta of 1 / users or more, are
-        warnings.
+        warnings. trackers: names, or objects of one's own, that are told of each round
+        (docs/tracking.md).
         Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
         arguments that promise something else than those that `folder` was begun with.
         """
@@ -196,10 +202,11 @@ class TrainingStrategy(GeneralisedFedAvg):
             greeting="train",
             progress=progress or log_rounds,
             node_caches=cache_folder(RunConfig()) / DROP_IN,
+            tracking=tracking_of(trackers, Path(folder)),
         )
         logger.info("privacy: %s", session.statement.sentence())
         self.doubt(session)
-        with session.folder.lock(), session.begun():
+        with session.folder.lock(), tracked(session, type(self).__name__), session.begun():
             self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
             with session.running(self) as engine:
                 self.evaluations = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -82,6 +83,7 @@ class Rounds:
     """Drives a strategy through its rounds over a Flower grid.
 
     node_caches: where simulated nodes of this machine note what failed; None: nobody looks.
+    learned: called with the public metrics of each round that is learned from.
     ended_early: why rounds are missing, once `run` is over; "" when none are.
     """
 
@@ -94,6 +96,7 @@ class Rounds:
     progress: Progress = silent
     mechanism: Mechanism = field(default_factory=NodeNoise)
     node_caches: Path | None = None
+    learned: Callable[[dict[str, Any]], None] | None = None
     ended_early: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -150,6 +153,8 @@ class Rounds:
             metrics = {"round": rnd, **facts, **learned, **self._privacy()}
             metrics["seconds"] = round(time.monotonic() - start, 3)
             self.folder.save_checkpoint(rnd, self.strategy.state(), metrics)
+            if self.learned is not None:
+                self.learned(metrics)
             done = rnd
             note = f"epsilon so far {metrics['epsilon_so_far']:.3f}"
             alive = learned.get("candidates_alive")

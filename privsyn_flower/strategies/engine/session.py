@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechani
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
 from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
+from privsyn_flower.tracking.tracker import Tracking
 
 PROMISED = "promised"  # name of the value in the run folder
 FAILED = "failed"  # why a question gave nothing, in its folder: it is not asked again
@@ -69,7 +70,7 @@ class Session:
 
     said: what else the statement says (`PrivacyStatement`). kept: further values that must stay as
     they are while the run lasts, as JSON has them. keys: folder of an aggregator's noise keys.
-    greeting: message type of the hello, "" for the usual one.
+    greeting: message type of the hello, "" for the usual one. tracking: told of what is released.
     """
 
     grid: Grid
@@ -83,6 +84,7 @@ class Session:
     greeting: str = ""
     progress: Progress = silent
     node_caches: Path | None = None
+    tracking: Tracking = field(default_factory=Tracking)
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
@@ -157,7 +159,15 @@ class Session:
             self.progress,
             self.mechanism(),
             self.node_caches,
+            self._told(self.promise.main.name, self.folder),
         )
+
+    def _told(self, name: str, folder: RunFolder) -> Callable[[dict[str, Any]], None]:
+        """Tells the trackers of a folder's rounds: of those it has, now, and of each that comes."""
+        main = folder is self.folder
+        if self.tracking:
+            self.tracking.released(name, folder.metrics(), main=main)
+        return lambda row: self.tracking.released(name, [row], main=main)
 
     @contextmanager
     def running(self, strategy: Strategy) -> Iterator[Rounds]:
@@ -260,7 +270,7 @@ class Session:
         mechanism = self.mechanism(paid, name)
         engine = Rounds(
             self.grid, question, plan, own, self.ledger, self.aggregation, progress, mechanism,
-            None if self._beside(paid) else self.node_caches,
+            None if self._beside(paid) else self.node_caches, self._told(name, own),
         )  # fmt: skip
         known = {} if cohort is None else cohort.nodes
         engine.cohort = Cohort(self.grid, plan, self.folder, progress, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,10 @@ from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.rounds import Strategy
 from privsyn_flower.strategies.engine.session import Session, Terms
+from privsyn_flower.strategies.engine.tracked import tracked
 from privsyn_flower.text.prompts import LabelledText
+from privsyn_flower.tracking.of_run import tracking_of
+from privsyn_flower.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,7 @@ class SynthesisStrategy(Strategy):
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
         progress: Progress = silent,
+        trackers: Sequence[str | Tracker] = (),
     ) -> SynthesisResult:
         """Run all rounds over `grid` and return the seeds; calling again resumes `folder`.
 
@@ -105,6 +110,7 @@ class SynthesisStrategy(Strategy):
         other's keys against (it goes into the statement). Raises ValueError on arguments that
         promise something else than those that `folder` was begun with. Noise that leaves nothing of
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
+        trackers: names, or objects of one's own, that are told of each round (docs/tracking.md).
         """
         phases = self.phases(spare_rounds, nodes=nodes)
         made = promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
@@ -131,8 +137,10 @@ class SynthesisStrategy(Strategy):
             keys=self.noise_keys,
             progress=progress,
             node_caches=cache_folder(RunConfig()) / NODES,
+            tracking=tracking_of(trackers, Path(folder)),
         )
-        with session.folder.lock(), session.begun() as book:
+        method = type(self).__name__
+        with session.folder.lock(), tracked(session, method), session.begun() as book:
             self.ready(session)
             self.prepare(session)
             with session.running(self) as engine:
