@@ -236,6 +236,7 @@ def test_refusals_are_counted_by_code(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     lines = (
         "round 1: 3 of 8 nodes refused: policy (min-noise); 1 of 8 nodes sent nothing within 60 s",
+        "stage mask: 2 of 8 nodes refused: policy (min-noise)",
         "round 1: 2 of 8 nodes refused: policy (min-noise); nothing was released",
     )
     (folder / "run.log").write_text("".join(f"a b WARNING {line}\n" for line in lines), "utf-8")

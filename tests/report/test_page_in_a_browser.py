@@ -96,8 +96,10 @@ def opened(browser: Any, runs: Path) -> Iterator[Any]:
         context.close()
 
 
-@pytest.mark.parametrize("viewport", [PHONE, DESK], ids=["phone", "desk"])
-@pytest.mark.parametrize("name", ["one.html", "several.html", "hostile.html"])
+@pytest.mark.parametrize(
+    ("name", "viewport"),
+    [("one.html", PHONE), ("one.html", DESK), ("several.html", PHONE), ("hostile.html", PHONE)],
+)
 def test_charts_are_drawn_and_nothing_is_asked_for(
     opened: Any, name: str, viewport: dict[str, int]
 ) -> None:

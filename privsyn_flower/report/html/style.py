@@ -123,7 +123,7 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line);
   div.outside:not(.card) { padding: 0 .6rem .6rem; }
   tbody th { max-width: 11rem; }
   .stacked thead { display: none; }
-  .stacked :is(table, tbody, tr, th, td) { display: block; max-width: none; }
+  .stacked :is(table, caption, tbody, tr, th, td) { display: block; max-width: none; }
   .stacked tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .stacked :is(th, td) { border: 0; padding: .1rem 0; overflow-wrap: anywhere; }
   .stacked td::before { content: attr(data-label) ": "; color: var(--muted); }
