@@ -26,7 +26,7 @@ from privsyn_flower.report.reading import RunFolder
 MOST_LINES = 40  # of warnings
 LONGEST = 500  # characters of one
 # As `messaging.tally` writes it: "3 of 8 nodes refused: policy (min-noise)".
-ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent nothing)[^;]*)")
+ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent)[^;]*)")
 AGAIN = "nothing was released"
 COLUMNS = {  # of a round's row -> heading and how it is shown; those that no row has are left out
     "attempt": ("attempt", number),
