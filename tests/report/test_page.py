@@ -120,6 +120,7 @@ def test_values_that_no_run_writes_break_nothing(wrong: Any, tmp_path: Path) -> 
     for key in whole.keys() - {"method", "threat_model"}:
         write_json(tmp_path / "summary.json", {**whole, key: wrong})
         assert "</html>" in page([tmp_path])
+        assert "</html>" in page([tmp_path, tmp_path])
     for key in whole["benchmark"]:
         changed = {**whole["benchmark"], key: wrong}
         write_json(tmp_path / "summary.json", {**whole, "benchmark": changed})
@@ -236,6 +237,7 @@ def test_refusals_are_counted_by_code(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     lines = (
         "round 1: 3 of 8 nodes refused: policy (min-noise); 1 of 8 nodes sent nothing within 60 s",
+        "stage mask: 2 of 8 nodes refused: policy (min-noise)",
         "round 1: 2 of 8 nodes refused: policy (min-noise); nothing was released",
     )
     (folder / "run.log").write_text("".join(f"a b WARNING {line}\n" for line in lines), "utf-8")
@@ -306,7 +308,10 @@ def test_several_runs_by_trust(tmp_path: Path) -> None:
 def test_a_path_of_the_machine_is_not_passed_on(tmp_path: Path) -> None:
     assert value_text("/home/ada/users.jsonl") == '"\u2026/users.jsonl"'
     folder = run_folder(tmp_path / "run", dataset=f"files:{tmp_path}/users.jsonl")
-    assert str(tmp_path) not in page([folder])
+    other = run_folder(tmp_path / "other", dataset=f"files:{tmp_path}/more.jsonl")
+    for text in (page([folder]), page([folder, other])):
+        assert str(tmp_path) not in text
+    assert "files:\u2026/more.jsonl" in page([folder, other])
 
 
 def test_the_command_writes_a_file_of_its_owner(tmp_path: Path) -> None:

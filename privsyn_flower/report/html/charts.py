@@ -145,7 +145,11 @@ def lines(
         ),
         legend=legend,
     )
-    steps = {"tickMinStep": 1, "format": "d"} if label == "round" else {}
+    places = sorted({row["x"] for row in rows})
+    # Named one by one where they are few: at two or three rounds Vega also marks the halves.
+    whole: dict[str, Any] = {"format": "d", "tickMinStep": 1}
+    whole |= {"values": places} if len(places) <= 10 else {}
+    steps = whole if label == "round" else {}
     x = alt.X("x:Q", axis=alt.Axis(title=label, **steps), scale=alt.Scale(nice=False))
     y = alt.Y("value:Q", axis=alt.Axis(title=value, tickCount=5), scale=alt.Scale(zero=zero))
     tips = [alt.Tooltip("x:Q", title=label), "series:N", alt.Tooltip("value:Q", format=",.4g")]
@@ -191,6 +195,7 @@ def _finished(chart: Any) -> dict[str, Any]:
             tickColor=LINE,
             labelFlush=False,
             labelOverlap=True,
+            labelSeparation=8,
         )
         .configure_legend(labelColor=INK, labelFontSize=12)
         .configure_view(stroke=None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ from privsyn_flower.report.html.parts import (
     OUTSIDE,
     Part,
     epsilon,
+    guarded,
     mapping,
     paragraph,
     small,
@@ -32,6 +35,8 @@ from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import RESULTS, TRUSTS, trust_of, verdict_lines
 from privsyn_flower.report.tables import COLUMNS, differing
 
+CLAIMS, SETTINGS = "What each run claims, and came to", "Configuration: what differs"
+FOLDERS = re.compile(r'files:/[^"]*/')  # of private files, on the machine of the run
 PLACES = {"run-folder", "cache", "assets", "ledger"}  # keys that differ for every run
 PUBLIC = ("method", "epsilon", "delta", "accountant", "rounds / of one user",
           "down, user and round", "up, user and round", "signal / noise")  # fmt: skip
@@ -56,33 +61,44 @@ def names_of(runs: Sequence[RunFolder]) -> list[str]:
 def comparison(runs: Sequence[RunFolder]) -> list[Part]:
     """The page's sections."""
     named = list(zip(names_of(runs), runs, strict=True))
-    parts = [_equal(runs)] if _unequal(runs) else []
+    parts = [guarded("differs", "What differs", lambda: _equal(runs))]
     for place, title in enumerate([*TRUSTS.values(), None]):
         own = [(name, run) for name, run in named if _trust(run) == title]
         if own:
             heading = title or "No result yet"
-            parts.append(Part(f"trust-{place}", heading, _trusted(own)))
-    return [*parts, _claims(named), _configurations(named)]
+            id_, make = f"trust-{place}", functools.partial(_trusted, f"trust-{place}", heading)
+            parts.append(guarded(id_, heading, functools.partial(make, own)))
+    return [
+        *parts,
+        guarded("claims", CLAIMS, lambda: _claims(named)),
+        guarded("settings", SETTINGS, lambda: _configurations(named)),
+    ]
 
 
 def _trust(run: RunFolder) -> str | None:
     return None if run.summary is None else trust_of(run.summary)
 
 
-def _unequal(runs: Sequence[RunFolder]) -> list[str]:
-    return differing([run.summary for run in runs if run.summary is not None])
-
-
 def _equal(runs: Sequence[RunFolder]) -> Part:
+    """What makes figures of these runs incomparable."""
+    unequal = differing([run.summary for run in runs if run.summary is not None])
+    if not unequal:
+        told = paragraph("Data set, users and held-out text are the same for all of these runs.")
+        return Part("differs", "What differs", told)
     told = paragraph("These runs are not comparable in everything:", "notice warn")
-    return Part("differs", "What differs", joined([told, bullets(_unequal(runs))]))
+    return Part(
+        "differs",
+        "What differs",
+        joined([told, bullets(FOLDERS.sub("files:\u2026/", line) for line in unequal)]),
+    )
 
 
-def _trusted(own: Sequence[tuple[str, RunFolder]]) -> Html:
+def _trusted(id_: str, title: str, own: Sequence[tuple[str, RunFolder]]) -> Part:
     """Runs of one kind of trust."""
     finished = [(name, run) for name, run in own if run.summary is not None]
     if not finished:
-        return bullets(f"{name}: {method_of(run)}, {run.state}" for name, run in own)
+        told = (f"{name}: {method_of(run)}, {run.state}" for name, run in own)
+        return Part(id_, title, bullets(told))
     body = [_columns("Runs", PUBLIC, finished)]
     measured = [(name, run) for name, run in finished if mapping(run.summary).get("benchmark")]
     if measured:
@@ -96,7 +112,7 @@ def _trusted(own: Sequence[tuple[str, RunFolder]]) -> Html:
                 class_="outside",
             )
         )
-    return joined(body)
+    return Part(id_, title, joined(body))
 
 
 def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolder]]) -> Html:
@@ -150,7 +166,7 @@ def _claims(named: Sequence[tuple[str, RunFolder]]) -> Part:
         body += [element("h3", f"{name}: {method_of(run)}"), *notices(run)]
         body.append(paragraph(short_claim(run), "claim"))
         body.append(bullets(verdict_lines(run.summary or {})))
-    return Part("claims", "What each run claims, and came to", joined(body))
+    return Part("claims", CLAIMS, joined(body))
 
 
 def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Part:
@@ -163,7 +179,7 @@ def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Part:
         for key in keys
         if key not in PLACES and len({json.dumps(values.get(key)) for _, values in known}) > 1
     ]
-    title = "Configuration: what differs"
+    title = SETTINGS
     if not different:
         told = "None of the keys differ." if known else "No run has a config.toml."
         return Part("settings", title, paragraph(told))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 
 from privsyn_flower import __version__
@@ -15,15 +15,13 @@ from privsyn_flower.report.html.good import good
 from privsyn_flower.report.html.learned import learned
 from privsyn_flower.report.html.markup import Html, element, joined
 from privsyn_flower.report.html.overview import benchmark_notice, overview
-from privsyn_flower.report.html.parts import Part, paragraph, part
+from privsyn_flower.report.html.parts import Part, guarded, paragraph, part
 from privsyn_flower.report.html.private import private
 from privsyn_flower.report.html.script import SCRIPT
 from privsyn_flower.report.html.settings import settings
 from privsyn_flower.report.html.style import STYLE
 from privsyn_flower.report.html.went import went
 from privsyn_flower.report.reading import RunFolder
-
-logger = logging.getLogger("privsyn_flower")
 
 LIVE_EVERY = 4  # seconds between two looks of a page that follows a run
 SECTIONS: dict[str, tuple[str, Callable[[RunFolder], Part]]] = {
@@ -38,7 +36,9 @@ SECTIONS: dict[str, tuple[str, Callable[[RunFolder], Part]]] = {
 
 def run_document(run: RunFolder, *, live: bool = False) -> str:
     """The page of one run."""
-    parts = [_guarded(id_, title, make, run) for id_, (title, make) in SECTIONS.items()]
+    parts = [
+        guarded(id_, title, functools.partial(make, run)) for id_, (title, make) in SECTIONS.items()
+    ]
     return _document(run.name, overview(run), parts, live=live)
 
 
@@ -55,17 +55,6 @@ def comparison_document(runs: Sequence[RunFolder]) -> str:
         ),
     )
     return _document(" / ".join(names_of(runs))[:200], header, comparison(runs))
-
-
-def _guarded(id_: str, title: str, make: Callable[[RunFolder], Part], run: RunFolder) -> Part:
-    """A part of the page; one that cannot be made of what the folder says is no reason to show
-    nothing of the others."""
-    try:
-        return make(run)
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
-        told = f"This part cannot be shown: {type(error).__name__}: {error}"
-        return Part(id_, title, paragraph(told, "notice bad"))
 
 
 def _document(title: str, header: Html, parts: Sequence[Part], *, live: bool = False) -> str:

@@ -77,7 +77,11 @@ def _paid(run: RunFolder, summary: Mapping[str, Any]) -> list[Html]:
         parts.append(_given(run, estimates, mapping(summary["evaluation"])))
     if not parts:
         return []
-    return [element("h3", "Measured on the nodes"), element("p", COVERED, class_="mark"), *parts]
+    return [
+        element("h3", "Measured on the nodes"),
+        element("p", COVERED, class_="mark covered"),
+        *parts,
+    ]
 
 
 def _ends(found: Mapping[str, Any], what: str) -> list[Any]:
@@ -199,7 +203,7 @@ def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> li
         "intervals above overlap."
     )
     listing = table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)
-    draw = lambda: intervals(data, value=f"difference of {title.lower()}", zero=True)  # noqa: E731
+    draw = lambda: intervals(data, value="difference", zero=True)  # noqa: E731
     return [figure(heading, remark, listing, draw)]
 
 

@@ -68,15 +68,26 @@ def data_script(value: object, class_: str) -> Html:
 
 
 def table(
-    caption: str, headings: Sequence[Child], rows: Iterable[Sequence[Child]], *, words: int = 1
+    caption: str,
+    headings: Sequence[Child],
+    rows: Iterable[Sequence[Child]],
+    *,
+    words: int = 1,
+    stacked: bool = False,
 ) -> Html:
     """A table in a box that scrolls by keyboard, too. words: leading columns that are text; the
-    others are aligned as numbers."""
+    others are aligned as numbers. stacked: for long texts: on a narrow screen its cells stand one
+    below the other, each with its heading."""
 
     def cells(row: Sequence[Child]) -> Html:
         first = element("th", row[0], scope="row")
         rest = [
-            element("td", cell, class_=None if place < words else "number")
+            element(
+                "td",
+                cell,
+                class_=None if place < words else "number",
+                data_label=headings[place] if stacked else None,
+            )
             for place, cell in enumerate(row[1:], start=1)
         ]
         return element("tr", first, *rest)
@@ -91,7 +102,8 @@ def table(
         element("thead", element("tr", *head)),
         element("tbody", *map(cells, rows)),
     )
-    return element("div", body, class_="scroll", tabindex=0, role="region", aria_label=caption)
+    kind = "scroll stacked" if stacked else "scroll"
+    return element("div", body, class_=kind, tabindex=0, role="region", aria_label=caption)
 
 
 def facts(pairs: Iterable[tuple[Child, Child]]) -> Html:

@@ -109,12 +109,16 @@ def _cards(run: RunFolder) -> Html:
     found = claim(run)
     delta = number(found["delta"], ".3g") if "delta" in found else "-"
     cards = [("epsilon", epsilon(found), f"at delta {delta}, for each user")]
-    if (texts := run.text_count()) or "parameters" not in summary:
+    measured = mapping(mapping(summary.get("measured")).get("models"))
+    if measured:
+        cards.append(("models", number(len(measured)), "measured on users' text"))
+    elif (texts := run.text_count()) or "parameters" not in summary:
         cards.append(("synthetic texts", number(texts), "in synthetic.jsonl"))
     else:
         cards.append(("parameters", number(summary["parameters"]), "trained privately"))
     done, planned = summary.get("rounds", len(run.metrics)), summary.get("rounds_planned")
-    cards.append(("rounds", number(done), f"of {number(planned)}" if planned else "released"))
+    if done or planned:
+        cards.append(("rounds", number(done), f"of {number(planned)}" if planned else "released"))
     if (up := summary.get("bytes_up_per_user_round")) is not None:
         cards.append(("sent by a user", size(up), "in a round"))
     signal = mapping(summary.get("verdict"))

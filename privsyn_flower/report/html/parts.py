@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.html.markup import Html, element, is_number, number, shown
 from privsyn_flower.report.reading import RunFolder
+
+logger = logging.getLogger("privsyn_flower")
 
 OUTSIDE = "Not covered by epsilon: measured on private or held-out text."
 
@@ -26,6 +29,17 @@ def part(found: Part) -> Html:
     """A section with its heading."""
     heading = element("h2", found.title, id=f"{found.id}-title")
     return element("section", heading, found.body, id=found.id, aria_labelledby=f"{found.id}-title")
+
+
+def guarded(id_: str, title: str, make: Callable[[], Part]) -> Part:
+    """A part of the page; one that cannot be made of what a folder says is no reason to show
+    nothing of the others."""
+    try:
+        return make()
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
+        told = f"This part cannot be shown: {type(error).__name__}: {error}"
+        return Part(id_, title, paragraph(told, "notice bad"))
 
 
 def mapping(value: object) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ from privsyn_flower.report.html.markup import (
 from privsyn_flower.report.html.parts import Part, claim, epsilon, guarantee, paragraph, small
 from privsyn_flower.report.ledgers import LedgerView
 from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.report.summaries import ReportError
 
 MOST_ROWS = 60  # of a table of releases or rounds
 STATES = {
@@ -69,8 +70,8 @@ def _numbers(run: RunFolder, found: Mapping[str, Any]) -> Html:
             ("adjacency", found.get("adjacency")),
             ("accountant", found.get("accountant")),
             ("noise / bound of a user", number(multiplier) if multiplier else None),
-            ("releases of one user", number(found.get("participations_per_user"))
-             if "participations_per_user" in found else None),
+            ("rounds of one user", number(found.get("participations_per_user"))
+             if found.get("participations_per_user") else None),
             ("against", found.get("threat_model")),
             *_over_runs(run, found),
         ]
@@ -121,10 +122,14 @@ def _fact_sheet(run: RunFolder) -> list[Html]:
         ask = importlib.import_module("privsyn_flower.report.fact_sheet").fact_sheet
     except ImportError:
         return []
-    items = [[one.question, one.answer, one.source] for one in ask(run.summary)]
+    title = element("h3", "Fact sheet")
+    try:
+        items = [[one.question, one.answer, one.source] for one in ask(run.summary)]
+    except ReportError as error:  # of a run of an earlier version
+        return [title, paragraph(f"None can be made: {error}.")]
     headings = ["question", "answer", "from"]
-    sheet = table("Fact sheet after NIST SP 800-226", headings, items, words=3)
-    return [element("h3", "Fact sheet"), element("div", sheet, class_="prose")]
+    sheet = table("By the points of NIST SP 800-226", headings, items, words=3, stacked=True)
+    return [title, folded("Fact sheet after NIST SP 800-226", sheet)]
 
 
 def _releases(run: RunFolder) -> list[Html]:

@@ -39,11 +39,7 @@ def settings(run: RunFolder) -> Part:
     ]
     body = [
         paragraph(f"{number(len(different))} of {number(len(stored))} keys differ from defaults."),
-        element(
-            "div",
-            table("Keys that differ from defaults", HEADINGS, rows, words=4),
-            class_="prose",
-        ),
+        table("Keys that differ from defaults", HEADINGS, rows, words=4, stacked=True),
     ]
     rest = [key for key in stored if key not in set(different)]
     same = [[element("code", key), value_text(stored[key])] for key in rest]

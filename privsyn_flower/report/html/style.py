@@ -44,6 +44,7 @@ nav + main > section:first-child { border-top: 0; margin-top: .5rem; }
 .notice { margin: 0 0 .5rem; }
 .state { background: var(--raised); border-color: var(--own); }
 .warn, .mark { background: var(--warn); color: var(--warn-ink); border-color: var(--warn-line); }
+.covered { background: var(--raised); color: var(--ink); border-color: var(--own); }
 .bad { background: var(--bad); color: var(--bad-ink); border-color: var(--bad-line); }
 .notice + .claim { margin-top: 1rem; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr));
@@ -79,7 +80,7 @@ th { font-weight: 600; }
 tbody th { font-weight: 400; min-width: 4rem; max-width: 22rem; }
 th, td { max-width: 30rem; overflow-wrap: break-word; }
 .number { text-align: right; white-space: nowrap; }
-.prose td { min-width: 8rem; }
+.stacked td { min-width: 8rem; }
 details { margin: .5rem 0 1rem; }
 summary { cursor: pointer; color: var(--link); padding: .2rem 0; }
 code, pre { font: .875em/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
@@ -97,6 +98,8 @@ input, select, button { font: inherit; color: inherit; background: var(--paper);
 input[type=search] { flex: 1 1 12rem; }
 select { flex: 1 1 10rem; }
 button { cursor: pointer; background: var(--raised); }
+.words { display: flex; flex-wrap: wrap; gap: .4rem; max-width: none; }
+.words button { min-height: 2.25rem; padding: .2rem .6rem; font-size: .875rem; }
 .texts { list-style: none; padding: 0; margin: 0 0 1rem; max-height: 32rem; overflow: auto;
   border-top: 1px solid var(--line); }
 .js .texts { max-height: none; overflow: visible; }
@@ -121,6 +124,11 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line);
   .facts { grid-template-columns: 1fr; }
   div.outside:not(.card) { padding: 0 .6rem .6rem; }
   tbody th { max-width: 11rem; }
+  .stacked thead { display: none; }
+  .stacked :is(table, caption, tbody, tr, th, td) { display: block; max-width: none; }
+  .stacked tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
+  .stacked :is(th, td) { border: 0; padding: .1rem 0; overflow-wrap: anywhere; }
+  .stacked td::before { content: attr(data-label) ": "; color: var(--muted); }
 }
 @media print {
   :root {

@@ -26,7 +26,8 @@ from privsyn_flower.report.reading import RunFolder
 MOST_LINES = 40  # of warnings
 LONGEST = 500  # characters of one
 # As `messaging.tally` writes it: "3 of 8 nodes refused: policy (min-noise)".
-ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent nothing)[^;]*)")
+ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent)[^;]*)")
+AGAIN = "nothing was released"
 COLUMNS = {  # of a round's row -> heading and how it is shown; those that no row has are left out
     "attempt": ("attempt", number),
     "nodes_asked": ("nodes asked", number),
@@ -131,6 +132,9 @@ def _absent(run: RunFolder) -> list[Html]:
     """Nodes whose answer did not count, by reason: refusals by code."""
     reasons: Counter[str] = Counter()
     for line in run.warnings:
+        # Each stage of a round has warned already when a round that failed says it all again.
+        if not line.startswith(("stage ", "round ", "greeting:")) or line.endswith(AGAIN):
+            continue
         for count, reason in ABSENT.findall(line):
             reasons[reason.strip()] += int(count)
     if not reasons:
