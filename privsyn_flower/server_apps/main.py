@@ -14,8 +14,10 @@ from flwr.serverapp import Grid, ServerApp
 from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, to_toml
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
+from privsyn_flower.local.ray_cluster import check_here
 from privsyn_flower.runs import RunFolder, failure
 from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.public_text import is_deployment
 
 app = ServerApp()
 logger = logging.getLogger("privsyn_flower")
@@ -32,6 +34,8 @@ def main(grid: Grid, context: Context) -> None:
     with folder.lock():
         try:
             _same_config(folder, config)
+            if not is_deployment(config) and (cluster := check_here(config)):
+                logger.info("%s", cluster)
             Pipeline(config, grid, folder).run()
         except Exception as error:
             _tell(folder, error)
