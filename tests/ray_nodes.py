@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from privsyn_flower.local.processes import end_group, free_port
@@ -31,10 +31,11 @@ STARTED = "Ray runtime started"
 
 
 class RayNode:
-    """One node; head: address is "", which is then made up. extra: variables of its workers."""
+    """One node. address: of the cluster it joins; "": the first of a new one. inside: a command
+    that is given this node's, and runs it."""
 
     def __init__(
-        self, token: str, *, address: str = "", cpus: int = 2, extra: Mapping[str, str] = {}
+        self, token: str, *, address: str = "", cpus: int = 2, inside: Sequence[str] = ()
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # sockets: short names
         self.address = address or f"127.0.0.1:{free_port()}"
@@ -52,11 +53,10 @@ class RayNode:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
             "RAY_worker_niceness": "0",
-            **extra,
         }
         for name in ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
             self.environment.pop(name, None)
-        command = [sys.executable, "-c", START, "start", *where, "--block"]
+        command = [*inside, sys.executable, "-c", START, "start", *where, "--block"]
         command += ["--node-ip-address", "127.0.0.1", "--num-cpus", str(cpus)]
         command += ["--temp-dir", str(self.folder), "--object-store-memory", "80000000"]
         command += ["--include-log-monitor", "false", "--disable-usage-stats"]

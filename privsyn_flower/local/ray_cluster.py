@@ -38,9 +38,13 @@ class ClusterError(FlowerError):
     """The simulation cannot run in that cluster; the text says why, a line for each reason."""
 
 
+class NoCluster(ClusterError):
+    """Nobody takes this machine in there. Ray itself would go on trying for minutes."""
+
+
 def check_cluster(config: RunConfig, address: str) -> str:
-    """What the cluster offers, in one line. Raises ClusterError within seconds where nobody
-    answers, and for every machine that differs from this one or shares no cache folder with it.
+    """What the cluster offers, in one line. Raises NoCluster within seconds where nobody
+    answers, ClusterError where a machine differs from this one or does not share its cache folder.
 
     config: with absolute paths. address: as RAY_ADDRESS has it.
     """
@@ -84,14 +88,14 @@ def _reach(host: str, port: int) -> None:
         socket.create_connection((host, port), timeout=REACH_SECONDS).close()
     except OSError as error:
         reason = error.strerror or str(error) or type(error).__name__
-        raise ClusterError(
+        raise NoCluster(
             f"no Ray cluster answers at {host}:{port} ({reason}): start one there with "
             "`ray start --head`, or mend --ray HOST:PORT (RAY_ADDRESS)"
         ) from None
 
 
 def _asked(config: RunConfig, address: str) -> dict[str, Any]:
-    """The probe's answer. Raises ClusterError with what Ray says when it cannot connect."""
+    """The probe's answer. Raises NoCluster with what Ray says when it cannot connect."""
     folder = private_folder(cache_folder(config)) / f".ray-check-{secrets.token_hex(8)}"
     private_folder(folder)
     try:
@@ -125,7 +129,7 @@ def _probe(question: Mapping[str, Any], address: str) -> dict[str, Any]:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ClusterError(
+        raise NoCluster(
             f"the Ray cluster at {address} did not answer within {2 * PATIENCE:g} s"
         ) from None
     lines = done.stdout.strip().splitlines()
@@ -133,12 +137,12 @@ def _probe(question: Mapping[str, Any], address: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(lines[-1])
         return found
     if "InvalidAuthToken" in done.stderr:
-        raise ClusterError(
+        raise NoCluster(
             f"the Ray cluster at {address} asks for another token: set RAY_AUTH_MODE=token and "
             "RAY_AUTH_TOKEN (or RAY_AUTH_TOKEN_PATH) as on its machines"
         )
     said = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
-    raise ClusterError(
+    raise NoCluster(
         f"no simulation can join the Ray cluster at {address}: {said[0]}. This machine must be "
         f"one of its nodes (`ray start --address {address}`, with --num-cpus 0 if no client is to "
         "run here), with the same versions of Ray and Python"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import tomllib
 import traceback
 from contextlib import suppress
@@ -14,7 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, to_toml
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
-from privsyn_flower.local.ray_cluster import check_here
+from privsyn_flower.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.runs import RunFolder, failure
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -39,6 +41,8 @@ def main(grid: Grid, context: Context) -> None:
             Pipeline(config, grid, folder).run()
         except Exception as error:
             _tell(folder, error)
+            if isinstance(error, NoCluster):  # where Flower's main thread tries on, for minutes
+                os.kill(os.getpid(), signal.SIGTERM)
             raise
 
 
