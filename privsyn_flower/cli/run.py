@@ -282,6 +282,8 @@ def _say_what_is_open() -> None:
             "cluster is; without it the run starts a Ray of its own, on loopback, under a token",
             file=sys.stderr,
         )
+        if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":  # it was joined without one
+            _tell("warning: that cluster asks for no token: who reaches its ports runs code as you")
 
 
 def _prepare(config: RunConfig) -> None:
