@@ -32,7 +32,7 @@ from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.local.last_word import LAST_WORD
-from privsyn_flower.local.ray_cluster import check_cluster
+from privsyn_flower.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import BENCHMARK, PROGRESS, read_events
@@ -87,6 +87,7 @@ def run_command(
     if ray and federation is not None:
         raise ConfigError("--ray simulates, --federation does not: drop one")
     if ray:
+        parsed(ray)
         os.environ["RAY_ADDRESS"] = ray  # as Flower's own processes are told
     there = None if federation is None else LocalFederation(federation)
     if resume is not None:

@@ -23,7 +23,7 @@ from privsyn_flower.local.ray_cluster import (
     differences,
     parsed,
 )
-from privsyn_flower.local.simulation import CLUSTER_CHECKED, LocalFlower
+from privsyn_flower.local.simulation import CLUSTER_CHECKED, LocalFlower, users_cluster
 
 SEEN = {"reads": True, "flock": True, "lockf": True}
 HERE = {"account": "0", "torch": "2.13.0", "data": "ab"}
@@ -167,6 +167,14 @@ def _refuse(*_: object) -> None:
 def test_a_federation_is_no_simulation(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="drop one"):
         run_command(None, [], None, tmp_path, "a:1")
+
+
+@pytest.mark.parametrize("address", ["auto", "local", "ray://a:1"])
+def test_only_an_address_can_be_asked_for(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "b:1")
+    with pytest.raises(ClusterError, match="must be HOST:PORT"):
+        run_command(None, [], None, None, address)
+    assert users_cluster() == "b:1"
 
 
 def test_facts_name_what_is_missing(tmp_path: Path) -> None:
