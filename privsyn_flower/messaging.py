@@ -10,22 +10,28 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 Arrived = Callable[[int, int], None]
+_GONE = tuple(
+    f"<class 'ray.exceptions.{name}"
+    for name in ("ActorDied", "ActorUnavailable", "NodeDied", "OutOfMemory", "RayActor", "Worker")
+)
 
 
 @dataclass(frozen=True)
 class Absence:
     """Why a node's answer is not in a sum, in words that follow "3 of 4 nodes". Public.
 
-    code, key: of its refusal, and the policy key that refused; "" when it did not refuse.
+    code, key: of its refusal, and the policy key that refused; "" when it did not refuse. lost: the
+    simulation's process that was to answer for it is gone.
     """
 
     text: str
     code: str = ""
     key: str = ""
+    lost: bool = False
 
     @classmethod
     def refusal(cls, code: str, key: str = "") -> Absence:
@@ -33,9 +39,15 @@ class Absence:
         return cls(f"refused: {code}{f' ({key})' if key else ''}", code, key)
 
     @classmethod
-    def failure(cls, error: int) -> Absence:
-        """Flower answered for the node; of its error only the code may be told."""
-        return cls(f"failed (Flower error code {error})")
+    def failure(cls, error: Error) -> Absence:
+        """Flower answered for the node; of its error only the code may be told.
+
+        Its reason may hold a user's data, but begins with the name of a class: one of Ray's where,
+        in a simulation, a worker is gone (what an app raises in it has another name).
+        """
+        if (error.reason or "").startswith(_GONE):
+            return cls(f"were lost (Flower error code {error.code})", lost=True)
+        return cls(f"failed (Flower error code {error.code})")
 
     @classmethod
     def silence(cls, seconds: float) -> Absence:

@@ -22,14 +22,15 @@ def transaction(
 ) -> Iterator[sqlite3.Connection]:
     """One transaction of a connection of its own; committed, or as if it had never been.
 
-    Under the writer's lock (`BEGIN IMMEDIATE`) and fsynced (`synchronous = FULL`): a kill leaves
-    all of it or nothing, and nothing acknowledged is lost. check: looks at the file before the
-    lock is taken. Raises sqlite3.Error or OSError.
+    Under the writer's lock (`BEGIN IMMEDIATE`) and fsynced, its folder too (`synchronous = EXTRA`:
+    else a journal that was removed may be back after a power cut, and undo the transaction): a kill
+    leaves all of it or nothing, and nothing acknowledged is lost. check: looks at the file before
+    the lock is taken. Raises sqlite3.Error or OSError.
     """
     path.chmod(PRIVATE_FILE)  # SQLite gives its log files the mode of this one
     database = sqlite3.connect(path, timeout=LOCK_SECONDS, isolation_level=None)
     try:
-        database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA synchronous = EXTRA")
         check(database)
         database.execute("BEGIN IMMEDIATE")
         yield database

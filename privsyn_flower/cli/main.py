@@ -78,6 +78,9 @@ def run(
         Path | None,
         typer.Option(help="Folder of a running federation (privsyn federation); else simulate."),
     ] = None,
+    ray: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Simulate in this Ray cluster (RAY_ADDRESS).")
+    ] = "",
 ) -> None:
     """Run a configuration through `flwr run`; the last line on stdout is the run folder.
 
@@ -91,7 +94,7 @@ def run(
     from privsyn_flower.runs import RunLocked, failure
 
     try:
-        folder = run_command(config, settings or [], resume, federation)
+        folder = run_command(config, settings or [], resume, federation, ray)
     except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
         raise fail(str(error), 1) from None
     except OSError as error:

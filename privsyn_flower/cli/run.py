@@ -32,6 +32,7 @@ from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.federation import FederationRun, LocalFederation, find_run
 from privsyn_flower.local.last_word import LAST_WORD
+from privsyn_flower.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.progress import BENCHMARK, PROGRESS, read_events
@@ -47,11 +48,13 @@ from privsyn_flower.runs import (
     read_warnings,
 )
 from privsyn_flower.server_apps.promised import baseline
+from privsyn_flower.strategies.engine.rounds import LOST
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
+RESTARTS = 3  # in a row, without a new release between them, of a cluster that loses machines
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
 Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
@@ -74,11 +77,18 @@ def run_command(
     settings: list[str],
     resume: Path | None,
     federation: Path | None = None,
+    ray: str = "",
 ) -> Path:
     """Run (or resume, or attach to) one run; returns its folder.
 
-    federation: the folder of a running federation; None simulates one for this run.
+    federation: the folder of a running federation; None simulates one for this run. ray: address
+    of the cluster to simulate in; "": as RAY_ADDRESS says, on this machine when it says nothing.
     """
+    if ray and federation is not None:
+        raise ConfigError("--ray simulates, --federation does not: drop one")
+    if ray:
+        parsed(ray)
+        os.environ["RAY_ADDRESS"] = ray  # as Flower's own processes are told
     there = None if federation is None else LocalFederation(federation)
     if resume is not None:
         if config is not None or settings:
@@ -101,6 +111,7 @@ def run_command(
     _check_ready(final, folder, there)
     if there is None:
         _prepare(final)
+        _check_cluster(final)
     if not loaded.run_folder:
         folder = _claimed(folder)
         final = absolute_paths(loaded, folder)
@@ -204,6 +215,7 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     _check_ready(config, folder, federation, resumed=True)
     if federation is None:
         _prepare(config)
+        _check_cluster(config)
     if config != stored:
         write_atomic(path, to_toml(config, comments=True).encode())
     return _start(folder, config, federation)
@@ -221,7 +233,31 @@ def _check_ready(
         raise NotReady(errors)
 
 
+def _check_cluster(config: RunConfig) -> None:
+    """Of a simulation in the user's own cluster: its machines are alike. Raises ClusterError."""
+    if address := users_cluster():
+        _tell(check_cluster(config, address))
+
+
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
+    """Run until the end; in a cluster that loses machines on those that are left."""
+    tries, released = RESTARTS, -1
+    while True:
+        try:
+            return _started(folder, config, federation)
+        except RunFailed as error:
+            if LOST not in str(error) or not users_cluster() or federation is not None:
+                raise
+            before, released = released, len(list((folder / "releases").glob("*.npz")))
+            tries = RESTARTS if released > before else tries - 1
+            if tries == 0:
+                raise
+            _tell(f"warning: {error}")
+        _check_cluster(config)
+        _tell("starting again on the machines that are left")
+
+
+def _started(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
     (folder / "error.txt").unlink(missing_ok=True)
     begin = (read_events(folder / PROGRESS, 0)[1], log_size(folder))
     flower = LocalFlower(folder) if federation is None else FederationRun(folder, federation)
@@ -247,6 +283,8 @@ def _say_what_is_open() -> None:
             "cluster is; without it the run starts a Ray of its own, on loopback, under a token",
             file=sys.stderr,
         )
+        if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":  # it was joined without one
+            _tell("warning: that cluster asks for no token: who reaches its ports runs code as you")
 
 
 def _prepare(config: RunConfig) -> None:

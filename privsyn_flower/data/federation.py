@@ -52,8 +52,7 @@ def prepare(
     counts of ids, rows and public texts, and of private texts where the configuration chooses by
     them (`DataConfig.chosen_by_text`). No deployed node comes here.
     """
-    key = _prepared_key(config.model_dump_json(), *_stamps(config))
-    target = cache / "data" / key[:24]
+    target = cache / "data" / prepared_key(config)[:24]
     note = progress or (lambda _: None)
 
     def fill(folder: Path) -> None:
@@ -73,6 +72,14 @@ def prepare(
         for line in (target / SKIPPED).read_text("utf-8").splitlines():
             tell(line)
     return target
+
+
+def prepared_key(config: DataConfig) -> str:
+    """What the folder is called by: 64 digits. Reads the bytes of named files, and no text.
+
+    Raises DataError when a source is missing.
+    """
+    return _prepared_key(config.model_dump_json(), *_stamps(config))
 
 
 class Federation:

@@ -37,6 +37,7 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "true",
 }
+CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_cluster` has looked at
 START_SECONDS = 60.0
 GRACE_SECONDS = 8.0  # for a ServerApp to notice that its SuperLink is gone
 
@@ -129,7 +130,9 @@ class LocalFlower:
     def start(self) -> None:
         """Start the SuperLink and wait until it answers. Raises FlowerError with its log."""
         self.home.mkdir(parents=True, exist_ok=True)
-        if not users_cluster():
+        if cluster := users_cluster():
+            self._ray = {CLUSTER_CHECKED: cluster}
+        else:
             self.scratch = ray_folder()
             self._ray = private_ray(self.scratch)
         log = self.home / "superlink.log"

@@ -392,7 +392,7 @@ def accepted(message: Message) -> ConfigRecord:
     """The head of a reply that is no refusal. Raises Absent for refusals and errors, WireError."""
     if not message.has_content():
         # Flower's error text may hold a user's data or a traceback: only its code is kept.
-        raise Absent(Refusal.SETUP, Absence.failure(message.error.code))
+        raise Absent(Refusal.SETUP, Absence.failure(message.error))
     config = checked(message.content, "answer")
     code = str(config.get("code", ""))
     if code != "ok":

@@ -198,7 +198,7 @@ class Transport:
     def _data(self, reply: Message) -> bytes | Absence:
         """What a reply carries. Codes and keys come from an untrusted side."""
         if not reply.has_content():  # Flower's error text may hold a traceback: the code is kept
-            return Absence.failure(reply.error.code)
+            return Absence.failure(reply.error)
         record = reply.content.config_records.get(RECORD, ConfigRecord())
         code, data = record.get("code"), record.get("data")
         if code == OK and isinstance(data, bytes):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import tomllib
 import traceback
 from collections.abc import Iterator
@@ -15,9 +17,11 @@ from flwr.serverapp import Grid, ServerApp
 from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, to_toml
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
+from privsyn_flower.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.report.page import REPORT, write_page
 from privsyn_flower.runs import RunFolder, RunLocked, failure
 from privsyn_flower.server_apps.pipeline import Pipeline
+from privsyn_flower.server_apps.public_text import is_deployment
 
 app = ServerApp()
 logger = logging.getLogger("privsyn_flower")
@@ -34,9 +38,13 @@ def main(grid: Grid, context: Context) -> None:
     with _reported(folder), folder.lock():
         try:
             _same_config(folder, config)
+            if not is_deployment(config) and (cluster := check_here(config)):
+                logger.info("%s", cluster)
             Pipeline(config, grid, folder).run()
         except Exception as error:
             _tell(folder, error)
+            if isinstance(error, NoCluster):  # where Flower's main thread tries on, for minutes
+                os.kill(os.getpid(), signal.SIGTERM)
             raise
 
 

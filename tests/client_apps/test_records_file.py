@@ -37,22 +37,45 @@ def test_files_are_for_their_owner_and_name_no_user(path: Path) -> None:
     path.parent.mkdir(mode=0o755)
     modes: dict[str, int] = {}
     records = NodeRecords(path)
-    with RecordsFile(path).transaction() as database:  # while the log lies beside the file
+    with RecordsFile(path).transaction() as database:  # while the journal lies beside the file
         database.execute("INSERT INTO pins VALUES ('p', x'00', 1)")
         modes |= {item.name: stat.S_IMODE(item.stat().st_mode) for item in path.parent.iterdir()}
     take(path, 1, ["a user's name", "another"])
     records.forget("a user's name")
     modes |= {item.name: stat.S_IMODE(item.stat().st_mode) for item in path.parent.iterdir()}
     assert set(modes.values()) == {0o600}
-    assert "node.sqlite-wal" in modes
+    assert "node.sqlite-journal" in modes
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not any(b"user's name" in item.read_bytes() for item in path.parent.iterdir())
 
 
 def test_every_answer_is_synced_to_disk(path: Path) -> None:
     with RecordsFile(path).transaction() as database:
-        assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert database.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+        assert database.execute("PRAGMA synchronous").fetchone() == (3,)
+
+
+def test_an_earlier_versions_log_goes_on_as_a_journal(path: Path) -> None:
+    """Where several machines share the folder, as in a Ray cluster, a write-ahead log breaks."""
+    assert take(path, 1) == [True] * 3
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA journal_mode = WAL")
+    database.close()
+    with ThreadPoolExecutor(8) as pool:
+        masks = list(pool.map(lambda rnd: _outcome(path, rnd), [2] * 8))
+    assert masks.count("taken") == 1 and masks.count("refused") == 7
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    database.close()
+    assert NodeRecords(path).status(1e-6)["max_participations"] == 2
+
+
+def _outcome(path: Path, round: int) -> str:
+    try:
+        take(path, round)
+    except WireError:
+        return "refused"
+    return "taken"
 
 
 def test_a_damaged_or_foreign_file_is_named_and_kept(path: Path, tmp_path: Path) -> None:

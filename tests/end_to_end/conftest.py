@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from privsyn_flower.local.processes import free_port
+from privsyn_flower.local.simulation import QUIET
+
 NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
 MATHS = "matrix vector tensor kernel lemma theorem proof axiom graph vertex edge ring".split()
 
@@ -130,3 +133,27 @@ def left_running(text: str, seconds: float = 90) -> list[str]:
             line = (Path("/proc") / str(process) / "cmdline").read_bytes()
             lines.append(line.replace(b"\0", b" ").decode("utf-8", "replace"))
     return lines
+
+
+@pytest.fixture
+def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """For plain `flwr`: a home and a port of its own; what it leaves running is ended."""
+    home = tmp_path / "flower-home"
+    home.mkdir()
+    binaries = Path(sys.executable).parent
+    yield {
+        **os.environ,
+        **QUIET,
+        "FLWR_HOME": str(home),
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+    }
+    deadline = time.monotonic() + 20
+    while (left := processes_mentioning(str(home))) and time.monotonic() < deadline:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGTERM)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.5)

@@ -3,45 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from privsyn_flower.local.processes import free_port
-from privsyn_flower.local.simulation import QUIET
-from tests.end_to_end.conftest import processes_mentioning
-
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parent.parent.parent
-
-
-@pytest.fixture
-def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    home = tmp_path / "flower-home"
-    home.mkdir()
-    binaries = Path(sys.executable).parent
-    yield {
-        **os.environ,
-        **QUIET,
-        "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-    }
-    deadline = time.monotonic() + 20
-    while (left := processes_mentioning(str(home))) and time.monotonic() < deadline:
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGTERM)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.5)
 
 
 def test_flwr_run_with_a_config_file(

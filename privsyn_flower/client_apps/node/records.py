@@ -3,8 +3,8 @@
 On a device every message is handled by a fresh process, and the server chooses what it asks.
 So the file remembers the last ticket of every query (a ticket is answered once, by one
 process), what each user has spent, who withdrew, and the peers' keys and weights. Each call is one
-transaction under the writer's lock (`BEGIN IMMEDIATE`), in a write-ahead log that is fsynced
-(`synchronous = FULL`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
+transaction under the writer's lock (`BEGIN IMMEDIATE`), with a rollback journal, fsynced
+(`synchronous = EXTRA`): a kill leaves all of it or nothing, and nothing acknowledged is lost.
 
 Users appear only as HMAC-SHA256 of their id, under a key beside the file: the file alone tells
 nobody who takes part. What it does not know: an older copy put back in its place forgets what

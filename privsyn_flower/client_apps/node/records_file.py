@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hmac
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.files import PRIVATE_FILE, locked, private_folder, sync_folder
 from privsyn_flower.secagg.identity import create_secret, read_secret
-from privsyn_flower.sqlite_file import transaction
+from privsyn_flower.sqlite_file import LOCK_SECONDS, transaction
 
 KEY_FILE = "node-users.key"
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
+_HEADER = 72  # bytes: at 18 what kind of journal, at 60 the layout, at 68 whose file
 _TABLES = """
 CREATE TABLE header (key_check BLOB NOT NULL);
 CREATE TABLE marks (
@@ -73,7 +75,7 @@ class RecordsFile:
         Raises RecordsError, IdentityError (the key may have been read by others) or OSError.
         """
         private_folder(self.path.parent)
-        if not (self.key_path.exists() and self.path.exists()):
+        if not (self.key_path.exists() and self.path.exists()) or self._logs_ahead():
             with locked(self.path.with_suffix(".lock")):
                 self._complete()
         with self._connection() as database:
@@ -130,6 +132,8 @@ class RecordsFile:
             )
         if not self.path.exists():
             self._build()
+        elif self._logs_ahead():
+            self._journal()
         if self.key_path.exists():
             return  # another process was faster
         scratch = self.key_path.with_suffix(".new")
@@ -147,8 +151,32 @@ class RecordsFile:
         scratch.replace(self.key_path)
         sync_folder(self.path.parent)
 
+    def _logs_ahead(self) -> bool:
+        """Whether the file is of a version that kept a write-ahead log."""
+        with self.path.open("rb") as file:
+            header = file.read(_HEADER)
+        own = header[68:72] == _APPLICATION.to_bytes(4)
+        return own and int.from_bytes(header[60:64]) <= _LAYOUT and header[18:19] == b"\2"
+
+    def _journal(self) -> None:
+        """Put a rollback journal in the place of the log, once nobody else has the file open."""
+        deadline = time.monotonic() + LOCK_SECONDS
+        database = sqlite3.connect(self.path, isolation_level=None)
+        try:
+            while True:
+                try:
+                    database.execute("PRAGMA journal_mode = DELETE").fetchone()
+                    return
+                except sqlite3.OperationalError as error:
+                    if time.monotonic() > deadline:
+                        raise RecordsError(f"{self.path} stays in use ({error})") from None
+                time.sleep(0.05)
+        finally:
+            database.close()
+
     def _build(self) -> None:
-        """An empty file of this layout that keeps a write-ahead log."""
+        """An empty file of this layout, with a rollback journal: a write-ahead log is for processes
+        of one machine, and a simulation in a Ray cluster has its folder on several."""
         scratch = self.path.with_suffix(".new")
         scratch.unlink(missing_ok=True)
         scratch.touch(mode=PRIVATE_FILE)
@@ -159,7 +187,6 @@ class RecordsFile:
             database.executescript(f"BEGIN; {_TABLES} {' '.join(_NEWER)} COMMIT;")
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
             database.execute(f"PRAGMA user_version = {_LAYOUT}")
-            database.execute("PRAGMA journal_mode = WAL").fetchone()
         finally:
             database.close()
         scratch.replace(self.path)

@@ -124,7 +124,7 @@ class Attempt:
 
     Timeouts are in seconds: of the stage in which nodes compute, and of the short ones around
     it. arrived(n, of): progress. revealing(): called before anything about the answers can be
-    known; from there on the charge stands.
+    known; from there on the charge stands. absent: who left it, and why, once it is over.
     """
 
     grid: Grid
@@ -136,14 +136,16 @@ class Attempt:
     stage_timeout: float
     arrived: Arrived
     revealing: Callable[[], None]
+    absent: dict[int, Absence] = field(default_factory=dict, init=False)
 
     @property
     def poll(self) -> float:
         """Seconds between two looks for replies; Flower's own are 3 s apart in deployment."""
         return 1.0 if any(facts.deployed for facts in self.cohort.values()) else 0.05
 
-    def failed(self, error: str, absent: Mapping[int, Absence]) -> TooFewSurvivors:
+    def failed(self, error: str) -> TooFewSurvivors:
         """Why there is no sum; Refused where asking again cannot give one."""
+        absent = self.absent
         told = tally(absent, len(self.cohort))
         left = sum(
             facts.weight
@@ -183,6 +185,7 @@ class SecureAggregation:
             poll=attempt.poll,
             arrived=attempt.arrived,
             told=told_key,
+            absent=attempt.absent,
         )
 
         def along(stage: str) -> RecordDict:
@@ -194,7 +197,7 @@ class SecureAggregation:
         try:
             summed = run_session(transport, session, weights, along, attempt.revealing)
         except SecaggError as error:
-            raise attempt.failed(str(error), transport.absent) from None
+            raise attempt.failed(str(error)) from None
         return Collected(
             total=_modular_sum(summed.residues, attempt, summed.survivors),
             nodes_asked=len(weights),
@@ -212,12 +215,12 @@ class PlainSum:
     def collect(self, attempt: Attempt) -> Collected:
         """One message per node; nodes that fail, refuse or stay silent are left out."""
         query, noise = attempt.query, attempt.noise
-        answers, absent, down = self._answers(attempt)
+        answers, down = self._answers(attempt)
         weight = sum(attempt.cohort[node].weight for node in answers)
         try:
             check_weight(weight, noise.colluding, noise.min_weight)
         except TooFewSurvivors as error:
-            raise attempt.failed(str(error), absent) from None
+            raise attempt.failed(str(error)) from None
         residues = np.zeros(encoded_length(query), dtype=np.uint64)  # (encoded_length,)
         for answer in answers.values():
             residues += answer.residues  # 2^bits divides 2^64: reduced once below
@@ -230,7 +233,7 @@ class PlainSum:
             bytes_up_per_node=max((answer.bytes_up for answer in answers.values()), default=0),
         )
 
-    def _answers(self, attempt: Attempt) -> tuple[dict[int, Answer], dict[int, Absence], int]:
+    def _answers(self, attempt: Attempt) -> tuple[dict[int, Answer], int]:
         query, ticket, noise = attempt.query, attempt.ticket, attempt.noise
         messages = [
             ask(query, ticket, noise, node, facts.weight, attempt.timeout)
@@ -241,7 +244,8 @@ class PlainSum:
             attempt.grid, messages, attempt.timeout, attempt.arrived, attempt.poll
         )
         length, answers = encoded_length(query), dict[int, Answer]()
-        absent = dict.fromkeys(attempt.cohort, Absence.silence(attempt.timeout))
+        absent = attempt.absent
+        absent.update(dict.fromkeys(attempt.cohort, Absence.silence(attempt.timeout)))
         for node, reply in replies.items():
             try:
                 answers[node] = read_answer(reply, ticket, length, noise.bits)
@@ -254,7 +258,7 @@ class PlainSum:
             logger.warning("round %d: %s", ticket.round, tally(absent, len(messages)))
             for node, absence in absent.items():
                 logger.info("round %d: node %d %s", ticket.round, node, absence.text)
-        return answers, absent, record_bytes(messages[0].content) if messages else 0
+        return answers, record_bytes(messages[0].content) if messages else 0
 
 
 AGGREGATIONS: dict[str, type[Aggregation]] = {

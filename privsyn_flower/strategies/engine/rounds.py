@@ -40,6 +40,7 @@ logger = logging.getLogger("privsyn_flower")
 # Attempts that end before a node was asked to unmask cost no privacy, but they do cost time. So
 # they are counted for each start alone: what made them fail may have been mended since.
 MOST_ABORTS = 3
+LOST = "the simulation lost workers"
 
 
 class NothingLearned(RuntimeError):
@@ -58,6 +59,10 @@ class NothingSurvived(NothingLearned):
 
 class NoRelease(RuntimeError):
     """Not one round was released, so there is nothing to learn from."""
+
+
+class WorkersLost(RuntimeError):
+    """Processes of a simulation are gone, and with them whatever is sent to them from now on."""
 
 
 class Strategy(Protocol):
@@ -103,13 +108,15 @@ class Rounds:
         self._last = ""  # how the last attempt ended
         self.cohort = Cohort(self.grid, self.plan, self.folder, self.progress)
         self._void_before = 0  # attempts of earlier starts that cost nothing
+        self._lost = 0  # workers of the simulation, in the last attempt
 
     def run(self) -> int:
         """All rounds, from the last checkpoint on; returns the number of rounds learned from.
 
         Fewer than strategy.rounds when the spare rounds or the budget are used up, or the nodes
         refuse: the run then ends early with what it has, and `ended_early` says why. Raises
-        NoRelease or NothingLearned when not even one round worked, TooFewNodes when the nodes
+        NoRelease or NothingLearned when not even one round worked, WorkersLost after a round that
+        a simulation's processes did not outlive, TooFewNodes when the nodes
         present cannot reach the guaranteed weight, LedgerError when folder and ledger do not tell
         of the same releases, AllNodesFailed in a simulation.
         """
@@ -195,6 +202,7 @@ class Rounds:
                 return dict(self.folder.load_value(name) or {})
             if not self._attempt_left():
                 return None
+            self._check_workers(rnd)
             try:
                 self._attempt(rnd, name)
             except BudgetExceeded as error:
@@ -310,6 +318,8 @@ class Rounds:
             if not self.ledger.charge(charge).sent:
                 self.ledger.void(charge, f"nothing was revealed: {error}")
             raise
+        finally:
+            self._lost = sum(absence.lost for absence in attempt.absent.values())
         seconds = round(time.monotonic() - start, 3)
 
         def store(released: F64) -> None:
@@ -335,6 +345,18 @@ class Rounds:
             raise AllNodesFailed(
                 f"round {ticket.round} released noise alone: {failed}. Mend it and start a new "
                 "run; a resume would go on after this round"
+            )
+
+    def _check_workers(self, rnd: int) -> None:
+        """Flower 1.41 goes on giving messages to a worker that is gone, first of all: it answers
+        at once, with an error. So no question of a simulation is asked again before a new start,
+        which has workers where there still are machines. Raises WorkersLost."""
+        simulated = not any(facts.deployed for facts in self.cohort.nodes.values())
+        if self._lost and simulated:
+            raise WorkersLost(
+                f"{LOST} in mid-round: {self._lost} nodes' workers are gone (a machine of the Ray "
+                "cluster, or the memory for them). What was released stands; start it again, from "
+                f"round {rnd} on, with privsyn run --resume {self.folder.path}"
             )
 
     def _revealing(self, charge: str) -> None:
