@@ -89,7 +89,8 @@ from flwr.clientapp import ClientApp
 from privsyn_flower.client_apps import main
 from privsyn_flower.secagg.flower import stage_of
 
-app, facts = ClientApp(), {{}}
+app = ClientApp()
+facts = {{}}
 
 
 def write():
@@ -324,13 +325,15 @@ class Bench:
 
     def round(self, what: str, count: int, victims: list[int] = [], least: int = 0) -> None:
         """One run of one round. victims: killed in it; least: W_min, default a tenth less."""
-        users, folder = count * USERS_A_NODE, self.folder / f"{what}-{count}"
+        folder = self.folder / f"{what}-{count}"
+        # The declared population is everybody's, whoever was started yet.
+        users, here = max(self.options.nodes) * USERS_A_NODE, count * USERS_A_NODE
         config = self.folder / f"{what}-{count}.toml"
         config.write_text(
             CONFIG.format(
                 nodes=count, users=users, cache=self.folder / "cache", embedder=EMBEDDER,
                 public=self.folder / "public.jsonl", candidates=CANDIDATES,
-                share=(least or 0.9 * users) / users,
+                share=(least or 0.9 * here) / users,
             )
         )  # fmt: skip
         for path in self.rows.glob("*"):
