@@ -2,11 +2,11 @@
 
     python benchmarks/many_nodes.py [--nodes 5 10 25 50] [--kill 10] [--idle 30] [--json FILE]
 
-The SuperNodes are started in steps; at each number of them the SuperLink is watched doing nothing,
-then during one round of votes under secure aggregation. With all of them there, `--kill` are killed
-(SIGKILL) in the stage in which vectors are masked: the sum must be released with the others. Then
-one more is killed, which leaves fewer than W_min asks for: the sum must be refused, and nothing
-charged. Loopback only. Every node is a SuperNode with its own key, data, cache and home, and every
+The SuperNodes are started in steps. At each number of them the SuperLink is watched doing nothing,
+then during one round of votes under secure aggregation. In the round with all of them `--kill` are
+killed (SIGKILL) in the stage in which vectors are masked: the sum must be released with the others.
+Then one more is killed, which leaves fewer than W_min asks for: the sum must be refused and nothing
+charged. Loopback only. Every node is a SuperNode with its own key, data, cache and home; every
 message is handled by a fresh process, of which `--at-once` run at the same time.
 
 A node takes 200 MB here. The benchmark ends itself when less than `--spare` GB of memory are left.
@@ -275,7 +275,8 @@ class Bench:
                     self.watch = Watch(federation.facts["pid"], self.options.spare)
                 self.note("start", began, nodes=count, free=_free())
                 self.idle(count)
-                self.round("round", count)
+                if count < max(self.options.nodes) or not self.options.kill:
+                    self.round("round", count)
             if kill := self.options.kill:
                 left = max(self.options.nodes) - kill
                 victims = list(range(kill))

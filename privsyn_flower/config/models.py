@@ -36,6 +36,13 @@ class ModelsConfig(Section):
         "lstm (the keyboard's, over words), a folder, or a hub name",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
+    training_processes: int = Field(
+        1, ge=1, description="processes that train the generator on pairs (popri, sft), each on a "
+        "GPU of its own; above 1: by accelerate launch"
+    )  # fmt: skip
+    accelerate_arguments: str = Field(
+        "", description="more arguments of accelerate launch, such as --gpu_ids 4,5"
+    )
     train_seconds: float = Field(
         240.0, gt=0, description="time budget to tune or train one tiny model"
     )
@@ -61,6 +68,14 @@ class ModelsConfig(Section):
         2048, ge=1, description="lstm: padded words that go through it at once: a step, or with "
         "lstm-batch-texts a part of one"
     )  # fmt: skip
+
+    def check_shared(self, key: str, batch_size: int) -> None:
+        """Raise ValueError where the processes cannot share an optimiser step's pairs evenly."""
+        if batch_size % self.training_processes:
+            raise ValueError(
+                f"{key} = {batch_size}: must be a multiple of models.training-processes = "
+                f"{self.training_processes}, which share it"
+            )
 
 
 class GenerationConfig(Section):
