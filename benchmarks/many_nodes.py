@@ -9,7 +9,9 @@ Then one more is killed, which leaves fewer than W_min asks for: the sum must be
 charged. Loopback only. Every node is a SuperNode with its own key, data, cache and home; every
 message is handled by a fresh process, of which `--at-once` run at the same time.
 
-A node takes 200 MB here. The benchmark ends itself when less than `--spare` GB of memory are left.
+A node takes 190 MB here, and two processes' imports to start: with `--forked` the nodes' processes
+are forked from one that has imported what they need (forked_flower.py), which leaves the
+SuperLink's part as it is. The benchmark ends itself when less than `--spare` GB of memory are left.
 """
 
 from __future__ import annotations
@@ -20,14 +22,17 @@ import os
 import shutil
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import forked_flower
 from messages import write_users
 
 from privsyn_flower.cli.run import RunFailed, run_command
@@ -38,6 +43,7 @@ from privsyn_flower.local.layout import create
 
 USERS_A_NODE, EMBEDDER, CANDIDATES = 6, "ngram-256", 1024
 COUNTER = Path(__file__).with_name("counted_superlink.py")
+FORKS = Path(__file__).with_name("forked_flower.py")
 TICK = os.sysconf("SC_CLK_TCK")
 
 CONFIG = """
@@ -49,7 +55,7 @@ nodes = {nodes}
 min-surviving-weight = {share}
 stage-timeout = 900.0
 round-timeout = 900.0
-node-timeout = 900.0
+node-timeout = {wait}
 cache = "{cache}"
 
 [data]
@@ -122,11 +128,49 @@ def votes(message, context):
 class Growing(LocalFederation):
     """A federation whose SuperNodes are started a few at a time, and killed."""
 
-    def __init__(self, folder: Path, at_once: int) -> None:
-        self.counts = folder / "counts.json"
+    def __init__(self, folder: Path, at_once: int, forked: bool) -> None:
+        self.counts, self.forked = folder / "counts.json", forked
         super().__init__(folder, node_python=str(_slots(folder / "bin", at_once)))
         self.started = 0
         self.dead = set[int]()
+        self.forks: subprocess.Popen[bytes] | None = None
+        if forked:
+            environment = simulation.flower_environment(folder, 1)
+            command = [sys.executable, "-P", str(FORKS), str(folder), str(at_once)]
+            self.forks = subprocess.Popen(command, env=environment)
+            while not (folder / "fork.sock").exists():
+                time.sleep(0.1)
+
+    def _spawn(self, command: list[str], environment: dict[str, str], log: Path) -> Any:
+        if not self.forked or "flower-supernode" not in command:
+            return super()._spawn(command, environment, log)
+        argv = command[command.index("flower-supernode") :]
+        pid = forked_flower.ask(self.folder, argv, environment, log)
+        return SimpleNamespace(pid=pid, poll=lambda: None)  # another process's child
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        if not self.forked:
+            return super()._flwr(*arguments)
+        environment = simulation.flower_environment(self.home, self.facts["port"])
+        log = self.folder / f"flwr-{time.monotonic_ns()}.log"
+        argv = ["flwr", *arguments, "--format", "json"]
+        text = str(forked_flower.ask(self.folder, argv, environment, log))
+        log.unlink()
+        reply: dict[str, Any] = json.loads(text[text.index("{") :])
+        return reply
+
+    def stop(self) -> None:
+        """End all processes."""
+        super().stop()
+        if self.forks is not None:
+            self.forks.terminate()
+            self.forks.wait()
+
+    def node_pids(self, number: int) -> list[int]:
+        """A SuperNode's processes; forked, those of all together."""
+        if self.forks is not None:
+            return [pid for pid, _ in _tree(self.forks.pid)]
+        return [pid for pid, _ in _tree(self.facts["nodes"][number]["pid"])]
 
     def grow(self, count: int) -> None:
         """Start nodes until `count` were started, and wait until all that live are online."""
@@ -147,6 +191,7 @@ class Growing(LocalFederation):
         waiting = list(numbers)
         while waiting:
             for number in [n for n in waiting if (self.node_folder(n) / "held").exists()]:
+                # Processes below that have a session of their own see that it is gone, and end.
                 os.killpg(self.facts["nodes"][number]["pid"], signal.SIGKILL)
                 self.dead.add(number)
                 waiting.remove(number)
@@ -255,7 +300,7 @@ class Bench:
         common = {"embedder": EMBEDDER, "policy": str(folder / "policy.toml"), "device": "cpu"}
         create(folder / "fed", [folder / "users.jsonl"], nodes=most, node_config=common)
         simulation.MODULES["client"] = CLIENT.format(rows=self.rows)
-        self.federation = Growing(folder / "fed", options.at_once)
+        self.federation = Growing(folder / "fed", options.at_once, options.forked)
         counted, plain = str(self.federation.counts), own_account.command
         own_account.command = lambda name, python=sys.executable: (
             [python, "-P", str(COUNTER), counted, name]
@@ -315,9 +360,10 @@ class Bench:
         time.sleep(self.options.idle)
         spent, after = _cpu(link) - cpu, self.counts()
         node = statistics.median(b - a for a, b in zip(nodes, self.node_cpu(), strict=True))
-        pids = [pid for pid, _ in _tree(self.federation.facts["nodes"][count - 1]["pid"])]
+        pids = self.federation.node_pids(count - 1)
+        nodes_in = count if self.options.forked else 1
         memory = {
-            key: sum(_status(pid, key, "smaps_rollup") for pid in pids) / 1024
+            key: sum(_status(pid, key, "smaps_rollup") for pid in pids) / 1024 / nodes_in
             for key in ("Rss", "Pss")
         }
         self.note("idle", began, nodes=count, superlink_cpu=spent, node_cpu=node,
@@ -327,13 +373,14 @@ class Bench:
     def round(self, what: str, count: int, victims: list[int] = [], least: int = 0) -> None:
         """One run of one round. victims: killed in it; least: W_min, default a tenth less."""
         folder = self.folder / f"{what}-{count}"
+        wait = 150.0 if what == "refused" else 900.0
         # The declared population is everybody's, whoever was started yet.
         users, here = max(self.options.nodes) * USERS_A_NODE, count * USERS_A_NODE
         config = self.folder / f"{what}-{count}.toml"
         config.write_text(
             CONFIG.format(
                 nodes=count, users=users, cache=self.folder / "cache", embedder=EMBEDDER,
-                public=self.folder / "public.jsonl", candidates=CANDIDATES,
+                public=self.folder / "public.jsonl", candidates=CANDIDATES, wait=wait,
                 share=(least or 0.9 * here) / users,
             )
         )  # fmt: skip
@@ -380,6 +427,7 @@ def main() -> None:
     parser.add_argument("--kill", type=int, default=10, help="in mid-round, at the last number")
     parser.add_argument("--idle", type=float, default=30.0, help="seconds that nothing is asked")
     parser.add_argument("--at-once", type=int, default=12, help="ClientApps that run together")
+    parser.add_argument("--forked", action="store_true", help="processes that share their imports")
     parser.add_argument("--spare", type=float, default=4.0, help="GB of memory to leave alone")
     parser.add_argument("--json", type=Path, help="file that gets all figures")
     options = parser.parse_args()
