@@ -70,6 +70,8 @@ def _parts(plan: Plan) -> Iterator[list[str]]:
     yield [f"trust: {plan.trust}"]
     yield [f"machine: {plan.machine.told()}"]
     yield ["models:", *_indented([_model(model) for model in plan.models])]
+    if plan.launches:
+        yield ["processes that the run starts:", *_indented([one.shown() for one in plan.launches])]
     yield ["stages, as estimates (at most what the keys allow):"]
     for stage in plan.stages:
         yield _indented(_stage(stage))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
+from privsyn_flower.config.section import Section, split_list
 
 
 class ModelsConfig(Section):
@@ -36,6 +36,13 @@ class ModelsConfig(Section):
         "lstm (the keyboard's, over words), a folder, or a hub name",
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0, mps")
+    training_processes: int = Field(
+        1, ge=1, description="processes that train the generator on pairs (popri, sft), each on a "
+        "GPU of its own; above 1: by accelerate launch"
+    )  # fmt: skip
+    accelerate_arguments: str = Field(
+        "", description="more arguments of accelerate launch, such as --gpu_ids 4,5"
+    )
     train_seconds: float = Field(
         240.0, gt=0, description="time budget to tune or train one tiny model"
     )
@@ -62,6 +69,14 @@ class ModelsConfig(Section):
         "lstm-batch-texts a part of one"
     )  # fmt: skip
 
+    def check_shared(self, key: str, batch_size: int) -> None:
+        """Raise ValueError where the processes cannot share an optimiser step's pairs evenly."""
+        if batch_size % self.training_processes:
+            raise ValueError(
+                f"{key} = {batch_size}: must be a multiple of models.training-processes = "
+                f"{self.training_processes}, which share it"
+            )
+
 
 class GenerationConfig(Section):
     """`[generation]`: where the causal LM of `models.generator` runs."""
@@ -73,16 +88,53 @@ class GenerationConfig(Section):
         False, description="prompts as a user's turn: the model's chat template, or a server's "
         "/v1/chat/completions; for models that were taught to follow instructions"
     )  # fmt: skip
-    base_url: str = Field("", description="of a running server; empty: vllm is started by the run")
+    base_url: str = Field(
+        "", description="of a running server, or of several of one model, separated by commas; "
+        "empty: vllm is started by the run"
+    )  # fmt: skip
     api_key_env: str = Field("OPENAI_API_KEY", description="environment variable of the API key")
     vllm_python: str = Field(
         "", description="python of vLLM's own environment; empty: .venv-vllm/bin/python"
     )
     vllm_arguments: str = Field("", description="more arguments of the vLLM server")
-    concurrency: int = Field(16, ge=1, description="requests under way at once")
+    vllm_replicas: int = Field(
+        1, ge=1, description="vLLM servers that the run starts, which share the requests, each on "
+        "GPUs of its own"
+    )  # fmt: skip
+    vllm_tensor_parallel: int = Field(
+        1, ge=1, description="GPUs that the model of one vLLM server is split over"
+    )
+    concurrency: int = Field(16, ge=1, description="requests under way at once, at each server")
     timeout: float = Field(300.0, gt=0, description="seconds for one request")
     retries: int = Field(4, ge=0, description="of a request that failed for a passing reason")
     start_timeout: float = Field(900.0, gt=0, description="seconds for a vLLM server to start")
+
+    @property
+    def addresses(self) -> list[str]:
+        """Of running servers; none: there is no server, or the run starts it."""
+        return split_list(self.base_url)
+
+    @property
+    def gpus(self) -> list[range | None]:
+        """For each vLLM server that the run starts, the places of its GPUs among the visible ones.
+
+        None: the only server, which takes the first.
+        """
+        each, count = self.vllm_tensor_parallel, self.vllm_replicas
+        if each == count == 1:
+            return [None]
+        return [range(at * each, (at + 1) * each) for at in range(count)]
+
+    @model_validator(mode="after")
+    def _across_keys(self) -> Self:
+        ours = self.backend == "vllm" and not self.base_url
+        if not ours and self.vllm_replicas * self.vllm_tensor_parallel > 1:
+            raise ValueError(
+                f"generation.vllm-replicas = {self.vllm_replicas} and vllm-tensor-parallel = "
+                f"{self.vllm_tensor_parallel} are of servers that the run starts: set "
+                "generation.backend = 'vllm' and base-url = '', or name several servers in base-url"
+            )
+        return self
 
 
 class ExpandConfig(Section):

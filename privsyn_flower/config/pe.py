@@ -67,6 +67,7 @@ class SftConfig(Section):
         """What the fine-tuning needs of the text that follows, and of the generator."""
         if not self.epochs:
             return
+        config.models.check_shared("sft.batch-size", self.batch_size)
         if not config.expand.samples:
             raise ValueError(
                 f"sft.epochs = {self.epochs} with expand.samples = 0: the tuned generator would "

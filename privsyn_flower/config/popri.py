@@ -74,6 +74,7 @@ class PopriConfig(Section):
                 "popri.checkpoint = 'private' chooses by private text without noise, which epsilon "
                 "does not cover: for benchmarks only (benchmark = true); set 'last' or 'public'"
             )
+        config.models.check_shared("popri.batch-size", self.batch_size)
         public = "public" in (self.checkpoint, self.select)
         if public and config.data.public_validation < 2:
             raise ValueError(

@@ -199,6 +199,11 @@ class RunConfig(Section):
         return self.sft.lora_rank if self.uses("sft") else self.popri.lora_rank
 
     @property
+    def teaches_generator(self) -> bool:
+        """Whether the run trains adapters of its generator, on pairs or on what survived."""
+        return self.uses("popri") or bool(self.uses("sft") and self.sft.epochs)
+
+    @property
     def trains(self) -> bool:
         """Whether the result is a model that the nodes trained, and no text."""
         return self.uses("training") and not self.uses("ctcl")

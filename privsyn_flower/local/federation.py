@@ -41,7 +41,7 @@ from privsyn_flower.local.simulation import (
 from privsyn_flower.runs import write_json
 
 CONNECTION = "local"
-START_SECONDS = 90.0
+START_SECONDS, NODE_SECONDS = 90.0, 5.0  # at most, and more for each node
 STOP_SECONDS, LEAST_STOP_SECONDS = 15.0, 1.0  # to sign off: all nodes together, the last of them
 
 
@@ -198,7 +198,7 @@ class LocalFederation:
         self._write(nodes=nodes)
 
     def _wait_online(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS + NODE_SECONDS * len(self.facts["nodes"])
         wanted = {node["node_id"] for node in self.facts["nodes"]}
         while not wanted <= self._online():
             ended = [n for n, node in enumerate(self.facts["nodes"]) if not self._runs(node["pid"])]

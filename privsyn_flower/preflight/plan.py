@@ -17,6 +17,7 @@ from privsyn_flower.preflight import check_ready
 from privsyn_flower.preflight.data import HUB
 from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
+from privsyn_flower.preflight.launches import Launch, launches
 from privsyn_flower.preflight.machine import in_hub_cache, used_models
 from privsyn_flower.preflight.signal import Signal, signal_of
 from privsyn_flower.privacy import PrivacyStatement
@@ -91,6 +92,7 @@ class Plan:
     disk: dict[str, int]
     free: int
     findings: list[Finding]
+    launches: list[Launch]
 
     @property
     def ready(self) -> bool:
@@ -144,6 +146,7 @@ class Plan:
             "disk": {**self.disk, "free": self.free},
             "machine": asdict(self.machine) | {"told": self.machine.told()},
             "findings": [asdict(finding) for finding in self.findings],
+            "processes": [asdict(one) for one in self.launches],
         }
 
 
@@ -175,7 +178,8 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         *_too_large(config, tasks, shapes, machine),
         *_disk(sum(disk.values()), free),
     ]
-    return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found)
+    begun = launches(config, machine.device)
+    return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found, begun)
 
 
 def _model(config: RunConfig, kind: str, name: str) -> ModelPlan:

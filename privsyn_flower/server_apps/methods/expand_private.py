@@ -48,7 +48,7 @@ class ExpandPrivateRecipe(ExpandOnlyRecipe):
                 "and above 0"
             )
         where = config.generation
-        if where.backend != "huggingface" and where.base_url and not is_loopback(where.base_url):
+        if where.backend != "huggingface" and not all(map(is_loopback, where.addresses)):
             yield (
                 f"generation.base-url = {where.base_url!r}: with method = 'expand-private' prompts "
                 "hold the users' own texts, which must not leave this machine: name a server on "

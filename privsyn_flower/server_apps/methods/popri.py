@@ -156,6 +156,8 @@ class POPriRecipe(Synthesis[POPri]):
             lora_alpha=popri.lora_alpha,
             ending=EXPAND_ENDING if listed else None,
             device=config.models.device,
+            processes=config.models.training_processes,
+            launch_arguments=config.models.accelerate_arguments,
             progress=self.run.progress,
         )
         strategy = POPri(

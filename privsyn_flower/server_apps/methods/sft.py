@@ -64,6 +64,8 @@ def tuned_adapter(recipe: Recipe[Any], seeds: Sequence[str], purpose: str) -> Pa
         lora_rank=options.lora_rank,
         lora_alpha=options.lora_alpha,
         device=config.models.device,
+        processes=config.models.training_processes,
+        launch_arguments=config.models.accelerate_arguments,
         progress=recipe.run.progress,
         section="sft",
     )

@@ -75,7 +75,8 @@ def fit(
         trainer.remove_callback(PrinterCallback)
         latest = latest_checkpoint(checkpoints)
         with bar(setting.progress, "preference training", _steps(trainer, tuning)) as advance:
-            trainer.add_callback(SaveCallback(work, base, setting.save_seconds, advance))
+            saving = SaveCallback(work, base, setting.save_seconds, advance, tuning.processes)
+            trainer.add_callback(saving)
             trainer.train(resume_from_checkpoint=str(latest) if latest else None)
         metrics = epoch_metrics(trainer.state.log_history, trainer.state.max_steps, tuning)
         trainer.accelerator.free_memory()
@@ -204,7 +205,9 @@ def _arguments(
         "output_dir": str(folder),
         "num_train_epochs": tuning.epochs,
         "per_device_train_batch_size": tuning.pairs_at_once,
-        "gradient_accumulation_steps": tuning.batch_size // tuning.pairs_at_once,
+        "gradient_accumulation_steps": tuning.batch_size
+        // (tuning.pairs_at_once * tuning.processes),
+        "ddp_find_unused_parameters": False,
         "learning_rate": tuning.learning_rate,
         "lr_scheduler_type": SCHEDULES[tuning.schedule],
         "warmup_steps": rising,

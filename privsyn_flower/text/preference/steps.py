@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import trl.trainer.utils
 from transformers import TrainerCallback
 
@@ -21,9 +22,15 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
     """Saves the adapter of every epoch, and checkpoints of which the last complete one stays."""
 
     def __init__(
-        self, work: Path, base: Base, save_seconds: float, advance: Callable[[int], None]
+        self,
+        work: Path,
+        base: Base,
+        save_seconds: float,
+        advance: Callable[[int], None],
+        processes: int = 1,
     ) -> None:
         self.work, self.base, self.save_seconds = work, base, save_seconds
+        self.alone = processes == 1
         self.advance, self.saved, self.shown = advance, time.monotonic(), 0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -31,16 +38,21 @@ class SaveCallback(TrainerCallback):  # type: ignore[misc]
         self.shown = state.global_step
         # At the end of an epoch the adapter comes first: a checkpoint beyond it would skip it.
         within = state.global_step % (state.max_steps // state.num_train_epochs) != 0
-        if within and time.monotonic() - self.saved >= self.save_seconds:
+        # Several processes save together, and their clocks differ: at the end of an epoch alone.
+        if self.alone and within and time.monotonic() - self.saved >= self.save_seconds:
             control.should_save = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
-        save_adapter(model, self.work / epoch_folder(round(state.epoch)), self.base)
+        if state.is_world_process_zero:
+            save_adapter(model, self.work / epoch_folder(round(state.epoch)), self.base)
         # After the last epoch nothing is left to go on with.
         control.should_save = state.global_step < state.max_steps
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        seal(self.work / CHECKPOINTS / f"checkpoint-{state.global_step}")
+        if not self.alone:
+            torch.distributed.barrier()  # each has written its part of the checkpoint
+        if state.is_world_process_zero:
+            seal(self.work / CHECKPOINTS / f"checkpoint-{state.global_step}")
         self.saved = time.monotonic()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -56,6 +57,8 @@ class PreferenceTrainer:
         gradient_checkpointing: less memory for a third more time; None: on CUDA.
         save_seconds: time between checkpoints; the end of an epoch always leaves one.
         progress: True for a bar on stderr in long trainings, or a function to call.
+        processes: above 1: that many, started by `accelerate launch`, share each step's pairs.
+        launch_arguments: more arguments of `accelerate launch`, as on a command line.
         section: of the configuration that these are from, which errors name.
     """
 
@@ -80,6 +83,8 @@ class PreferenceTrainer:
         gradient_checkpointing: bool | None = None,
         save_seconds: float = 60.0,
         progress: bool | Progress = True,
+        processes: int = 1,
+        launch_arguments: str = "",
         section: str = "popri",
     ) -> None:
         self.tuning = Tuning(
@@ -87,12 +92,15 @@ class PreferenceTrainer:
             learning_rate=learning_rate, schedule=schedule, warmup_steps=warmup_steps,
             epochs=epochs, batch_size=batch_size, micro_batch_size=micro_batch_size,
             lora_rank=lora_rank, lora_alpha=lora_alpha, ending=ending,
-            section=section,
+            section=section, processes=processes,
         )  # fmt: skip
         found = training_device(device)
         if gradient_checkpointing is None:
             gradient_checkpointing = found.startswith("cuda")
-        self.setting = Setting(model, found, dtype, gradient_checkpointing, save_seconds, progress)
+        self.setting = Setting(
+            model, found, dtype, gradient_checkpointing, save_seconds, progress,
+            tuple(shlex.split(launch_arguments)),
+        )  # fmt: skip
 
     def train(
         self, pairs: Sequence[Mapping[str, str]], *, start: Path | None, work: Path, seed: int
@@ -113,8 +121,10 @@ class PreferenceTrainer:
         work.mkdir(parents=True, exist_ok=True)
         self._claim(work, self._task(pairs, start, seed))
         if not (work / FINISHED).is_file():
-            from privsyn_flower.text.preference.fit import fit
-
+            if self.tuning.processes > 1:
+                from privsyn_flower.text.preference.launched import fit_launched as fit
+            else:
+                from privsyn_flower.text.preference.fit import fit
             metrics = fit(self.setting, self.tuning, pairs, start=start, work=work, seed=seed)
             report = json.dumps(metrics, indent=1) + "\n"
             replace_private(work / FINISHED, report.encode())
@@ -128,9 +138,11 @@ class PreferenceTrainer:
     def _task(self, pairs: Sequence[Mapping[str, str]], start: Path | None, seed: int) -> str:
         """A hash of all that the result depends on."""
         folder = local_folder(self.setting.model, KEY)
+        # Several processes take the pairs in another order.
+        apart = {("section", self.tuning.section), ("processes", 1)}
         about = {
             "model": folder_fingerprint(folder) if folder else os.fspath(self.setting.model),
-            "tuning": {k: v for k, v in asdict(self.tuning).items() if k != "section"},
+            "tuning": {k: v for k, v in asdict(self.tuning).items() if (k, v) not in apart},
             "dtype": self.setting.dtype,
             "start": file_digest(start / WEIGHTS) if start and (start / WEIGHTS).is_file() else "",
             "seed": seed,

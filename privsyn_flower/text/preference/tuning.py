@@ -15,7 +15,7 @@ CHECKPOINTS = "checkpoints"
 @dataclass(frozen=True)
 class Tuning:
     """The public numbers of a training; the names are those of `[popri]` and `[sft]`. section:
-    which of the two, for errors."""
+    which of the two, for errors. processes: that share the pairs of a step."""
 
     method: Literal["dpo", "sft"]
     beta: float
@@ -30,6 +30,7 @@ class Tuning:
     lora_alpha: float
     ending: str | None
     section: str = "popri"
+    processes: int = 1
 
     def __post_init__(self) -> None:
         if self.method not in {"dpo", "sft"}:
@@ -37,6 +38,11 @@ class Tuning:
         for name in ("beta", "learning_rate", "lora_alpha"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{self.key(name)} = {getattr(self, name)}: must be above 0")
+        if self.batch_size % max(1, self.processes):
+            raise ValueError(
+                f"{self.key('batch_size')} = {self.batch_size}: must be a multiple of "
+                f"models.training-processes = {self.processes}, which share it"
+            )
         for name in ("epochs", "batch_size", "micro_batch_size", "lora_rank"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{self.key(name)} = {getattr(self, name)}: must be at least 1")
@@ -59,9 +65,10 @@ class Tuning:
 
     @property
     def pairs_at_once(self) -> int:
-        """The largest divisor of batch_size that is at most micro_batch_size."""
-        most = min(self.micro_batch_size, self.batch_size)
-        return max(size for size in range(1, most + 1) if self.batch_size % size == 0)
+        """The largest divisor of a process's share of batch_size, at most micro_batch_size."""
+        share = self.batch_size // self.processes
+        most = min(self.micro_batch_size, share)
+        return max(size for size in range(1, most + 1) if share % size == 0)
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,7 @@ class Setting:
     """The base model, the machine it is trained on, and what is saved and shown meanwhile.
 
     As `PreferenceTrainer` takes them, but for the device and gradient checkpointing: resolved.
+    launch_arguments: more of `accelerate launch`, for several processes.
     """
 
     model: str | os.PathLike[str]
@@ -77,6 +85,7 @@ class Setting:
     gradient_checkpointing: bool
     save_seconds: float
     progress: bool | Progress
+    launch_arguments: tuple[str, ...] = ()
 
 
 def epoch_folder(number: int) -> str:

@@ -66,8 +66,8 @@ class JsonClient:
         timeout: seconds for one attempt, after which no more of an answer is read, and the longest
             wait a server may ask for.
         retries: further attempts after a passing failure.
-        lost: called when a connection failed, before the next attempt; what it raises ends the
-            request.
+        lost: called with what went wrong when a connection failed, before the next attempt; what
+            it raises ends the request.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class JsonClient:
         api_key: str = "",
         timeout: float = 300.0,
         retries: int = 4,
-        lost: Callable[[], None] | None = None,
+        lost: Callable[[ServerError], None] | None = None,
     ) -> None:
         import httpx
 
@@ -150,7 +150,7 @@ class JsonClient:
             except httpx.TransportError as error:
                 problem = self._unreachable(address, error)
                 if self._lost is not None:
-                    self._lost()
+                    self._lost(problem)
             else:
                 if response.success:
                     try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,36 +121,23 @@ class OpenAIGenerator:
         self._most = 1 << 30  # completions that the server gives to one request
         self._slot = AdapterSlot(self.client)
         self._asleep, self._sleeps = False, adapters
+        # Whether another server can take this one's requests (`replicas`): then none waits for it.
+        self.moves_on: Callable[[], bool] = lambda: False
 
     def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
         """m prompts -> m lists of n completions each, ending before the first stop string.
 
         Prompts go out unchanged. Raises ServerError when the server fails for good.
         """
-        if n < 1:
-            raise ValueError(f"n = {n}: at least one completion per prompt")
-        seeds = rng.integers(SEEDS, size=len(prompts)).tolist()
-        if not len(prompts):
-            return []
-        self._ready()
-        result: list[list[str]] = [[] for _ in prompts]
-        with (
-            bar(self.progress, "generating", len(prompts) * n) as advance,
-            _workers(self.concurrency) as pool,
-        ):
-            under_way = {
-                pool.submit(self._complete_one, prompt, n, seed): i
-                for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
-            }
-            for done in as_completed(under_way):
-                result[under_way[done]] = done.result()
-                advance(n)
-        self._look_for_copies(result)
+        result = complete_all(
+            self, prompts, n, rng, at_once=self.concurrency, progress=self.progress
+        )
+        self.look_for_copies(result)
         return result
 
     def reach(self) -> None:
         """Start the server if it is this object's own; raise ServerError if none is there."""
-        self._ready()
+        self.ready()
         self._models()
 
     def answer(
@@ -182,7 +169,7 @@ class OpenAIGenerator:
             )
         wanted = (folder, adapter_name(folder)) if folder is not None else None
         if (wanted and wanted[1]) != self._slot.name():
-            self._ready()
+            self.ready()
             self._slot.put(wanted)
 
     def rest(self) -> None:
@@ -212,10 +199,16 @@ class OpenAIGenerator:
             logger.warning("the server keeps an adapter of this run: %s", error)
         self.client.close()
 
-    def _lost(self) -> None:
-        """A connection failed; the next attempt follows."""
+    def forget_adapter(self) -> None:
+        """The server was away: nobody knows what it has."""
+        self._slot.current = None
 
-    def _ready(self) -> None:
+    def _lost(self, problem: ServerError) -> None:
+        """A connection failed; the next attempt follows, unless another server can have it."""
+        if self.moves_on():
+            raise problem
+
+    def ready(self) -> None:
         """Before requests: wake the server, with the adapter it had; learn its prompt length."""
         if self._asleep:
             self.client.post("/wake_up", {}, root=True)
@@ -248,7 +241,7 @@ class OpenAIGenerator:
         cards = answer.get("data") if isinstance(answer, dict) else None
         return [card for card in cards or [] if isinstance(card, dict)]
 
-    def _complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
+    def complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
         """n completions of one prompt, in as many requests as the server makes of it."""
         texts: list[str] = []
         while len(texts) < n:
@@ -328,7 +321,7 @@ class OpenAIGenerator:
         """Before the first stop string: some servers leave it in, or stop at some only."""
         return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
 
-    def _look_for_copies(self, result: Sequence[Sequence[str]]) -> None:
+    def look_for_copies(self, result: Sequence[Sequence[str]]) -> None:
         """Warn when a server seems to take the likeliest token whatever the temperature."""
         several = [texts for texts in result if len(texts) > 1]
         if len(several) >= 4 and all(len(set(texts)) == 1 for texts in several):
@@ -336,6 +329,48 @@ class OpenAIGenerator:
                 "%s gave the same completion every time to each of %d prompts: does it sample? "
                 "expand.temperature is %g", self.client.base_url, len(several), self.temperature
             )  # fmt: skip
+
+
+class Completing(Protocol):
+    """What `complete_all` asks: one server, or several."""
+
+    def ready(self) -> None:
+        """Before requests."""
+
+    def complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
+        """n completions of one prompt."""
+
+
+def complete_all(
+    where: Completing,
+    prompts: Sequence[str],
+    n: int,
+    rng: np.random.Generator,
+    *,
+    at_once: int,
+    progress: bool | Progress,
+) -> list[list[str]]:
+    """m prompts -> m lists of n completions, `at_once` prompts under way.
+
+    rng: of one seed for each prompt, whatever order they are answered in. Raises ValueError for an
+    n below 1, and what `where` raises.
+    """
+    if n < 1:
+        raise ValueError(f"n = {n}: at least one completion per prompt")
+    seeds = rng.integers(SEEDS, size=len(prompts)).tolist()
+    if not len(prompts):
+        return []
+    where.ready()
+    result: list[list[str]] = [[] for _ in prompts]
+    with bar(progress, "generating", len(prompts) * n) as advance, _workers(at_once) as pool:
+        under_way = {
+            pool.submit(where.complete_one, prompt, n, seed): i
+            for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=True))
+        }
+        for done in as_completed(under_way):
+            result[under_way[done]] = done.result()
+            advance(n)
+    return result
 
 
 @contextmanager

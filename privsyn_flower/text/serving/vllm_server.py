@@ -45,7 +45,8 @@ PROBE = """
 import importlib.util, json
 found = importlib.util.find_spec("vllm") is not None
 import torch
-print(json.dumps({"vllm": found, "cuda": torch.cuda.is_available()}))
+cuda = torch.cuda.is_available()
+print(json.dumps({"vllm": found, "cuda": cuda, "gpus": torch.cuda.device_count() if cuda else 0}))
 """
 
 
@@ -61,6 +62,8 @@ class VllmServer:
         seed: of the server; requests carry their own.
         arguments: more arguments of the server, as on a command line; they win over ours.
         start_timeout: seconds until it must answer.
+        gpus: the places of its GPUs among those that are visible; the model is split over them.
+            None: vLLM takes the first.
     """
 
     def __init__(
@@ -73,7 +76,9 @@ class VllmServer:
         seed: int = 0,
         arguments: str | Sequence[str] = "",
         start_timeout: float = 900.0,
+        gpus: range | None = None,
     ) -> None:
+        self.gpus = gpus
         self.model = str(local_folder(model, "models.generator") or model)
         # Not resolved: a virtual environment's python is a link to another one.
         self.python = (python or default_python()).expanduser().absolute()
@@ -133,28 +138,11 @@ class VllmServer:
             end_group(process)
 
     def command(self, cuda: bool) -> list[str]:
-        """The server's command line.
-
-        `vllm serve` would be shorter, but refuses to start where the distribution is a CPU build.
-        """
-        gpu = ["--dtype", "auto", "--enable-sleep-mode"]
-        # Not in parts on a CPU: a prompt with a seed whose reading is split over two steps needs
-        # the offset of its generator, which torch's generators on a CPU do not have (vLLM 0.32).
-        cpu = ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
-        return [
-            str(self.python), "-m", "vllm.entrypoints.openai.api_server",
-            "--model", self.model, "--served-model-name", SERVED,
-            "--host", "127.0.0.1", "--port", str(self.port), "--seed", str(self.seed),
-            "--enable-lora", "--max-lora-rank", str(self.lora_rank), "--max-loras", "1",
-            "--enable-prefix-caching",
-            # Sampling is what the requests say, not what the model's folder suggests.
-            "--generation-config", "vllm",
-            "--disable-uvicorn-access-log",
-            # Its own check of the key leaves out what is not below /v1, such as /sleep.
-            "--middleware", "privsyn_require_key.RequireKey",
-            *(gpu if cuda else cpu),
-            *self.arguments,
-        ]  # fmt: skip
+        """The server's command line, on GPUs or on a CPU."""
+        return server_command(
+            self.python, self.model, port=self.port, seed=self.seed, lora_rank=self.lora_rank,
+            gpus=self.gpus if cuda else None, cuda=cuda, arguments=self.arguments,
+        )  # fmt: skip
 
     def environment(self) -> dict[str, str]:
         """Ours without what would lead vLLM's interpreter to our packages, and its switches."""
@@ -171,16 +159,20 @@ class VllmServer:
 
     def _start(self) -> None:
         """Start the process and wait until it is healthy. Raises ServerError."""
-        cuda = self._probe()["cuda"]
+        found = self._probe()
+        environment = self.environment()
+        if self.gpus is not None:
+            environment |= placed_on(self.gpus, found.get("gpus", 0))
         self.port = _free_port()
+        command = self.command(found["cuda"])
         self.log.parent.mkdir(parents=True, exist_ok=True)
         began = time.monotonic()
         logger.info("starting vLLM (log: %s)", self.log)
         with self.log.open("ab") as output:
             self._start_of_log = output.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(SUPERVISOR), str(os.getpid()), *self.command(cuda)],
-                env=self.environment(),
+                [sys.executable, "-I", str(SUPERVISOR), str(os.getpid()), *command],
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -270,21 +262,83 @@ class VllmGenerator(OpenAIGenerator):
         super().close()
         self.server.close()
 
-    def _ready(self) -> None:
+    def ready(self) -> None:
+        """Before requests: start the server, or wake it, with the adapter it had."""
         self._revive()
-        super()._ready()
+        super().ready()
 
-    def _lost(self) -> None:
-        self._revive()
+    def _lost(self, problem: ServerError) -> None:
+        if not self._revive():
+            super()._lost(problem)
 
-    def _revive(self) -> None:
-        """Start the server if it is not there, with the adapter in use. Raises ServerError."""
+    def _revive(self) -> bool:
+        """Start the server if it is not there, with the adapter in use; whether it was not.
+
+        Raises ServerError.
+        """
         with self._reviving:
             if not self.server.ensure():
-                return
+                return False
             self.client.base_url = self.server.base_url
             self._asleep = False
             self._slot.put_back()
+            return True
+
+
+def server_command(
+    python: Path,
+    model: str,
+    *,
+    port: int | str,
+    seed: int,
+    lora_rank: int,
+    gpus: range | None,
+    cuda: bool,
+    arguments: Sequence[str],
+) -> list[str]:
+    """The command line of a vLLM server.
+
+    `vllm serve` would be shorter, but refuses to start where the distribution is a CPU build.
+    """
+    gpu = ["--dtype", "auto", "--enable-sleep-mode"]
+    # Not in parts on a CPU: a prompt with a seed whose reading is split over two steps needs
+    # the offset of its generator, which torch's generators on a CPU do not have (vLLM 0.32).
+    cpu = ["--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
+    if gpus is not None and len(gpus) > 1:
+        gpu += ["--tensor-parallel-size", str(len(gpus))]
+    return [
+        str(python), "-m", "vllm.entrypoints.openai.api_server",
+        "--model", model, "--served-model-name", SERVED,
+        "--host", "127.0.0.1", "--port", str(port), "--seed", str(seed),
+        "--enable-lora", "--max-lora-rank", str(lora_rank), "--max-loras", "1",
+        "--enable-prefix-caching",
+        # Sampling is what the requests say, not what the model's folder suggests.
+        "--generation-config", "vllm",
+        "--disable-uvicorn-access-log",
+        # Its own check of the key leaves out what is not below /v1, such as /sleep.
+        "--middleware", "privsyn_require_key.RequireKey",
+        *(gpu if cuda else cpu),
+        *arguments,
+    ]  # fmt: skip
+
+
+def placed_on(gpus: range, seen: int) -> dict[str, str]:
+    """The environment of a server that has these of `seen` GPUs to itself; none on a CPU.
+
+    gpus: places among those that are visible to this process. Raises ServerError when there are
+    fewer, or, for a model that is to be split, none.
+    """
+    if seen < gpus.stop and (seen or len(gpus) > 1):
+        raise ServerError(
+            f"generation.vllm-replicas and vllm-tensor-parallel ask for {gpus.stop} GPUs or more, "
+            f"and vLLM's interpreter sees {seen}: lower one of them"
+        )
+    if not seen:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    names = names or [str(place) for place in range(seen)]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names[place] for place in gpus)}
 
 
 def served_rank(rank: int) -> int:
