@@ -29,7 +29,7 @@ COUNTED = 20_000  # texts whose lengths and topics are counted
 GROUPS = 20  # of the largest that are drawn
 BINS = 16  # of the histogram of lengths
 WORDS = 24  # frequent ones, of texts without topics
-WORD = re.compile(r"[^\W\d_]{4,30}")
+WORD = re.compile(r"[^\W\d_]{5,30}")
 
 Row = Mapping[str, Any]
 
@@ -66,13 +66,16 @@ def _texts(run: RunFolder, total: int) -> Html:
     if groups:
         body.append(_by_group(run, groups, _what(rows), len(rows)))
     words = [] if groups else _frequent(rows)
-    body += [_lengths(run, rows, total), _browser(shown_rows, groups, _what(rows), words)]
+    body += [
+        _lengths(run, rows, total),
+        _browser(shown_rows, groups, _what(rows), words, len(rows)),
+    ]
     return joined(body)
 
 
 def _frequent(rows: Sequence[Row]) -> list[tuple[str, int]]:
     """Words that tell texts without topics apart, and how many texts have each: the most frequent
-    of four letters or more that fewer than a quarter have."""
+    of five letters or more that fewer than a quarter have."""
     counts = Counter(word for row in rows for word in set(WORD.findall(str(row["text"]).lower())))
     rare = [(word, count) for word, count in counts.most_common() if count * 4 < len(rows)]
     return [(word, count) for word, count in rare[:WORDS] if count > 1]
@@ -144,7 +147,11 @@ def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
 
 
 def _browser(
-    rows: Sequence[Row], groups: Counter[str], what: str, words: list[tuple[str, int]]
+    rows: Sequence[Row],
+    groups: Counter[str],
+    what: str,
+    words: list[tuple[str, int]],
+    counted: int,
 ) -> Html:
     """The texts themselves, to search; without JavaScript, a list to scroll."""
     numbers = {name: str(place) for place, (name, _) in enumerate(groups.most_common())}
@@ -164,7 +171,7 @@ def _browser(
         [
             element("h3", "Synthetic texts"),
             element("div", *search, class_="controls", role="search"),
-            _choices(words),
+            _choices(words, counted),
             element("p", "", id="found", role="status"),
             element(
                 "ol", *items, class_="texts", id="texts", tabindex=0, aria_label="Synthetic texts"
@@ -174,7 +181,7 @@ def _browser(
     )
 
 
-def _choices(words: list[tuple[str, int]]) -> Html:
+def _choices(words: list[tuple[str, int]], counted: int) -> Html:
     """Frequent words, each to be searched for."""
     if not words:
         return Html()
@@ -182,7 +189,9 @@ def _choices(words: list[tuple[str, int]]) -> Html:
         element("button", f"{word} ({number(count)})", type="button", data_word=word)
         for word, count in words
     ]
-    title = element("p", "Frequent words, and the texts that have them:", class_="remark")
+    title = element(
+        "p", f"Frequent words, and how many of {number(counted)} texts have them:", class_="remark"
+    )
     return joined([title, element("p", *buttons, class_="words")])
 
 
