@@ -44,7 +44,8 @@ def executed(name: str, home: Path) -> str:
     from nbclient import NotebookClient
 
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc")  # no port is opened
+    sockets = str(home / "t" / "k")  # no port is opened
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets)
     place = {"metadata": {"path": str(home)}}
     NotebookClient(notebook, km=kernel, timeout=300, resources=place).execute()
     outputs: list[Any] = [one for cell in notebook.cells for one in cell.get("outputs", [])]

@@ -23,11 +23,9 @@ def test_flowers_json_has_no_colours(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """A notebook's kernel forces colours on all that it starts."""
     for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.setenv(name, "1")
-    code = "from rich.console import Console; Console().print_json('[1]')"
+    command = [sys.executable, "-c", "from rich.console import Console as C; C().print_json('[1]')"]
     coloured, plain = (
-        subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, check=True
-        ).stdout
+        subprocess.run(command, env=env, capture_output=True, check=True).stdout
         for env in (dict(os.environ), flower_environment(tmp_path, 1))
     )
     assert b"\x1b" in coloured and b"\x1b" not in plain
