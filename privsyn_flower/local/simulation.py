@@ -38,6 +38,8 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "true",
 }
 CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_cluster` has looked at
+# Set by notebooks and some build servers: Flower's JSON would come with colours in it.
+COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
 START_SECONDS = 60.0
 GRACE_SECONDS = 8.0  # for a ServerApp to notice that its SuperLink is gone
 
@@ -257,7 +259,7 @@ def flower_environment(home: Path, port: int, python: str = sys.executable) -> d
     """
     binaries = str(Path(python).parent)
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name not in COLOURED},
         **QUIET,
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),

@@ -40,13 +40,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def executed(name: str, home: Path) -> str:
     """Everything that its cells print. A cell that raises ends the test."""
+    from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
 
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-    client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(home)}}
-    )
-    client.execute()
+    sockets = str(home / "t" / "k")  # no port is opened
+    kernel = AsyncKernelManager(kernel_name="python3", transport="ipc", ip=sockets)
+    place = {"metadata": {"path": str(home)}}
+    NotebookClient(notebook, km=kernel, timeout=300, resources=place).execute()
     outputs: list[Any] = [one for cell in notebook.cells for one in cell.get("outputs", [])]
     return "\n".join(one.get("text", "") for one in outputs)
 
