@@ -5,11 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from privsyn_flower.local.processes import free_port
+from privsyn_flower.local.ray_cluster import ClusterError, NoCluster
 from privsyn_flower.runs import RunFolder, RunLocked
 from privsyn_flower.server_apps import main
 
@@ -117,7 +122,6 @@ def test_a_whole_run_leaves_its_page(
     tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from html import unescape
-    from types import SimpleNamespace
 
     from privsyn_flower.config import RunConfig
     from tests.server_apps.in_process import deployed, grid_for
@@ -133,3 +137,36 @@ def test_a_whole_run_leaves_its_page(
     text = unescape((tmp_path / "run" / "report.html").read_text())
     assert summary["privacy_short"] in text and "rounds released</dt><dd>2 of 2</dd>" in text
     assert "This part cannot be shown" not in text and "all 1 runs" not in text
+
+
+def test_a_cluster_that_nobody_can_join_ends_flowers_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its main thread would go on trying for minutes. A cluster that is unfit alone does not."""
+    users = tmp_path / "users.jsonl"
+    users.write_text("".join(f'{{"user_id": "u{i}", "text": "a b"}}\n' for i in range(20)))
+    flat = {
+        "run-folder": str(tmp_path / "run"),
+        "cache": str(tmp_path / "cache"),
+        "data.source": "files",
+        "data.path": str(users),
+        "data.public-path": str(users),
+        "data.users": 20,
+    }
+    context: Any = SimpleNamespace(run_config=flat, run_id=1)
+    killed: list[tuple[int, int]] = []
+    monkeypatch.setattr(main.os, "kill", lambda pid, sign: killed.append((pid, sign)))
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{free_port()}")
+    monkeypatch.delenv("PRIVSYN_RAY_CHECKED", raising=False)
+    with pytest.raises(NoCluster, match="no Ray cluster answers"):
+        main.main(None, context)
+    assert killed == [(os.getpid(), signal.SIGTERM)]
+    assert "no Ray cluster answers" in (tmp_path / "run" / "error.txt").read_text()
+
+    def unfit(config: Any) -> str:
+        raise ClusterError("torch: 2, here 3")
+
+    monkeypatch.setattr(main, "check_here", unfit)
+    with pytest.raises(ClusterError, match="torch"):
+        main.main(None, context)
+    assert len(killed) == 1
