@@ -71,6 +71,21 @@ def keep_first(sides: Sequence[Sequence[str]], gram: int = GRAM) -> list[list[in
     return kept
 
 
+def keep_own(texts: Sequence[str], gram: int = GRAM) -> list[int]:
+    """`keep_first` of one user's few texts, without hashes: exact, and in a third of the time."""
+    kept: list[int] = []
+    taken: set[tuple[str, ...]] = set()
+    for i, text in enumerate(texts):
+        words = tuple(normalised_words(text))
+        if not words:
+            continue
+        own = {words[k : k + gram] for k in range(max(1, len(words) - gram + 1))}
+        if taken.isdisjoint(own):
+            taken |= own
+            kept.append(i)
+    return kept
+
+
 def _gram_hashes(texts: Sequence[str], gram: int) -> tuple[U64, I64]:
     """64-bit hashes of every text's word n-grams, flat, and where each text's begin (n + 1,).
 
