@@ -171,12 +171,10 @@ class _Reading:
         names, ends = self._content.names, np.cumsum(self._content.counts)
         first = done = 0  # users and texts
         while first < len(names):
-            texts = most // (4 * self._width) if self._width else BATCH
-            if most == sys.maxsize:
-                texts = most
-            end = max(
-                first + 1, int(np.searchsorted(ends, min(done + texts, ends[-1]), side="right"))
-            )
+            end = len(names)
+            if most < sys.maxsize:
+                texts = most // (4 * self._width) if self._width else BATCH
+                end = max(first + 1, int(np.searchsorted(ends, done + texts, side="right")))
             found = self._rows(range(first, end))
             parts = [found[user] for user in names[first:end] if user in found]
             width = self._width or _width(self._embed)
