@@ -104,19 +104,18 @@ class EmbeddingCache:
         if known is not None:
             yield from known
             return
-        limit = self.memory // MEMO_SHARE
-        made: list[Block] | None = []
+        limit, made = self.memory // MEMO_SHARE, list[Block]()
+        texts, whole = int(content.counts.sum()), True
         for block in _Reading(self._file, content, embed).blocks(most):
-            yield block
-            limit -= block.rows.nbytes
             here = slice(block.first, block.first + len(block.users))
-            missing = len(np.unique(block.owner)) < np.count_nonzero(content.counts[here])
-            if missing or limit < 0:  # a failure may pass; and what is too much is no use in part
-                made = None
-            elif made is not None:
+            # A failure may pass; and of what is too much for the memory no part is of use.
+            whole = whole and 4 * block.rows.shape[1] * texts <= limit
+            whole = whole and len(np.unique(block.owner)) == np.count_nonzero(content.counts[here])
+            if whole:
                 made.append(block)
-        if made is not None:
-            _remember(key, made, self.memory // MEMO_SHARE)
+            yield block
+        if whole:
+            _remember(key, made, limit)
 
     def forget(self, user_id: str) -> bool:
         """Erase a user's embeddings of every model; whether there were any.
