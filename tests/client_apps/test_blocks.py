@@ -34,14 +34,16 @@ def votes(classes: bool) -> Query:
     return query.by_class(["a", "b"]) if classes else query
 
 
-def answer(folder: Path, kind: Kind, query: Query, taking: Taking, memory: int) -> Any:
+def answer(
+    folder: Path, kind: Kind, query: Query, taking: Taking, memory: int, users: Any = USERS
+) -> Any:
     node = Node(
-        Hello(60, 0, deployed=False), folder, "ngram-64", "cpu", None, None, lambda: USERS,
+        Hello(60, 0, deployed=False), folder, "ngram-64", "cpu", None, None, lambda: users,
         memory=memory,
     )  # fmt: skip
     plan = integer_plan(query, Noise(1.0, 4096.0, 32, 60.0))
     caches._memo.clear()
-    return kind.vectors(query, USERS, taking, plan, node)
+    return kind.vectors(query, users, taking, plan, node)
 
 
 @pytest.mark.parametrize("case", ["votes", "votes by class", "scores"])
@@ -62,6 +64,27 @@ def test_a_sum_is_the_same_in_blocks_of_any_size(
         for _ in range(2):  # from texts, and from the disk
             folder = tmp_path / str(rows)
             np.testing.assert_array_equal(answer(folder, kind, query, taking, memory), whole)
+
+
+@pytest.mark.parametrize("kind", [VOTES, SCORES], ids=["votes", "scores"])
+def test_nobodys_vector_depends_on_who_is_in_a_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Kind
+) -> None:
+    """Without a user, all later blocks end elsewhere: the sum is less that user's vector alone."""
+    monkeypatch.setattr(caches, "BATCH", 5)
+    query = test_scores.question() if kind is SCORES else votes(classes=False)
+    memory = 6 * ROW * caches.BLOCK_SHARE
+
+    def total(users: Any) -> Any:
+        everybody = np.ones(len(users), dtype=bool)
+        return answer(tmp_path, kind, query, Taking(everybody, everybody), memory, users)
+
+    whole = total(USERS)
+    for name in ("u1", "u7", "u33", "u59"):
+        others = {user: own for user, own in USERS.items() if user != name}
+        own = total({name: USERS[name]})
+        assert own.any()
+        np.testing.assert_array_equal(total(others) + own, whole)
 
 
 @pytest.mark.parametrize("memory", [0, -1, 1.5, True, "2 GB"])
