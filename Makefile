@@ -107,6 +107,7 @@ benchmarks: install  ## generation where `make vllm` has been run, an 8B model w
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/training_round.py
 	$(BIN)/python benchmarks/correlated.py
+	$(BIN)/python benchmarks/scale.py
 	$(BIN)/python benchmarks/busy.py
 	$(BIN)/python benchmarks/public_text.py
 	if test -e .venv-vllm/.installed; then $(BIN)/python benchmarks/generation.py && $(BIN)/python benchmarks/public_text.py --vllm --slots 8 --texts 200 --personas 4; fi

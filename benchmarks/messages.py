@@ -131,7 +131,8 @@ def votes(message, context):
     kind.open_node = charged("set-up", kind.open_node)
     answers.identity = charged("set-up", answers.identity)
     kind.check_embedder = charged("model check", kind.check_embedder)
-    kind.user_rows = charged("embedding", kind.user_rows)
+    rows = kind.user_rows
+    kind.user_rows = charged("embedding", lambda *asked: list(rows(*asked)))
     answers.contribution = charged("answer", answers.contribution)
     for name in ("mark_stage", "take", "withdrawn", "pin_all", "ids"):
         setattr(NodeRecords, name, charged("records", getattr(NodeRecords, name)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -155,10 +156,13 @@ def sync_folder(folder: Path) -> None:
 def build_folder(target: Path, fill: Callable[[Path], None], *, result: bool = False) -> Path:
     """`fill` a temporary folder (0700) and rename it to `target`; a reader sees all or nothing.
 
-    Several processes may call at once: one builds, the others wait and find it. result: as of
-    `new_folder`. Returns target.
+    Several processes may call at once: one builds, the others wait and find it; what a killed
+    process left of it is removed. result: as of `new_folder`. Returns target.
     """
     with locked(target.with_name(target.name + ".lock")):
+        # Under the lock nobody else builds: what is left is of a process that was killed.
+        for left in target.parent.glob(f"{glob.escape(_scratch_prefix(target))}*"):
+            shutil.rmtree(left, ignore_errors=True)
         if not target.exists():
             new_folder(target, fill, result=result)
     return target
@@ -171,7 +175,7 @@ def new_folder(target: Path, fill: Callable[[Path], None], *, result: bool = Fal
     result: it is for whoever asked, so its modes are those of the umask (`share`), not the owner's
     only. Raises FileExistsError in the others, and when something is there.
     """
-    scratch = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
+    scratch = Path(tempfile.mkdtemp(prefix=_scratch_prefix(target), dir=target.parent))
     try:
         fill(scratch)
         if result:
@@ -181,6 +185,11 @@ def new_folder(target: Path, fill: Callable[[Path], None], *, result: bool = Fal
         scratch.rename(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _scratch_prefix(target: Path) -> str:
+    """How the name of a folder begins that is to become `target`."""
+    return f".{target.name}.making-"
 
 
 def share(folder: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from privsyn_flower.arrays import I32, I64
-from privsyn_flower.client_apps.node.device import UserTexts
 from privsyn_flower.protocol.question import MOST_CLASSES, Query
 
 
@@ -25,17 +25,18 @@ def labels_of(query: Query) -> list[str]:
     return list(labels)
 
 
-def classes_of(users: UserTexts, owner: I32, labels: list[str]) -> I64:
+def classes_of(texts: Iterable[Sequence[str]], owner: I32, users: int, labels: list[str]) -> I64:
     """The class of each row, PRIVATE: its label's place in the public list, -1 outside it.
 
-    A user has a row for each text, or none at all where its texts could not be embedded.
+    texts: of each of so many users, in order. owner: (n,) the user of each row, counted from 0. A
+    user has a row for each text, or none at all where its texts could not be embedded.
     """
     from privsyn_flower.data import label_of  # loaded where texts are, not by every stage
 
     place = {name: number for number, name in enumerate(labels)}
-    rows = np.bincount(owner, minlength=len(users))
+    rows = np.bincount(owner, minlength=users)
     found = [
-        [place.get(label_of(text), -1) for text in texts] if count else []
-        for count, texts in zip(rows, users.values(), strict=True)
+        [place.get(label_of(text), -1) for text in own] if count else []
+        for count, own in zip(rows, texts, strict=True)
     ]
     return np.array([number for own in found for number in own], dtype=np.int64)

@@ -9,7 +9,7 @@ from flwr.app import Context, Message
 
 from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.labels import classes_of, labels_of
+from privsyn_flower.client_apps.labels import labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.votes import asked_rows
@@ -93,26 +93,25 @@ def user_scores(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded scores (length,) of those who are counted."""
-    rows, owner, of_all = asked_rows(query, users, taking, node)
     groups, labels = query.extra["groups"], _labels(query)
-    classes = samples = None
-    if labels:
-        classes = np.repeat(query.extra["classes"].astype(np.intp), groups)
-        samples = classes_of(users, of_all, labels)[taking.asked[of_all]]
-    return shard_scores(
-        rows,
-        owner,
-        query.question(),
-        score=str(query.options["score"]),
-        bound=query.bound,
-        samples_cap=int(query.options["samples-cap"]),
-        groups=groups,
-        classes=classes,
-        sample_classes=samples,
-        cosines="projection" not in query.extra,
-        plan=plan,
-        counted=taking.counted,
-    )
+    classes = np.repeat(query.extra["classes"].astype(np.intp), groups) if labels else None
+    question, total = query.question(), np.zeros(query.length, dtype=np.int64)
+    for asked in asked_rows(query, users, taking, node, labels):
+        total += shard_scores(
+            asked.rows,
+            asked.owner,
+            question,
+            score=str(query.options["score"]),
+            bound=query.bound,
+            samples_cap=int(query.options["samples-cap"]),
+            groups=groups,
+            classes=classes,
+            sample_classes=asked.classes,
+            cosines="projection" not in query.extra,
+            plan=plan,
+            counted=asked.counted,
+        )
+    return total
 
 
 def _malformed(text: str) -> WireError:

@@ -238,10 +238,10 @@ def _owned(
         for texts in users.values():
             yield _Own(texts, np.zeros((0, 0), dtype=np.float32))
         return
-    rows, owner = user_rows(_about(query, conditions.topics.embedder), users, node)
-    ends = np.searchsorted(owner, np.arange(len(users)), side="right").tolist()
-    for first, last, texts in zip([0, *ends[:-1]], ends, users.values(), strict=True):
-        yield _Own(texts, rows[first:last])
+    for block in user_rows(_about(query, conditions.topics.embedder), users, node):
+        ends = np.searchsorted(block.owner, np.arange(len(block.users)), side="right").tolist()
+        for first, last, user in zip([0, *ends[:-1]], ends, block.users, strict=True):
+            yield _Own(users[user], block.rows[first:last])
 
 
 def update_tokens(query: Query) -> int:

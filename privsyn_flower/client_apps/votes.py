@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import cast, get_args
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple, cast, get_args
 
+import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.arrays import F32, I32, I64
+from privsyn_flower.arrays import F32, I32, I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
 from privsyn_flower.client_apps.labels import classes_of, labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
@@ -16,6 +18,9 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.nearest import Metric
 from privsyn_flower.queries.votes import Clip, shard_votes
+
+if TYPE_CHECKING:  # three of the five stages of a secure sum load nothing of data
+    from privsyn_flower.data.caches import Block
 
 
 def votes(message: Message, context: Context) -> Message:
@@ -43,10 +48,12 @@ def check_votes(query: Query, node: Node) -> None:
         check_dimension("candidates", query.rows.shape[1], node)
 
 
-def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:
-    """users' texts -> embeddings (n, d) and the user of each (n,), both PRIVATE, from the cache.
+def user_rows(query: Query, users: UserTexts, node: Node) -> Iterator[Block]:
+    """users' texts -> embeddings, PRIVATE, from the cache, a block of users after the other.
 
-    Of all users, whoever takes part: the cache keeps exactly those it is shown.
+    Of all users, whoever takes part: the cache keeps exactly those it is shown. What a node holds
+    at once is bounded by its memory, and no sum depends on where a block ends: a user is in one
+    block, and a block's sum is one of integers.
     """
     from privsyn_flower.data import EmbeddingCache
     from privsyn_flower.text.embedders import load_embedder
@@ -58,40 +65,62 @@ def user_rows(query: Query, users: UserTexts, node: Node) -> tuple[F32, I32]:
             node.failures.add("answer", error, 1)
             raise
 
-    return EmbeddingCache(node.cache / "embeddings", query.model).get(users, embed)
+    return EmbeddingCache(node.cache / "embeddings", query.model, node.memory).blocks(users, embed)
 
 
-def asked_rows(query: Query, users: UserTexts, taking: Taking, node: Node) -> tuple[F32, I32, I32]:
-    """`user_rows` of those who are asked (n, d) and (n,), and the user of every row (all,)."""
-    rows, owner = user_rows(query, users, node)
-    if taking.asked.all():  # the usual case: no copy of all embeddings
-        return rows, owner, owner
-    kept = taking.asked[owner]
-    return rows[kept], owner[kept], owner
+class Asked(NamedTuple):
+    """A block's rows of those who are asked, PRIVATE.
+
+    rows: (n, d). owner: (n,), the user of each. counted: (u,) whether each of the block's users is
+    summed. classes: (n,) of each row, -1 outside the list; None for a question without classes.
+    """
+
+    rows: F32
+    owner: I32
+    counted: Bools
+    classes: I64 | None
+
+
+def asked_rows(
+    query: Query, users: UserTexts, taking: Taking, node: Node, labels: list[str]
+) -> Iterator[Asked]:
+    """`user_rows` of those who are asked, block by block. labels: the public class list."""
+    for block in user_rows(query, users, node):
+        here = slice(block.first, block.first + len(block.users))
+        kept = taking.asked[here][block.owner]  # (n,)
+        classes = None
+        if labels:
+            texts = (users[user] for user in block.users)
+            classes = classes_of(texts, block.owner, len(block.users), labels)
+        if kept.all():  # the usual case: no copy of the embeddings
+            yield Asked(block.rows, block.owner, taking.counted[here], classes)
+        else:
+            own = None if classes is None else classes[kept]
+            yield Asked(block.rows[kept], block.owner[kept], taking.counted[here], own)
 
 
 def user_votes(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
-    rows, owner, of_all = asked_rows(query, users, taking, node)
-    options, labels, own = query.options, labels_of(query), None
-    if labels:
-        own = classes_of(users, of_all, labels)[taking.asked[of_all]]
-    return shard_votes(
-        rows,
-        owner,
-        query.question(),
-        clip=cast(Clip, options["clip"]),
-        bound=query.bound,
-        samples_cap=int(options["samples-cap"]),
-        neighbors=int(options["neighbors"]),
-        metric=cast(Metric, options["metric"]),
-        plan=plan,
-        counted=taking.counted,
-        classes=max(1, len(labels)),
-        sample_classes=own,
-    )
+    options, labels = query.options, labels_of(query)
+    question, total = query.question(), np.zeros(query.length, dtype=np.int64)
+    for asked in asked_rows(query, users, taking, node, labels):
+        total += shard_votes(
+            asked.rows,
+            asked.owner,
+            question,
+            clip=cast(Clip, options["clip"]),
+            bound=query.bound,
+            samples_cap=int(options["samples-cap"]),
+            neighbors=int(options["neighbors"]),
+            metric=cast(Metric, options["metric"]),
+            plan=plan,
+            counted=asked.counted,
+            classes=max(1, len(labels)),
+            sample_classes=asked.classes,
+        )
+    return total
 
 
 VOTES = Kind(check_votes, user_votes)

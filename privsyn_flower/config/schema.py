@@ -113,6 +113,10 @@ class RunConfig(Section):
     )
     node_timeout: float = Field(120.0, gt=0, description="seconds to wait for nodes at start")
     nodes: int = Field(8, ge=1, description="simulated SuperNodes, or nodes to wait for")
+    node_memory: int = Field(
+        1024, ge=1, description="MB of embeddings that a simulated node holds at once, about: its "
+        "users' are read in blocks, and half of it keeps them for the next round where they fit"
+    )  # fmt: skip
     population_name: str = Field("", description="declared population; empty: a ledger per run")
     ledger: str = Field("", description="ledger file; empty: by population name, or per run")
     ledger_epsilon: float = Field(0.0, ge=0, description="ledger's total; 0: this epsilon")

@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import struct
+import sys
 import threading
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,54 +30,92 @@ from .findings import NODE_LOG
 from .vectors import VectorFile
 
 Embed = Callable[[list[str]], npt.NDArray[np.floating]]
-Content = tuple[tuple[str, tuple[str, ...]], ...]
+Users = Mapping[str, Sequence[str]]
 
 BATCH = 1024  # texts embedded between two commits: what an interruption can cost
-MEMO_BYTES = 512 * 2**20  # embeddings kept in this process, the latest first
+MEMORY = 2**30  # bytes for embeddings, if nobody says how many
+BLOCK_SHARE, MEMO_SHARE = 16, 2  # of these: a block of rows, and what is kept for the next round
 ENDS = (KeyboardInterrupt, SystemExit, GeneratorExit)  # of the process; no user's failure
 # No embedder, whoever's text it is for. But it is asked for only where rows are missing, so a text
 # that changed may be what shows it: users whose rows are kept must not go with the others.
 NO_EMBEDDER = (UnavailableError, ImportError)
 
 
+class Block(NamedTuple):
+    """Users one after another, and their embeddings, PRIVATE and read-only.
+
+    first: how many users come before. users: their ids. rows: (n, d) float32. owner: (n,) int32,
+    the user of each row, counted from the block's first.
+    """
+
+    first: int
+    users: list[str]
+    rows: F32
+    owner: I32
+
+
 class EmbeddingCache:
     """A node's private embeddings on disk, per user, by (embedder, user's texts in order).
 
-    folder: made 0700, its files 0600. fingerprint: the embedder's content hash. Two processes
-    may use one folder at once; both may then compute a missing row, and either result stays.
+    folder: made 0700, its files 0600. fingerprint: the embedder's content hash. memory: bytes of
+    embeddings that a process may hold, more or less. Two processes may use one folder at once; both
+    may then compute a missing row, and either result stays.
     """
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
+    def __init__(self, folder: Path, fingerprint: str, memory: int = MEMORY) -> None:
         self.folder = Path(folder)
         self.fingerprint = fingerprint
+        self.memory = memory
         self._file = VectorFile(self.folder, fingerprint)
 
-    def get(self, users: Mapping[str, Sequence[str]], embed: Embed) -> tuple[F32, I32]:
+    def get(self, users: Users, embed: Embed) -> tuple[F32, I32]:
         """users' texts (PRIVATE) -> rows (n, d) float32 and each row's user index (n,) int32.
 
+        As `blocks`, in a single one, whatever memory that takes.
+        """
+        for block in list(self._blocks(users, embed, sys.maxsize)):  # to its end: it is kept then
+            return block.rows, block.owner
+        # When nobody has rows, any text tells the width, so that callers need no branch.
+        return np.empty((0, _width(embed)), dtype=np.float32), np.empty(0, dtype=np.int32)
+
+    def blocks(self, users: Users, embed: Embed) -> Iterator[Block]:
+        """users' texts (PRIVATE) -> everybody's embeddings, a block of users after the other.
+
         `users` is the node's whole content: rows kept of anyone else, or of text that a user no
-        longer has, are erased. Rows follow the order of users and texts; index i is the i-th key
-        of `users`. Only what is missing is embedded, one user at a time: embed(texts) ->
+        longer has, are erased. Rows follow the order of users and texts. Nobody's rows depend on
+        where a block ends: only what is missing is embedded, one user at a time: embed(texts) ->
         (len(texts), d), finite. A user for whom `embed` fails in any way, MemoryError and Rust
         panics included, has no rows, which the node's local log says; nobody else is affected. A
-        cache that cannot be read or written is done without. Both arrays are read-only: a
-        repeat in this process returns them again.
+        cache that cannot be read or written is done without. What fits into half of `memory` is
+        kept: a repeat in this process returns the same arrays again.
 
         Where there is no embedder (ImportError, UnavailableError), users with kept rows have theirs
         and the others none.
         """
-        content: Content = tuple((user, tuple(texts)) for user, texts in users.items())
-        key = (str(self.folder), self.fingerprint, content)
+        return self._blocks(users, embed, self.memory // BLOCK_SHARE)
+
+    def _blocks(self, users: Users, embed: Embed, most: int) -> Iterator[Block]:
+        content = _Content(users)
+        key = (str(self.folder), self.fingerprint, most, content.digest())
         with _memo_lock:
             known = _memo.get(key)
             if known is not None:
                 _memo.move_to_end(key)
-                return known
-        found = self._rows_by_user(content, embed)
-        result = _joined(content, found, embed)
-        if all(user in found for user, texts in content if texts):  # a failure may pass
-            _remember(key, result)
-        return result
+        if known is not None:
+            yield from known
+            return
+        limit, made = self.memory // MEMO_SHARE, list[Block]()
+        texts, whole = int(content.counts.sum()), True
+        for block in _Reading(self._file, content, embed).blocks(most):
+            here = slice(block.first, block.first + len(block.users))
+            # A failure may pass; and of what is too much for the memory no part is of use.
+            whole = whole and 4 * block.rows.shape[1] * texts <= limit
+            whole = whole and len(np.unique(block.owner)) == np.count_nonzero(content.counts[here])
+            if whole:
+                made.append(block)
+            yield block
+        if whole:
+            _remember(key, made, limit)
 
     def forget(self, user_id: str) -> bool:
         """Erase a user's embeddings of every model; whether there were any.
@@ -81,48 +124,141 @@ class EmbeddingCache:
         """
         with _memo_lock:
             for key in [key for key in _memo if key[0] == str(self.folder)]:
-                if any(user == user_id for user, _ in key[2]):
+                if any(user_id in block.users for block in _memo[key]):
                     del _memo[key]
         return self._file.forget(user_id)
 
-    def _rows_by_user(self, content: Content, embed: Embed) -> dict[str, F32]:
-        """user -> rows, all of one width; users without text or whose text fails are left out."""
-        wanted = {user: texts_hash(texts) for user, texts in content if texts}
-        found = self._read(wanted)
-        usable = True
-        missing = [i for i, (user, texts) in enumerate(content) if texts and user not in found]
-        for batch in _batches(content, missing):
-            fresh = _embed_users(content, batch, embed)
-            found |= fresh
-            usable = usable and self._write(fresh, wanted)
-        if len({rows.shape[1] for rows in found.values()}) > 1:
-            width = _width(embed)
-            wrong = [
-                i
-                for i, (user, _) in enumerate(content)
-                if user in found and found[user].shape[1] != width
-            ]
-            NODE_LOG.warning("%d users had cached rows of another width", len(wrong))
-            fresh = _embed_users(content, wrong, embed)
-            found = {u: r for u, r in (found | fresh).items() if r.shape[1] == width}
-            self._write({u: r for u, r in fresh.items() if u in found}, wanted)
-        return found
 
-    def _read(self, wanted: Mapping[str, bytes]) -> dict[str, F32]:
+class _Content:
+    """A node's whole content: its users' ids and, of their texts, hashes and numbers. PRIVATE.
+
+    names: in their order. hashes: by user, empty for a user without text. counts: (users,).
+    """
+
+    def __init__(self, users: Users) -> None:
+        self.users = users
+        self.hashes: dict[str, bytes] = {}
+        counts = array("q")
+        for user, texts in users.items():
+            self.hashes[user] = texts_hash(texts) if texts else b""
+            counts.append(len(texts))
+        self.names = list(self.hashes)
+        self.counts = np.frombuffer(counts, dtype=np.int64)
+
+    def digest(self) -> bytes:
+        """Of users, their order and their texts."""
+        digest = hashlib.sha256()
+        for user, texts in self.hashes.items():
+            name = user.encode("utf-8", "surrogatepass")
+            digest.update(b"%d %d " % (len(name), len(texts)) + name + texts)
+        return digest.digest()
+
+
+class _Reading:
+    """One pass over a node's users: what is kept of their rows, and what is embedded anew."""
+
+    def __init__(self, file: VectorFile, content: _Content, embed: Embed) -> None:
+        self._file, self._content, self._embed = file, content, embed
+        self._writes = True
+        self._fresh: dict[str, F32] = {}  # of the first users without kept rows
+        self._tried: set[int] = set()  # their numbers
+        self._width = 0  # of everybody's rows, as soon as it is known
+
+    def blocks(self, most: int) -> Iterator[Block]:
+        """Blocks of about `most` bytes of rows, of one user at least."""
+        self._begin()
+        names, ends = self._content.names, np.cumsum(self._content.counts)
+        first = done = 0  # users and texts
+        while first < len(names):
+            end = len(names)
+            if most < sys.maxsize:
+                texts = most // (4 * self._width) if self._width else BATCH
+                end = max(first + 1, int(np.searchsorted(ends, done + texts, side="right")))
+            found = self._rows(range(first, end))
+            parts = [found[user] for user in names[first:end] if user in found]
+            width = self._width or _width(self._embed)
+            rows = np.concatenate(parts or [np.empty((0, width), dtype=np.float32)])
+            counts = [len(found[user]) if user in found else 0 for user in names[first:end]]
+            owner = np.repeat(np.arange(end - first, dtype=np.int32), counts)
+            del found, parts
+            rows.flags.writeable = owner.flags.writeable = False
+            yield Block(first, names[first:end], rows, owner)
+            first, done = end, int(ends[end - 1])
+
+    def _begin(self) -> None:
+        """Erase what is stale, and find the width of everybody's rows before a block is out."""
+        kept, widths = set[str](), set[int]()
         try:
-            self._file.keep_only(wanted)
-            return self._file.read(wanted)
+            kept, widths = self._file.keep_only(self._content.hashes)
         except Exception as error:
             self._explain("read", error)
-            return {}
+        names, counts = self._content.names, self._content.counts
+        missing = (i for i, name in enumerate(names) if counts[i] and name not in kept)
+        for batch in islice(self._batches(missing), 1):
+            self._fresh = self._embedded(batch)
+            self._tried = set(batch)
+            widths |= {rows.shape[1] for rows in self._fresh.values()}
+        if len(widths) > 1:
+            self._width = _width(self._embed)
+            NODE_LOG.warning("users had cached rows of another width than %d", self._width)
+        elif widths:
+            (self._width,) = widths
 
-    def _write(self, fresh: Mapping[str, F32], wanted: Mapping[str, bytes]) -> bool:
+    def _rows(self, numbers: range) -> dict[str, F32]:
+        """user -> rows, all of one width; users without text or whose text fails are left out."""
+        names, counts, hashes = self._content.names, self._content.counts, self._content.hashes
+        own = [names[i] for i in numbers if counts[i]]
+        found = {user: self._fresh.pop(user) for user in own if user in self._fresh}
         try:
-            self._file.write(fresh, wanted)
+            found |= self._file.read({user: hashes[user] for user in own if user not in found})
         except Exception as error:
-            self._explain("written", error)
-            return False
-        return True
+            self._explain("read", error)
+        found = self._of_width(found)
+        missing = (
+            i for i in numbers if counts[i] and i not in self._tried and names[i] not in found
+        )
+        for batch in self._batches(list(missing)):
+            found |= self._of_width(self._embedded(batch))
+        return found
+
+    def _of_width(self, found: dict[str, F32]) -> dict[str, F32]:
+        """Those of the width of all; where it was not known, of the first."""
+        if found and not self._width:
+            self._width = next(iter(found.values())).shape[1]
+        return {user: rows for user, rows in found.items() if rows.shape[1] == self._width}
+
+    def _embedded(self, numbers: Iterable[int]) -> dict[str, F32]:
+        """user -> rows, each embedded alone, and written down; those who fail are out."""
+        fresh: dict[str, F32] = {}
+        for number in numbers:
+            user = self._content.names[number]
+            try:
+                rows = _one_user(number, self._content.users[user], self._embed)
+            except NO_EMBEDDER as error:
+                NODE_LOG.warning("no embedder (%s): only kept rows count", type(error).__name__)
+                break
+            if rows is not None:
+                fresh[user] = rows
+        if self._writes:
+            try:
+                self._file.write(fresh, self._content.hashes)
+            except Exception as error:
+                self._writes = False
+                self._explain("written", error)
+        return fresh
+
+    def _batches(self, numbers: Iterable[int]) -> Iterator[list[int]]:
+        """Users in runs of about BATCH texts."""
+        batch: list[int] = []
+        size = 0
+        for number in numbers:
+            batch.append(number)
+            size += self._content.counts[number]
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
 
     def _explain(self, verb: str, error: Exception) -> None:
         NODE_LOG.warning(
@@ -162,35 +298,8 @@ def cached_embeddings(folder: Path, fingerprint: str, texts: Sequence[str], embe
 def texts_hash(texts: Sequence[str]) -> bytes:
     """sha256 of texts in order; their lengths are hashed too, so that borders count."""
     encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
-    digest = hashlib.sha256(np.asarray([len(part) for part in encoded], dtype="<i8").tobytes())
-    digest.update(b"".join(encoded))
-    return digest.digest()
-
-
-def _joined(content: Content, found: Mapping[str, F32], embed: Embed) -> tuple[F32, I32]:
-    """Rows of all users below each other, and each row's user index; both read-only."""
-    blocks = [found[user] for user, _ in content if user in found]
-    # When nobody has rows, any text tells the width, so that callers need no branch.
-    rows = np.concatenate(blocks or [np.empty((0, _width(embed)), dtype=np.float32)])
-    counts = [len(found[user]) if user in found else 0 for user, _ in content]
-    owner = np.repeat(np.arange(len(content), dtype=np.int32), counts)
-    rows.flags.writeable = owner.flags.writeable = False
-    return rows, owner
-
-
-def _embed_users(content: Content, positions: Sequence[int], embed: Embed) -> dict[str, F32]:
-    """user -> rows for the users at `positions`, each embedded alone; those who fail are out."""
-    fresh: dict[str, F32] = {}
-    for position in positions:
-        user, texts = content[position]
-        try:
-            rows = _one_user(position, texts, embed)
-        except NO_EMBEDDER as error:
-            NODE_LOG.warning("no embedder (%s): only kept rows count", type(error).__name__)
-            break
-        if rows is not None:
-            fresh[user] = rows
-    return fresh
+    lengths = struct.pack(f"<{len(encoded)}q", *map(len, encoded))
+    return hashlib.sha256(lengths + b"".join(encoded)).digest()
 
 
 def _one_user(position: int, texts: Sequence[str], embed: Embed) -> F32 | None:
@@ -216,20 +325,6 @@ def _width(embed: Embed) -> int:
     return 0
 
 
-def _batches(content: Content, positions: Sequence[int]) -> Iterator[list[int]]:
-    """Positions in runs of about BATCH texts."""
-    batch: list[int] = []
-    size = 0
-    for position in positions:
-        batch.append(position)
-        size += len(content[position][1])
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
 def _checked(rows: npt.NDArray[np.floating], count: int) -> F32:
     rows = np.ascontiguousarray(rows, dtype=np.float32)
     if rows.ndim != 2 or rows.shape[0] != count or rows.shape[1] == 0:
@@ -237,12 +332,16 @@ def _checked(rows: npt.NDArray[np.floating], count: int) -> F32:
     return rows
 
 
-def _remember(key: tuple[str, str, Content], result: tuple[F32, I32]) -> None:
+def _remember(key: _Key, blocks: list[Block], limit: int) -> None:
+    """Keep blocks, and of others' what `limit` bytes then have room for, the latest first."""
     with _memo_lock:
-        _memo[key] = result
-        while len(_memo) > 1 and sum(rows.nbytes for rows, _ in _memo.values()) > MEMO_BYTES:
-            _memo.popitem(last=False)
+        _memo[key] = blocks
+        size = sum(block.rows.nbytes for kept in _memo.values() for block in kept)
+        while size > limit and len(_memo) > 1:
+            _, gone = _memo.popitem(last=False)
+            size -= sum(block.rows.nbytes for block in gone)
 
 
-_memo: OrderedDict[tuple[str, str, Content], tuple[F32, I32]] = OrderedDict()
+_Key = tuple[str, str, int, bytes]  # folder, fingerprint, bytes of a block, digest of the content
+_memo: OrderedDict[_Key, list[Block]] = OrderedDict()
 _memo_lock = threading.Lock()

@@ -71,6 +71,21 @@ def keep_first(sides: Sequence[Sequence[str]], gram: int = GRAM) -> list[list[in
     return kept
 
 
+def keep_own(texts: Sequence[str], gram: int = GRAM) -> list[int]:
+    """`keep_first` of one user's few texts, without hashes: exact, and in a third of the time."""
+    kept: list[int] = []
+    taken: set[tuple[str, ...]] = set()
+    for i, text in enumerate(texts):
+        words = tuple(normalised_words(text))
+        if not words:
+            continue
+        own = {words[k : k + gram] for k in range(max(1, len(words) - gram + 1))}
+        if taken.isdisjoint(own):
+            taken |= own
+            kept.append(i)
+    return kept
+
+
 def _gram_hashes(texts: Sequence[str], gram: int) -> tuple[U64, I64]:
     """64-bit hashes of every text's word n-grams, flat, and where each text's begin (n + 1,).
 
@@ -96,12 +111,12 @@ def _gram_hashes(texts: Sequence[str], gram: int) -> tuple[U64, I64]:
     where = np.repeat(first - start[:-1], counts) + np.arange(total)
     grams = np.zeros(total, dtype=np.uint64)
     grams[long] = rolling[where[long]]
-    for i in np.flatnonzero((lengths > 0) & (lengths < gram)).tolist():
-        value = np.uint64(lengths[i])  # its length tells a short text from the same prefix
-        with np.errstate(over="ignore"):
-            for code in codes[first[i] : first[i] + lengths[i]]:
-                value = value * _BASE + code
-        grams[start[i]] = value
+    for length in range(1, gram):
+        own = np.flatnonzero(lengths == length)
+        value = np.full(len(own), length, dtype=np.uint64)  # tells it from the same prefix
+        for k in range(length):
+            value = value * _BASE + codes[first[own] + k]
+        grams[start[own]] = value
     return grams, start
 
 

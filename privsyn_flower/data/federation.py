@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,16 +24,17 @@ from privsyn_flower.files import (
 
 from .partition import Split, split
 from .reading import text_file
-from .sources import Group, identity, load_source
+from .shards import Shard, read_users, write_users
+from .sources import identity, load_source
 from .tables import damaged, read_table, write_table
-from .users import LabelledText, Sample, Tell, texts_of
+from .users import Sample, Tell, texts_of
 
 LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
 
 TABLES = ("private", "test", "development", "public", "public_validation")
 SKIPPED = "skipped.txt"  # what was left out of private rows, PRIVATE
 
-Users = dict[str, list[str]]
+Users = Mapping[str, list[str]]
 
 
 def prepare(
@@ -57,10 +59,11 @@ def prepare(
 
     def fill(folder: Path) -> None:
         skipped: list[str] = []
-        source = load_source(config, cache, note, skipped.append)
-        across = config.near_duplicates == "remove"
-        note("removing near duplicates and splitting users" if across else "splitting users")
-        _write(folder, split(source, config), config, source.origin)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="rows.") as name:
+            source = load_source(config, cache, note, skipped.append, scratch=Path(name))
+            across = config.near_duplicates == "remove"
+            note("removing near duplicates and splitting users" if across else "splitting users")
+            _write(folder, split(source, config), config, source.origin)
         (folder / SKIPPED).write_text("".join(f"{line}\n" for line in skipped), "utf-8")
 
     if target.is_dir():
@@ -130,24 +133,24 @@ class Federation:
         return list(read_table(self.folder / "public_validation.arrow")["text"])
 
     def shard(self, partition: int, partitions: int) -> Users:
-        """user_id -> texts of the users that node `partition` hosts; labels with them. PRIVATE."""
+        """user_id -> texts of the users that node `partition` hosts; labels with them. PRIVATE.
+
+        Their ids are in memory, their texts are read when they are asked for.
+        """
         sizes = self._sizes(partition, partitions)
-        table = read_table(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
-        rows = zip(table["user"], table["texts"], table["labels"], strict=True)
-        # A simulated node reads its shard for every message: no `Sample` for each text.
-        return {user: _labelled(texts, labels) for user, texts, labels in rows}
+        return Shard(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
 
     def shard_samples(self, partition: int, partitions: int) -> dict[str, list[Sample]]:
         """As `shard`, with labels and dates. PRIVATE."""
         sizes = self._sizes(partition, partitions)
-        return _read_users(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
+        return read_users(self.folder / "private.arrow", sum(sizes[:partition]), sizes[partition])
 
     def held_out(self, which: Literal["test", "development"]) -> Users:
         """user_id -> texts of held-out users who have any; labels with them. PRIVATE, for the
         benchmark only."""
         if which not in ("test", "development"):
             raise DataError(f"held-out users {which!r} must be 'test' or 'development'")
-        users = _read_users(self.folder / f"{which}.arrow")
+        users = read_users(self.folder / f"{which}.arrow")
         return texts_of({user: own for user, own in users.items() if own})
 
     @functools.cached_property
@@ -200,9 +203,9 @@ def _prepared_key(config_json: str, *_stamps: tuple[str, int, int]) -> str:
 
 
 def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str]) -> None:
-    _write_users(folder / "private.arrow", parts.private)
-    _write_users(folder / "test.arrow", parts.test)
-    _write_users(folder / "development.arrow", parts.development)
+    users = write_users(folder / "private.arrow", parts.private)
+    write_users(folder / "test.arrow", parts.test)
+    write_users(folder / "development.arrow", parts.development)
     place = {where: i for i, where in enumerate(parts.pool)}
     rows = [
         (sample.text, sample.label, g, group.minority, place.get((g, s), -1))
@@ -215,7 +218,7 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
     write_table(folder / "public_validation.arrow", {"text": parts.validation}, rows_per_batch=4096)
     meta = {
         "layout": LAYOUT,
-        "users": len(parts.private),
+        "users": users,
         "public": {
             "corpus": len(rows),
             "general": sum(not minority for minority in columns["minority"]),
@@ -227,29 +230,3 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
         "config": config.model_dump(by_alias=True),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True), "utf-8")
-
-
-def _write_users(path: Path, users: Sequence[Group]) -> None:
-    columns: dict[str, list[Any]] = {
-        "user": [user.name for user in users],
-        "texts": [[sample.text for sample in user.samples] for user in users],
-        "labels": [[sample.label for sample in user.samples] for user in users],
-        "dates": [[sample.date for sample in user.samples] for user in users],
-    }
-    write_table(path, columns, rows_per_batch=256)
-
-
-def _labelled(texts: list[str], labels: list[str]) -> list[str]:
-    if not any(labels):
-        return texts
-    pairs = zip(texts, labels, strict=True)
-    return [LabelledText(text, label) if label else text for text, label in pairs]
-
-
-def _read_users(path: Path, start: int = 0, length: int | None = None) -> dict[str, list[Sample]]:
-    table = read_table(path, start, length)
-    rows = zip(table["user"], table["texts"], table["labels"], table["dates"], strict=True)
-    return {
-        user: [Sample(*values) for values in zip(texts, labels, dates, strict=True)]
-        for user, texts, labels, dates in rows
-    }

@@ -11,6 +11,7 @@ is dropped. A node attaches the file handler of its own log (`node.log`, mode 06
 from __future__ import annotations
 
 import logging
+from bisect import insort
 from dataclasses import dataclass, field
 
 NODE_LOG = logging.getLogger("privsyn_flower.node")
@@ -34,7 +35,8 @@ class Finding:
 
 @dataclass(slots=True)
 class Kind:
-    """Findings with one advice. problem: of the first. lines: the first FIRST lines."""
+    """Findings with one advice. problem: of the first. lines: the first FIRST in the file, which
+    is not always the order in which they are found."""
 
     problem: str
     advice: str
@@ -59,13 +61,14 @@ class Tally:
         """One more finding of its kind."""
         kind = self._kinds.setdefault(advice, Kind(problem, advice))
         kind.count += 1
-        if len(kind.lines) < FIRST:
-            kind.lines.append(line)
+        if len(kind.lines) < FIRST or line < kind.lines[-1]:
+            insort(kind.lines, line)
+            del kind.lines[FIRST:]
 
     @property
     def kinds(self) -> list[Kind]:
-        """The most frequent first."""
-        return sorted(self._kinds.values(), key=lambda kind: -kind.count)
+        """The most frequent first; of equally frequent ones, what is first in the file."""
+        return sorted(self._kinds.values(), key=lambda kind: (-kind.count, kind.lines[0]))
 
     @property
     def skipped(self) -> list[Kind]:

@@ -13,17 +13,21 @@ stay whole where the source has enough text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar, overload
 
+import numpy as np
+
+from privsyn_flower.arrays import I64
 from privsyn_flower.config import DataConfig
 from privsyn_flower.files import DataError
 from privsyn_flower.randomness import seeded
 
-from .dedup import NearDuplicates, keep_first
-from .sources import Group, Source
+from .dedup import NearDuplicates, keep_own
+from .sources import Source
+from .spool import Group
 from .users import Sample
 
 VALIDATION_PER_GROUP = 16  # texts of one public group in the validation set, for variety
@@ -31,12 +35,13 @@ VALIDATION_PER_GROUP = 16  # texts of one public group in the validation set, fo
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """test, development, private: PRIVATE users; public: groups of the training corpus;
-    validation: texts of other public groups; pool: (group, sample) indices into public."""
+    """test, development, private: PRIVATE users, `data.users` private ones, each read and filled
+    when it is asked for; public: groups of the training corpus; validation: texts of other public
+    groups; pool: (group, sample) indices into public."""
 
     test: list[Group]
     development: list[Group]
-    private: list[Group]
+    private: Iterable[Group]
     public: list[Group]
     validation: list[str]
     pool: list[tuple[int, int]]
@@ -49,13 +54,13 @@ def split(source: Source, config: DataConfig) -> Split:
             f"data.min-samples-per-user = {config.min_samples_per_user} exceeds "
             f"data.samples-per-user = {config.samples_per_user}: lower it"
         )
-    picker: _Picker
-    if config.near_duplicates == "remove":
-        picker = _Across([*source.private, *source.public])
-    else:
-        picker = _Alone(config.near_duplicates == "keep")
+    picker: _Picker = _Alone(config.near_duplicates == "keep")
+    users = source.private
+    if config.near_duplicates == "remove":  # for benchmarks: all text at once
+        users = list(users)
+        picker = _Across([*users, *source.public])
     sides = {"natural": _natural, "uniform": _uniform, "date": _dated}[config.partition]
-    test, development, private = sides(source.private, picker, config)
+    test, development, private = sides(users, picker, config)
     if config.near_duplicates == "own":
         picker = _Across(source.public)
     open_text = [picker.filter(group) for group in source.public]
@@ -79,7 +84,7 @@ class _Alone:
     def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
         own = group.samples
         if not self._keep:
-            own = tuple(own[i] for i in keep_first([[sample.text for sample in own]])[0])
+            own = tuple(own[i] for i in keep_own([sample.text for sample in own]))
         own = own[:most] if most else own
         return Group(group.name, own if len(own) >= least else (), group.minority)
 
@@ -121,20 +126,51 @@ def _least(config: DataConfig) -> int:
     return config.min_samples_per_user if chosen else 0
 
 
+T = TypeVar("T")
+
+
+class _When(Sequence[T], Generic[T]):
+    """make(number) of each of some numbers, made when it is asked for."""
+
+    def __init__(self, numbers: I64, make: Callable[[int], T]) -> None:
+        self._numbers, self._make = numbers, make
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        if isinstance(place, slice):
+            return _When(self._numbers[place], self._make)
+        return self._make(int(self._numbers[place]))
+
+
 def _natural(
     groups: Sequence[Group], picker: _Picker, config: DataConfig
-) -> tuple[list[Group], list[Group], list[Group]]:
+) -> tuple[list[Group], list[Group], Iterable[Group]]:
     """Whole groups (users, modules) on one side; modules may be cut into several users."""
     rng = seeded(config.seed, "natural partition")
-    waiting = iter([groups[i] for i in rng.permutation(len(groups))])
+    places = iter(rng.permutation(len(groups)))
+    waiting = (groups[i] for i in places)
     test, development = _held_out(waiting, picker, config)
-    eligible: list[Group] = []
-    for group in waiting:
-        eligible += [own for own in _parts(group, picker, config) if _enrolled(own, config)]
+    eligible: Sequence[Group]
+    if _sections_of(config) == 1 and not _least(config):  # everybody, whatever they hold
+        cap, rest = config.samples_per_user, np.fromiter(places, dtype=np.int64)
+        eligible = _When(rest, lambda i: picker.filter(groups[i], cap, 0))
+    else:
+        eligible = [
+            own
+            for group in waiting
+            for own in _parts(group, picker, config)
+            if _enrolled(own, config)
+        ]
     if len(eligible) < config.users:
         raise _too_few("users", config.users, len(eligible), config)
     chosen = rng.choice(len(eligible), size=config.users, replace=False)
-    return test, development, [eligible[i] for i in chosen]
+    return test, development, (eligible[i] for i in chosen)
 
 
 def _dated(
@@ -190,7 +226,7 @@ def _parts(group: Group, picker: _Picker, config: DataConfig) -> Iterator[Group]
     shift the next one's; after the removal across users, which fills each from what is left.
     """
     cap, least = config.samples_per_user, _least(config)
-    sections = config.sections_per_module if config.source == "docstrings" else 1
+    sections = _sections_of(config)
     if sections == 1:
         yield picker.filter(group, cap, least)
     elif config.near_duplicates == "remove":
@@ -199,6 +235,11 @@ def _parts(group: Group, picker: _Picker, config: DataConfig) -> Iterator[Group]
         first = Group(group.name, group.samples[: cap * sections])
         for part in _sections(first, cap):
             yield picker.filter(part, cap, least)
+
+
+def _sections_of(config: DataConfig) -> int:
+    """How many users a group may become."""
+    return config.sections_per_module if config.source == "docstrings" else 1
 
 
 def _sections(group: Group, cap: int) -> Iterable[Group]:
@@ -210,7 +251,7 @@ def _sections(group: Group, cap: int) -> Iterable[Group]:
 
 def _uniform(
     groups: Sequence[Group], picker: _Picker, config: DataConfig
-) -> tuple[list[Group], list[Group], list[Group]]:
+) -> tuple[list[Group], list[Group], Iterable[Group]]:
     """Rows dealt at random to users of `samples_per_user` (PrE-Text, appendix C).
 
     A row is dealt by its position, whatever it holds; one that is cut into several samples goes
@@ -220,24 +261,38 @@ def _uniform(
     counts = (config.held_out_users, config.development_users, config.users)
     size = config.samples_per_user
     wanted = sum(counts) * size
-    single = isinstance(picker, _Across) or config.source == "docstrings"  # samples are dealt
-    cards = [(g, i) for g in groups for i in (range(len(g.samples)) if single else (-1,))]
-    order = seeded(config.seed, "uniform partition").permutation(len(cards))
-    dealt: list[tuple[Sample, ...]] = []
-    for group, position in (cards[i] for i in order):
-        if len(dealt) == wanted:
-            break
-        if not isinstance(picker, _Across) or picker.take(group, position):
-            dealt.append(group.samples if position < 0 else (group.samples[position],))
+    rng = seeded(config.seed, "uniform partition")
+    dealt: Sequence[tuple[Sample, ...]]
+    if isinstance(picker, _Across) or config.source == "docstrings":
+        dealt = _samples_dealt(groups, picker, wanted, rng)
+    else:
+        order = rng.permutation(len(groups))[:wanted]
+        dealt = _When(order, lambda i: groups[i].samples)
     if len(dealt) < wanted:
         missing = max(0, len(dealt) // size - counts[0] - counts[1])
         raise _too_few("users", config.users, missing, config)
-    hands = iter([tuple(chain(*dealt[i : i + size])) for i in range(0, wanted, size)])
-    test, development, private = (
-        [_hand(Group(f"{name}-{i:06d}", next(hands)), picker, size) for i in range(count)]
-        for name, count in zip(("test", "development", "user"), counts, strict=True)
-    )
-    return test, development, private
+    hands = (tuple(chain(*dealt[i : i + size])) for i in range(0, wanted, size))
+
+    def users(name: str, count: int) -> Iterator[Group]:
+        """The next ones."""
+        return (_hand(Group(f"{name}-{i:06d}", next(hands)), picker, size) for i in range(count))
+
+    test, development = list(users("test", counts[0])), list(users("development", counts[1]))
+    return test, development, users("user", counts[2])
+
+
+def _samples_dealt(
+    groups: Sequence[Group], picker: _Picker, wanted: int, rng: np.random.Generator
+) -> list[tuple[Sample, ...]]:
+    """At most `wanted` samples at random, of those that may be taken."""
+    cards = [(group, i) for group in groups for i in range(len(group.samples))]
+    dealt: list[tuple[Sample, ...]] = []
+    for group, position in (cards[i] for i in rng.permutation(len(cards))):
+        if len(dealt) == wanted:
+            break
+        if not isinstance(picker, _Across) or picker.take(group, position):
+            dealt.append((group.samples[position],))
+    return dealt
 
 
 def _hand(dealt: Group, picker: _Picker, most: int) -> Group:

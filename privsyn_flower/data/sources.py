@@ -15,7 +15,8 @@ from privsyn_flower.files import DataError, file_digest
 from .docstrings import Module, canonical, chunk, find_package, scan_packages
 from .hub import hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
-from .users import Columns, Sample, Tell, collect, collect_rows
+from .spool import Group, stored_groups
+from .users import Columns, Rows, Sample, Tell, collect_rows, rows_of
 
 Progress = Callable[[str], None]
 
@@ -23,19 +24,11 @@ BLOCK = 8  # public texts of a file without users are grouped in rows of this ma
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Samples that belong together: a user's, or a public module's or author's."""
-
-    name: str
-    samples: tuple[Sample, ...]
-    minority: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
-    """private: candidates for users (PRIVATE); public: candidates for the public text."""
+    """private: candidates for users (PRIVATE), those of a file read from the disk one by one;
+    public: candidates for the public text."""
 
-    private: list[Group]
+    private: Sequence[Group]
     public: list[Group]
     origin: dict[str, str] = field(default_factory=dict)
 
@@ -50,11 +43,18 @@ def identity(config: DataConfig) -> dict[str, str]:
 
 
 def load_source(
-    config: DataConfig, cache: Path, progress: Progress, tell: Tell | None = None
+    config: DataConfig,
+    cache: Path,
+    progress: Progress,
+    tell: Tell | None = None,
+    *,
+    scratch: Path,
 ) -> Source:
     """Read every group the configuration names. Raises DataError for what cannot be read.
 
     progress: gets public notes. tell: what was skipped of private rows, for who reads them anyway.
+    scratch: an empty private folder for the users' text, which is read from there while the source
+    is in use.
     """
     if config.source == "docstrings":
         return _docstring_source(config, cache, progress)
@@ -65,7 +65,8 @@ def load_source(
     if config.partition == "uniform":  # the paper's partition knows no users
         columns = Columns("", *_without_user(columns))
     progress(f"reading {path}")
-    private = [Group(user, _cut(own, config)) for user, own in _read(path, columns, tell).items()]
+    rows, where = _rows(path, columns)
+    private = stored_groups(rows, columns, where, scratch, lambda own: _cut(own, config), tell)
     public = public_groups(config, progress) if public_path else []
     return Source(private, public, identity(config))
 
@@ -184,12 +185,19 @@ def _places(config: DataConfig) -> tuple[str, str]:
 
 
 def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sample]]:
+    rows, where = _rows(place, columns)
+    return collect_rows(rows, columns, 0, where, tell=tell)
+
+
+def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
+    """The rows of a place, and its name in what is said of them."""
     if not place.startswith("hub:"):
-        return collect(Path(place).expanduser(), columns, strict=True, tell=tell)
+        path = Path(place).expanduser()
+        return rows_of(path, columns), path.name
     data = load_hub(place)
     columns.require(hub_columns(data), place)
     named = list(columns.named().values())
-    return collect_rows(lambda _: hub_rows(place, data, named), columns, 0, place, tell=tell)
+    return lambda _: hub_rows(place, data, named), place
 
 
 def _columns_at(place: str) -> list[str]:

@@ -101,21 +101,21 @@ def survey(path: str | Path, columns: Columns) -> Survey:
     """Read the whole file. Raises OSError where that fails, DataError for an unknown format."""
     where, tally = Path(path), Tally()
     present = column_names(where)
-    gathered = examine(where, columns, tally.report)
+    users, rows = examine(where, columns, tally.report)
     kinds = tally.kinds
     whole = [kind for kind in kinds if 0 in kind.lines]
     if whole:  # a column that is missing is one finding, not one for each row
         kinds = whole
-    texts = [sample.text for own in gathered.users.values() for sample in own]
+    texts = [sample.text for own in users.values() for sample in own]
     return Survey(
         path=where,
         columns=columns,
         present=present,
-        rows=gathered.rows,
-        users=len(gathered.users),
-        without_text=sum(not own for own in gathered.users.values()),
+        rows=rows,
+        users=len(users),
+        without_text=sum(not own for own in users.values()),
         texts=len(texts),
-        texts_per_user=_range([len(own) for own in gathered.users.values()]),
+        texts_per_user=_range([len(own) for own in users.values()]),
         words=_range([len(text.split()) for text in texts]),
         characters=_range([len(text) for text in texts]),
         kinds=kinds,

@@ -12,14 +12,15 @@ import datetime
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from privsyn_flower.files import DataError
 
-from .findings import LONG, NODE_LOG, UNICODE, Finding, Kind, Tally
+from .findings import LONG, NODE_LOG, UNICODE, Finding, Tally
 from .reading import Report, Row, column_names, read_rows
 
 Tell = Callable[[str], None]  # the person at this machine, never a server
+Rows = Callable[[Report], Iterable[Row]]  # of a source, when they are asked for
 
 MAX_TEXT = 100_000  # characters kept of one text: more cannot matter to any model here
 
@@ -168,21 +169,23 @@ def check_file(
     return sorted(findings, key=lambda finding: finding.line)
 
 
-def examine(path: Path, columns: Columns, report: Report) -> Gathered:
-    """Read the whole file and report what is odd; whatever is wrong with it is reported, too."""
-    gathered = Gathered(columns, 0, report)
+def examine(path: Path, columns: Columns, report: Report) -> tuple[dict[str, list[Sample]], int]:
+    """The whole file's samples by user, and how many rows it has; reports what is odd, whatever is
+    wrong with it."""
+    held = Held(report)
+    gathered = Gathered(columns, report, held)
     try:
         gathered.add_all(_rows_of(path, columns, report), path.name)
     except DataError as error:
         advice = "rename it, or name the one that is meant (an empty user column: rows are users)"
         report(0, str(error), advice)
-        return gathered
-    for user, own in gathered.users.items():
+        return held.users, gathered.rows
+    for user, own in held.users.items():
         if not own:
-            report(gathered.first_line[user], "the user has no text", "leave the user out")
+            report(held.first_line[user], "the user has no text", "leave the user out")
     if not gathered.rows:
         report(0, "the file holds no rows", "check that it is the file you mean")
-    return gathered
+    return held.users, gathered.rows
 
 
 def collect(
@@ -199,11 +202,12 @@ def collect(
     there one user's row would decide whether anybody's text is read. tell: as `collect_rows` has.
     """
     where = Path(path)
+    return collect_rows(rows_of(where, columns), columns, cap, where.name, strict=strict, tell=tell)
 
-    def rows(report: Report) -> Iterable[Row]:
-        return _rows_of(where, columns, report)
 
-    return collect_rows(rows, columns, cap, where.name, strict=strict, tell=tell)
+def rows_of(path: Path, columns: Columns) -> Rows:
+    """The rows of a file, for `collect_rows`."""
+    return lambda report: _rows_of(path, columns, report)
 
 
 def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
@@ -213,7 +217,7 @@ def _rows_of(path: Path, columns: Columns, report: Report) -> Iterable[Row]:
 
 
 def collect_rows(
-    rows: Callable[[Report], Iterable[Row]],
+    rows: Rows,
     columns: Columns,
     cap: int,
     where: str,
@@ -228,42 +232,78 @@ def collect_rows(
     if cap < 0:
         raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")
     tally = Tally()
-    gathered = Gathered(columns, cap, tally.report)
+    held = Held(tally.report, cap)
+    gathered = Gathered(columns, tally.report, held)
     gathered.add_all(rows(tally.report), where, strict)
+    empty = sum(not own for own in held.users.values())
+    say_skipped(where, gathered.rows, gathered.kept + held.kept, empty, tally, tell)
+    return held.users
+
+
+def say_skipped(
+    where: str, rows: int, kept: int, empty: int, tally: Tally, tell: Tell | None = None
+) -> None:
+    """To the local log, and to whoever reads the rows anyway: what of `rows` is not read.
+
+    kept: rows that are. empty: users without text.
+    """
     for kind in tally.kinds:
         NODE_LOG.warning("%s: %s; %s", where, kind, kind.advice)
-    empty = sum(not own for own in gathered.users.values())
     if empty:
         NODE_LOG.warning("%s: %d users have no text", where, empty)
     if tell is not None and tally.skipped:
-        tell(said_of_skipped(where, gathered, tally.skipped))
-    return gathered.users
+        said = "; ".join(map(str, tally.skipped))
+        tell(f"{where}: skipped {rows - kept:,} of {rows:,} rows: {said}")
 
 
-def said_of_skipped(where: str, gathered: Gathered, kinds: Iterable[Kind]) -> str:
-    """file: skipped 4,321 of 9,475 rows: ..."""
-    skipped = f"{where}: skipped {gathered.skipped:,} of {gathered.rows:,} rows: "
-    return skipped + "; ".join(map(str, kinds))
+class Holder(Protocol):
+    """Where samples go as their rows come."""
+
+    def add(self, line: int, user: str, sample: Sample | None) -> None:
+        """A row of a user's, and its sample where it has one to keep."""
+
+
+@dataclass(slots=True)
+class Held:
+    """Samples by user (PRIVATE), in memory; cap: of one user's, 0: none.
+
+    kept: samples that a user has, or that are left out on purpose (the cap).
+    """
+
+    report: Report
+    cap: int = 0
+    users: dict[str, list[Sample]] = field(default_factory=dict)
+    first_line: dict[str, int] = field(default_factory=dict)
+    texts: dict[str, set[str]] = field(default_factory=dict)
+    kept: int = 0
+
+    def add(self, line: int, user: str, sample: Sample | None) -> None:
+        """As `Holder.add`: a text that its user has already is reported, and left out."""
+        # A user is one whatever the row holds: who is there must not depend on texts or dates.
+        own = self.users.setdefault(user, [])
+        self.first_line.setdefault(user, line)
+        if sample is None:
+            return
+        known = self.texts.setdefault(user, set())
+        if sample.text in known:
+            self.report(line, "the user has this very text already", "remove repetitions")
+            return
+        self.kept += 1
+        if not self.cap or len(own) < self.cap:
+            known.add(sample.text)
+            own.append(sample)
 
 
 @dataclass(slots=True)
 class Gathered:
-    """Samples by user (PRIVATE), as rows come. rows: all; kept: with a sample of theirs, or left
-    out on purpose (dates, the cap)."""
+    """Rows as they come, their samples handed to `holder`. rows: all; kept: left out on purpose
+    (dates), without what the holder keeps."""
 
     columns: Columns
-    cap: int
     report: Report
-    users: dict[str, list[Sample]] = field(default_factory=dict)
-    first_line: dict[str, int] = field(default_factory=dict)
-    texts: dict[str, set[str]] = field(default_factory=dict)
+    holder: Holder
     rows: int = 0
     kept: int = 0
-
-    @property
-    def skipped(self) -> int:
-        """Rows that are not read."""
-        return self.rows - self.kept
 
     def add_all(self, rows: Iterable[Row], where: str, strict: bool = True) -> None:
         """Add rows; DataError when a wanted column is in none of them (labels, dates: strict)."""
@@ -288,31 +328,30 @@ class Gathered:
             if row:  # else it could not be read at all, which was said
                 self.report(line, "the row has no user id", "give every row a user id")
             return
-        # A user is one whatever the row holds: who is there must not depend on texts or dates.
-        own = self.users.setdefault(user, [])
-        self.first_line.setdefault(user, line)
+        sample = None
+        try:
+            sample = self._sample(line, row)
+        finally:
+            self.holder.add(line, user, sample)
+
+    def _sample(self, line: int, row: Mapping[str, Any]) -> Sample | None:
+        """What the row has to keep."""
+        columns = self.columns
         if not row:
-            return
+            return None
         date = to_date(row.get(columns.date)) if columns.date else ""
         if columns.date and not date:
             self.report(line, "the date is missing or unreadable", "write dates as YYYY-MM-DD")
-            return
+            return None
         if (columns.date_from and date < columns.date_from) or (
             columns.date_to and date > columns.date_to
         ):
             self.kept += 1
-            return
+            return None
         text = self._text(line, row.get(columns.text))
-        known = self.texts.setdefault(user, set())
-        if text in known:
-            self.report(line, "the user has this very text already", "remove repetitions")
-        elif text and self.cap and len(own) >= self.cap:
-            self.kept += 1
-        elif text:
-            self.kept += 1
-            known.add(text)
-            label = to_name(row.get(columns.label)) if columns.label else ""
-            own.append(Sample(text, label, date))
+        if not text:
+            return None
+        return Sample(text, to_name(row.get(columns.label)) if columns.label else "", date)
 
     def _text(self, line: int, value: Any) -> str:
         if isinstance(value, bytes):

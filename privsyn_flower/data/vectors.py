@@ -69,16 +69,29 @@ class VectorFile:
                 "INSERT OR REPLACE INTO embeddings VALUES (?, ?, ?, ?, ?, ?)", values
             )
 
-    def keep_only(self, wanted: Mapping[str, bytes]) -> None:
-        """Erase, for every model, the rows of text that no user has any longer."""
+    def keep_only(self, wanted: Mapping[str, bytes]) -> tuple[set[str], set[int]]:
+        """Erase, for every model, the rows of text that no user has any longer.
+
+        Returns whose rows are kept under this model, and of which widths; they may be damaged.
+        """
+        users, widths = set[str](), set[int]()
         with self._open() as database:
-            kept = database.execute("SELECT DISTINCT user, texts FROM embeddings").fetchall()
-            stale = [(user, texts) for user, texts in kept if wanted.get(user) != texts]
+            # Neither reads the vectors, of which SQLite knows the length without them.
+            query = "SELECT user, texts, model, rows, length(vectors) FROM embeddings"
+            stale = set()
+            for user, texts, model, rows, length in database.execute(query):
+                if wanted.get(user) != texts:
+                    stale.add((user, texts))
+                elif model == self.model:
+                    users.add(user)
+                    if isinstance(rows, int) and rows > 0 and isinstance(length, int):
+                        widths.add(length // (4 * rows))
             if stale:
                 with database:
                     database.executemany(
                         "DELETE FROM embeddings WHERE user = ? AND texts = ?", stale
                     )
+        return users, widths
 
     def forget(self, user: str) -> bool:
         """Erase a user's rows of every model; whether there were any."""

@@ -95,7 +95,7 @@ def test_forget_leaves_no_trace_on_disk_or_in_memory(tmp_path: Path) -> None:
     assert trace in (tmp_path / "embeddings.sqlite").read_bytes()
     assert cache.forget("c")
     assert not any(trace in path.read_bytes() for path in tmp_path.iterdir())
-    assert not [key for key in caches._memo if "c" in dict(key[2])]
+    assert not [kept for kept in caches._memo.values() for block in kept if "c" in block.users]
     assert not cache.forget("c")
     embedder.asked.clear()
     cache.get(read_only_c, embedder)
@@ -135,10 +135,12 @@ def test_a_repeat_in_one_process_returns_the_same_read_only_arrays(tmp_path: Pat
     assert changed is not first
 
 
-def test_the_memo_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "MEMO_BYTES", 200)
+def test_the_memo_is_bounded(tmp_path: Path) -> None:
     for i in range(5):
-        EmbeddingCache(tmp_path, "m").get({"a": [f"text {i}", f"more {i}"]}, Embedder())
+        cache = EmbeddingCache(tmp_path, "m", memory=400)
+        cache.get({"a": [f"text {i}", f"more {i}"]}, Embedder())
+    assert len(caches._memo) == 1
+    cache.get({"a": ["text", "more", "too", "many"]}, Embedder())  # 256 bytes of at most 200
     assert len(caches._memo) == 1
 
 

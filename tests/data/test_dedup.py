@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.data.dedup import NearDuplicates, keep_first, normalised_words
+from privsyn_flower.data.dedup import NearDuplicates, keep_first, keep_own, normalised_words
 
 
 def words(start: int, count: int) -> str:
@@ -79,7 +79,7 @@ def test_no_text_at_all() -> None:
 )
 def test_agrees_with_the_plain_rule(texts: list[str], gram: int) -> None:
     (kept,) = keep_first([texts], gram)
-    assert kept == plain(texts, gram)
+    assert kept == keep_own(texts, gram) == plain(texts, gram)
 
 
 @pytest.mark.slow

@@ -301,7 +301,7 @@ def test_files_keep_users_and_follow_the_bytes(tmp_path: Path) -> None:
     public = write_users(tmp_path / "open.jsonl", 40)
     config = files_config(private, public_path=str(public), public_pool=50, public_validation=10)
     federation = Federation(prepare(config, tmp_path))
-    users = federation.shard(0, 1)
+    users = dict(federation.shard(0, 1))
     everyone = {*users, *federation.held_out("test"), *federation.held_out("development")}
     assert len(everyone) == 28
     assert users.pop("silent", []) == []  # a member all the same, if it is one

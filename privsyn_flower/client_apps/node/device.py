@@ -32,12 +32,14 @@ NODE_KEYS = {
     "label-column",
     "samples-per-user",
     "weight",
+    "memory",
     "cache",
     "embedder",
     "downstream",
     "device",
     "policy",
 }
+MEGABYTES = 1024  # of `memory`, if a device's owner says nothing
 SIMULATED_KEYS = {"partition-id", "num-partitions"}  # all that Flower's simulation gives a node
 
 
@@ -49,7 +51,8 @@ class Node:
     simulation, where one machine plays all parties. downstream: finds the folder of the language
     model whose changes may be evaluated; None: this node has none. central: the only node of a
     simulation whose server is trusted with it: nobody is there whom its time could tell anything.
-    failures: of the users' data, in the answer that is being made.
+    memory: bytes of embeddings that it may hold at once, more or less. failures: of the users'
+    data, in the answer that is being made.
     """
 
     facts: Hello
@@ -62,6 +65,7 @@ class Node:
     downstream: Callable[[], Path | None] = lambda: None
     central: bool = False
     failures: Failures = field(default_factory=Failures)
+    memory: int = MEGABYTES << 20
 
     @property
     def records(self) -> NodeRecords:
@@ -190,6 +194,9 @@ def _deployed(context: Context) -> Node:
         raise WireError(Refusal.SETUP, f"node-config weight = {weight!r} must be at least 1")
     if not isinstance(cap, int) or isinstance(cap, bool) or cap < 0:
         raise WireError(Refusal.SETUP, f"node-config samples-per-user = {cap!r} must be >= 0")
+    memory = config.get("memory", MEGABYTES)
+    if not isinstance(memory, int) or isinstance(memory, bool) or memory < 1:
+        raise WireError(Refusal.SETUP, f"node-config memory = {memory!r} (MB) must be at least 1")
     try:
         named = str(config.get("policy", ""))
         policy = load_policy(Path(named).expanduser() if named else None)
@@ -219,6 +226,7 @@ def _deployed(context: Context) -> Node:
         noise_seed=None,
         load=load,
         downstream=lambda: _model_folder(base) if base else None,
+        memory=memory << 20,
     )
 
 
@@ -237,6 +245,7 @@ def _simulated(context: Context) -> Node:
         load=shard.load,
         downstream=shard.downstream,
         central=shard.central,
+        memory=shard.config.node_memory << 20,
     )
 
 

@@ -1,0 +1,168 @@
+"""The rows of any number of users, made into groups in bounded memory. PRIVATE, on disk meanwhile.
+
+Rows of one user may lie anywhere in a source. They are written to PARTS files by a hash of the
+user's id, and each file, which holds all rows of its users in their order, is read back as a
+whole: what a user holds is found from that user's rows alone. The groups go to one more file. In
+memory stay a part at a time, and 16 bytes a group, its place in that file and in the source.
+
+The files lie in the folder that `prepare` fills, which only its owner may read, and go with it
+when that fails. This process alone reads what it wrote there.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, overload
+
+import numpy as np
+
+from privsyn_flower.arrays import I64
+
+from .findings import Tally
+from .reading import Report
+from .users import Columns, Gathered, Held, Rows, Sample, Tell, say_skipped
+
+PARTS = 128  # files of rows; one of them is in memory at a time
+ROWS = 256  # of a part, written together
+
+# Which row of the source (from 1), its line, its user; and its text, label and date, if it has one.
+_Entry = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Samples that belong together: a user's, or a public module's or author's."""
+
+    name: str
+    samples: tuple[Sample, ...]
+    minority: bool = False
+
+
+class Spool:
+    """Rows by parts (`users.Holder`); few rows never touch the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._rows: list[list[_Entry]] = [[] for _ in range(PARTS)]
+        self._files: dict[int, IO[bytes]] = {}
+        self._count = 0
+
+    def add(self, line: int, user: str, sample: Sample | None) -> None:
+        """As `Holder.add`."""
+        self._count += 1
+        part = hash(user) % PARTS
+        own = () if sample is None else (sample.text, sample.label, sample.date)
+        rows = self._rows[part]
+        rows.append((self._count, line, user, *own))
+        if len(rows) == ROWS:
+            self._flush(part)
+
+    def parts(self, report: Report) -> Iterator[tuple[dict[str, list[Sample]], list[int], int]]:
+        """Of each part: its users' samples, the row that each user begins in (in the same order),
+        and how many rows were kept. Once."""
+        for part in range(PARTS):
+            held = Held(report)
+            first: list[int] = []
+            for number, line, user, *own in self._entries(part):
+                if user not in held.users:
+                    first.append(number)
+                held.add(line, user, Sample(*own) if own else None)
+            yield held.users, first, held.kept
+
+    def close(self) -> None:
+        """Give up the files."""
+        for file in self._files.values():
+            file.close()
+
+    def _flush(self, part: int) -> None:
+        file = self._files.get(part)
+        if file is None:
+            file = self._files[part] = (self._folder / f"rows-{part}").open("w+b")
+        marshal.dump(self._rows[part], file)
+        self._rows[part] = []
+
+    def _entries(self, part: int) -> Iterator[_Entry]:
+        file = self._files.pop(part, None)
+        if file is not None:
+            with file:
+                end = file.tell()
+                file.seek(0)
+                while file.tell() < end:
+                    yield from marshal.load(file)
+            (self._folder / f"rows-{part}").unlink()
+        yield from self._rows[part]
+        self._rows[part] = []
+
+
+class StoredGroups(Sequence[Group]):
+    """Groups in a file, in the order of the source, each read when it is asked for. PRIVATE."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w+b")
+        self._ends = array("q", [0])
+        self._first = array("q")
+        self._order: I64 = np.zeros(0, dtype=np.int64)
+
+    def append(self, group: Group, first: int) -> None:
+        """Add a group that begins in row `first` of the source; `sort` must follow the last."""
+        values = [(sample.text, sample.label, sample.date) for sample in group.samples]
+        data = marshal.dumps((group.name, values))
+        self._file.write(data)
+        self._ends.append(self._ends[-1] + len(data))
+        self._first.append(first)
+
+    def sort(self) -> None:
+        """Put the groups into the order in which they begin."""
+        self._file.flush()
+        self._order = np.argsort(np.frombuffer(self._first, dtype=np.int64))
+        self._first = array("q")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    @overload
+    def __getitem__(self, place: int) -> Group: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Group]: ...
+    def __getitem__(self, place: int | slice) -> Group | list[Group]:
+        if isinstance(place, slice):
+            return [self[i] for i in range(*place.indices(len(self)))]
+        number = int(self._order[place])
+        start, end = self._ends[number], self._ends[number + 1]
+        name, values = marshal.loads(os.pread(self._file.fileno(), end - start, start))
+        return Group(name, tuple(Sample(*value) for value in values))
+
+
+def stored_groups(
+    rows: Rows,
+    columns: Columns,
+    where: str,
+    folder: Path,
+    cut: Callable[[Sequence[Sample]], tuple[Sample, ...]],
+    tell: Tell | None,
+) -> StoredGroups:
+    """The rows of a source (PRIVATE) as groups, one for each user, in a file of `folder`.
+
+    As `users.collect_rows` reads them, `strict`, in memory that does not grow with their number but
+    for 16 bytes a user. cut: what becomes of one user's samples. Raises DataError as it does.
+    """
+    tally, spool = Tally(), Spool(folder)
+    try:
+        gathered = Gathered(columns, tally.report, spool)
+        gathered.add_all(rows(tally.report), where)
+        groups, kept, empty = StoredGroups(folder / "groups"), gathered.kept, 0
+        for users, first, read in spool.parts(tally.report):
+            for (user, own), number in zip(users.items(), first, strict=True):
+                groups.append(Group(user, cut(own)), number)
+                empty += not own
+            kept += read
+    finally:
+        spool.close()
+    groups.sort()
+    say_skipped(where, gathered.rows, kept, empty, tally, tell)
+    return groups
