@@ -58,7 +58,7 @@ def read_product(run: Path, *, model: bool = False, anyway: bool = False) -> Pro
     """
     folder = run.expanduser().absolute()
     if not (folder / "config.toml").is_file():
-        raise PublishError(f"{folder} is no run folder: it has no config.toml")
+        raise PublishError(f"{folder} is no run folder of this app: it has no config.toml")
     summary = read_summary(folder)
     if UNFINISHED in summary:
         raise PublishError(
