@@ -8,14 +8,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from privsyn_flower.cli.display import Display, product_lines, result_table
+from privsyn_flower.cli.endings import on_endings, stoppable
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -51,14 +49,11 @@ from privsyn_flower.server_apps.promised import baseline
 from privsyn_flower.strategies.engine.rounds import LOST
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
-ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
 RESTARTS = 3  # in a row, without a new release between them, of a cluster that loses machines
 CLOSING = 180.0  # seconds a ServerApp has after its summary: it writes the report page
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
-
-Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
 
 
 class NotReady(ConfigError):
@@ -301,30 +296,6 @@ def _prepare(config: RunConfig) -> None:
         prepare(config.data, cache_folder(config), tell, tell)
     except (DataError, OSError) as error:
         raise RunFailed(str(error)) from None
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """SIGTERM, and a terminal that is closed, end a run as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with on_endings(interrupt):
-        yield
-
-
-@contextmanager
-def on_endings(handler: Handler) -> Iterator[None]:
-    """Another handler of the signals that end a run; nohup's wish to outlive a terminal stays."""
-    before = {sign: signal.getsignal(sign) for sign in ENDINGS}
-    for sign, other in before.items():
-        signal.signal(sign, signal.SIG_IGN if other == signal.SIG_IGN else handler)
-    try:
-        yield
-    finally:
-        for sign, other in before.items():
-            signal.signal(sign, other)
 
 
 def _close(flower: LocalFlower) -> None:

@@ -13,7 +13,7 @@ from privsyn_flower.cli.compare.estimates import differences, lines_of
 from privsyn_flower.cli.compare.figures import draw
 from privsyn_flower.cli.compare.running import run_cells
 from privsyn_flower.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
-from privsyn_flower.cli.run import stoppable
+from privsyn_flower.cli.endings import stoppable
 from privsyn_flower.config import ConfigError, Scalar
 from privsyn_flower.config.grid import GridConfig, load_grid
 from privsyn_flower.files import locked, private_folder, write_atomic

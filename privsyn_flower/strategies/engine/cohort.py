@@ -21,7 +21,7 @@ from privsyn_flower.secagg import LEAST_NODES
 
 logger = logging.getLogger("privsyn_flower")
 
-GREETING_SECONDS = 30.0
+GREETING_SECONDS, GREETING_EACH = 30.0, 0.5  # for all, and for each: the SuperLink takes 0.1 s
 SETTLE_SECONDS = 3.0  # without a newcomer: nobody else is about to come
 
 
@@ -242,7 +242,8 @@ class Cohort:
         new = [node for node in strangers if now - self._tried.get(node, -math.inf) >= again]
         if new:
             # One silent node must not hold up the others for the whole node-timeout.
-            self._greet(new, min(GREETING_SECONDS, self.plan.node_timeout))
+            patience = GREETING_SECONDS + GREETING_EACH * len(new)
+            self._greet(new, min(patience, self.plan.node_timeout))
             if self._absent:
                 logger.warning("greeting: %s", tally(self._absent, len(here)))
         failed = [not why.code for why in self._absent.values()]
