@@ -289,28 +289,33 @@ def report(
     checklist: Annotated[
         bool, typer.Option("--checklist", help="What a report of differential privacy must say.")
     ] = False,
+    fact_sheet: Annotated[
+        bool, typer.Option("--fact-sheet", help="The guarantee by the points of NIST SP 800-226.")
+    ] = False,
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one page of the runs to this file instead.")
     ] = None,
 ) -> None:
     """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
 
-    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023). With --html,
-    a file that needs no network: of one run, finished or not, or of several compared; the last line
-    on stdout is the file.
+    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023); with
+    --fact-sheet, by the points of NIST SP 800-226. With --html, a file that needs no network: of
+    one run, finished or not, or of several compared; the last line on stdout is the file.
     """
     if html is not None:
         from privsyn_flower.cli.page import page_command
 
-        page_command(runs, html, checklist=checklist)
+        page_command(runs, html, others=checklist or fact_sheet)
         return
     from privsyn_flower.report.checklist import checklists
+    from privsyn_flower.report.fact_sheet import fact_sheets
     from privsyn_flower.report.summaries import ReportError, read_summary
     from privsyn_flower.report.tables import report as tables
 
     try:
         summaries = [read_summary(folder) for folder in runs]
-        typer.echo(checklists(summaries) if checklist else tables(summaries))
+        form = checklists if checklist else fact_sheets if fact_sheet else tables
+        typer.echo(form(summaries))
     except ReportError as error:
         raise fail(str(error)) from None
 

@@ -13,10 +13,12 @@ from privsyn_flower.report.page import write_page
 from privsyn_flower.report.summaries import ReportError
 
 
-def page_command(runs: Sequence[Path], file: Path, *, checklist: bool = False) -> None:
-    """Write the page and print where it is. Ends with 2 for what is no run."""
-    if checklist:
-        raise fail("--html and --checklist are two reports: name one of them")
+def page_command(runs: Sequence[Path], file: Path, *, others: bool = False) -> None:
+    """Write the page and print where it is. Ends with 2 for what is no run.
+
+    others: another form was asked for, too, which is refused."""
+    if others:
+        raise fail("--html is a report of its own: leave out --checklist and --fact-sheet")
     try:
         found = write_page(runs, file.expanduser().absolute())
     except ReportError as error:

@@ -24,6 +24,7 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_mu,
     mu_squared,
 )
+from privsyn_flower.privacy.accounting.curve import Curve, privacy_curve
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.correlated import Factorization, Participation
 from privsyn_flower.privacy.ledger.filters import Kind, Plan, sampled_plan
@@ -168,6 +169,11 @@ class Promise:
             return None
         events = _events(self.phases)
         return math.fsum(count * mu_squared(z) for (z, _), count in events.items()) / 2
+
+    @property
+    def curve(self) -> Curve:
+        """Every pair of epsilon and delta that all phases' noise gives together."""
+        return privacy_curve(_events(self.phases), self.delta)
 
     @property
     def releases(self) -> int:

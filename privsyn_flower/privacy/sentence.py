@@ -174,7 +174,7 @@ class PrivacyStatement:
 
     def sentence(self) -> str:
         """The whole statement in plain words, one paragraph."""
-        parts = [self._claim(), self._unit(), self._against(), self._noise(), self.not_covered()]
+        parts = [self._claim(), self._unit(), self.trust(), self._noise(), self.not_covered()]
         if self.chooses_text:
             parts.append(CHOSEN_TEXT)
         if self.simulated:
@@ -320,7 +320,8 @@ class PrivacyStatement:
             "configuration are public."
         )
 
-    def _against(self) -> str:
+    def trust(self) -> str:
+        """Against whom the claim holds, whom it trusts, and on what terms."""
         secure, terms = self.aggregation == "secure", assumed(self.colluding_weight, self.keys)
         readers = "everyone who sees the released sums or anything made from them"
         if "aggregator" not in self._sources:
@@ -366,19 +367,21 @@ class PrivacyStatement:
             "weight, on top of that."
         )
 
-    def not_covered(self) -> str:
-        """What the ledger counts, and what epsilon says nothing of."""
+    def scope(self) -> str:
+        """What the ledger counts."""
         if self.ledger_scope == "run":
-            scope = (
+            return (
                 "The ledger is this run's own: any other run on the same users, on a fresh ledger "
                 "too, adds its own epsilon."
             )
-        else:
-            scope = (
-                "The ledger spans the runs that declared this population; together they "
-                "never exceed the total it was created with, which is what holds for all of them, "
-                "and runs on other ledgers add to it."
-            )
+        return (
+            "The ledger spans the runs that declared this population; together they "
+            "never exceed the total it was created with, which is what holds for all of them, "
+            "and runs on other ledgers add to it."
+        )
+
+    def not_covered(self) -> str:
+        """What the ledger counts, and what epsilon says nothing of."""
         left_out = [
             f"settings tuned by looking at these users' {self.data}",
             "the time nodes take to answer, and whether they answer in time",
@@ -404,7 +407,7 @@ class PrivacyStatement:
                 "the files of the rival method, made of the users' true votes with noise that no "
                 "ledger counts, for this evaluation only"
             )
-        text = f"{scope} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
+        text = f"{self.scope()} Not covered: {', '.join(left_out[:-1])}, and {left_out[-1]}."
         if self.split == "private":
             text += (
                 " EPSILON DOES NOT COVER THE SPLIT: which users, samples and public texts there "

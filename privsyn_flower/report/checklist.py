@@ -7,16 +7,11 @@ C.3. What they say is of the run's own claim (`claim` in summary.json); its stat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.wording import CHOSEN_TEXT, KEYS, at_least, at_most, percent
-from privsyn_flower.report.summaries import ReportError
-
-Summary = Mapping[str, Any]
-
-ADDS = {"nodes": "the nodes'", "aggregator": "the aggregator's"}
+from privsyn_flower.report import claims
+from privsyn_flower.report.summaries import Summary
 
 
 def checklists(summaries: Sequence[Summary]) -> str:
@@ -27,206 +22,21 @@ def checklists(summaries: Sequence[Summary]) -> str:
 def checklist(summary: Summary) -> str:
     """One run's, as Markdown. Raises ReportError as `checklists`."""
     title = f"**Privacy checklist: method {summary['method']}, {summary.get('dataset', '')}**"
-    if "claim" not in summary:
-        raise ReportError(
-            f"the summary of method = {summary['method']!r} has no `claim`: an earlier version "
-            "wrote it; its statement is in privacy.md of the run folder"
-        )
-    if summary["claim"] is None:
+    claim = claims.claim_of(summary)
+    if claim is None:
         return f"{title}\n\nNo item applies, because no user was asked. {summary['privacy']}"
-    claim = claim_of(summary)
-    lines = [f"- **{item}** {' '.join(said)}" for item, said in _items(claim, summary)]
+    lines = [f"- **{item}** {' '.join(told)}" for item, told in _items(claim, summary)]
     return "\n".join([title, "", *lines])
-
-
-def claim_of(summary: Summary) -> PrivacyStatement:
-    """The statement that a summary holds. Raises ReportError for one that is damaged."""
-    fields = dict(summary["claim"])
-    fields["others"] = tuple(tuple(other) for other in fields.get("others", ()))
-    try:
-        return PrivacyStatement(**fields)
-    except (TypeError, ValueError) as error:
-        raise ReportError(f"`claim` of the summary is damaged: {error}") from None
 
 
 def _items(claim: PrivacyStatement, summary: Summary) -> Iterator[tuple[str, list[str]]]:
     """The items in their order, each with its sentences."""
-    yield "1 DP setting.", _setting(claim)
-    yield "2a Data accesses covered.", _covered(claim, summary)
-    yield "2b Final mechanism output.", _output(claim)
-    yield "2c Unit of privacy.", _unit(claim)
-    yield "2d Adjacency.", _adjacency(claim)
-    yield "3a Type of accounting.", _accounting(claim)
-    yield "3b Accounting assumptions.", _assumptions(claim)
-    yield "3c Formal statement.", _formal(claim)
-    yield "3d Transparency and verifiability.", _verifiable(claim, summary)
-
-
-def _setting(claim: PrivacyStatement) -> list[str]:
-    if claim.aggregation == "plain" or "aggregator" in _sources(claim):
-        kind = "Central: the server is trusted to run the mechanism."
-    else:
-        kind = "Distributed: the nodes add the noise, and the server learns sums alone."
-    said = [kind, f"{claim.threat_model[:1].upper()}{claim.threat_model[1:]}."]
-    if claim.simulated:
-        said.append("Simulated: one machine played all parties and saw everything.")
-    return said
-
-
-def _sources(claim: PrivacyStatement) -> set[str]:
-    """Who adds noise to some question."""
-    return {claim.noise_source, *(source for _, _, _, source, _ in claim.others)}
-
-
-def _covered(claim: PrivacyStatement, summary: Summary) -> list[str]:
-    releases = [f"{claim.rounds} rounds"] if claim.rounds else []
-    if claim.evaluations:
-        releases.append(f"{_count(claim.evaluations, 'evaluation')} of models on the nodes")
-    if claim.spare_rounds:
-        releases.insert(1, f"{claim.spare_rounds} spare")
-    releases += [f"{count} of {name!r}" for name, count, *_ in claim.others]
-    limits = (
-        "The nodes keep the limits of participation; one that does not weakens the claim for its "
-        "own users alone."
-    )
-    before = (
-        "Public text, and models made of it, were used beside the users' answers, without "
-        "protection."
-    )
-    said = [
-        f"All answers of all users in this one run: {', '.join(releases)}"
-        f"{_released(claim, summary)}.",
-        limits, claim.not_covered(), "Nor is a choice between runs covered.",
-    ]  # fmt: skip
-    if claim.aggregation == "secure":
-        said.append(f"{KEYS[claim.keys]}.")
-    return [*said, before]
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _released(claim: PrivacyStatement, summary: Summary) -> str:
-    """What of it there was; a run that asks one thing alone has no summary without its release."""
-    if not claim.rounds:
-        was = "was" if claim.evaluations == 1 else "were"
-        return f" ({_count(claim.evaluations, 'evaluation')} {was} released)"
-    if not summary.get("rounds_planned", claim.rounds):
-        return ""
-    return f" ({summary['rounds']} rounds were released)"
-
-
-def _unit(claim: PrivacyStatement) -> list[str]:
-    return [
-        f"The user: all {claim.data} of one user of one node, whatever they are and how many. A "
-        "person with two devices counts twice; people who are one user to their device's node are "
-        "protected together."
-    ]
-
-
-def _adjacency(claim: PrivacyStatement) -> list[str]:
-    who = "is enrolled" if claim.accountant == "pld" else "takes part"
-    return [
-        "Zero-out: whatever one user contributes, in all rounds, is replaced by zeros. Who "
-        f"{who}, how many they are and the configuration are public."
-    ]
-
-
-def _output(claim: PrivacyStatement) -> list[str]:
-    said = [
-        "All released sums, and so everything made of them: every intermediate model or text that "
-        "nodes or readers get, not only the last."
-    ]
-    return [*said, CHOSEN_TEXT] if claim.chooses_text else said
-
-
-def _accounting(claim: PrivacyStatement) -> list[str]:
-    if claim.accountant == "pld":
-        kind = "Privacy loss distributions (PLD) of the composed, sampled Gaussians."
-    else:
-        kind = "The exact privacy curve of the composed Gaussians (Balle and Wang 2018)."
-    if claim.rho_zcdp is None:
-        return [kind, "No rho-zCDP is claimed: mu^2 / 2 is of Gaussian noise without sampling."]
-    return [kind, "And rho-zCDP, rho = mu^2 / 2."]
-
-
-def _assumptions(claim: PrivacyStatement) -> list[str]:
-    said = ["A user's answer has at most the L2 bound of its question.", *_noise(claim)]
-    if claim.most_participations < claim.rounds:
-        also = ", and in every evaluation" if claim.evaluations else ""
-        said.append(
-            f"A user takes part in at most {claim.most_participations} rounds, "
-            f"{claim.min_separation} or more apart{also}, by the records that each node keeps."
-        )
-    else:
-        said.append("A user may take part in every release.")
-    if coins := [(name, rate) for name, rate in _rates(claim) if rate < 1]:
-        told = ", ".join(f"{rate:g} ({name})" for name, rate in coins)
-        said.append(
-            f"A secret coin of each user, of probability {told}, decides whether a release has the "
-            "user's answer; nothing holds against the user's own node."
-        )
-    if "nodes" in _sources(claim):
-        said.append(
-            f"At least {percent(claim.min_surviving_weight)} of the weight answers honestly, or "
-            f"the sum is not released; at most {percent(claim.colluding_weight)} colludes. The "
-            "nodes' noise is integers, which a part of delta pays for."
-        )
-    if "aggregator" in _sources(claim):
-        said.append("The server adds noise in floating-point arithmetic; no node can check it.")
-    return said
-
-
-def _noise(claim: PrivacyStatement) -> Iterator[str]:
-    """Of each kind of question: who adds it, and how much."""
-    way, source = ", independent in each release", ADDS[claim.noise_source]
-    if claim.correlated:
-        way = f" or what costs as much, correlated over the rounds ({claim.correlated})"
-        if claim.evaluations and claim.rounds:
-            way += ", and in each evaluation"
-    main = at_least(claim.noise_multiplier)
-    yield f"In {_main(claim)}, {source} noise is at least {main} times that bound{way}."
-    for name, count, multiplier, whose, _ in claim.others:
-        yield (
-            f"In {_count(count, 'release')} of {name!r}, {ADDS[whose]} noise is at least "
-            f"{at_least(multiplier)} times the bound."
-        )
-
-
-def _main(claim: PrivacyStatement) -> str:
-    """What the claim's own noise is of."""
-    if not claim.rounds:
-        return "the evaluations"
-    both = claim.evaluations and not claim.correlated
-    return "the rounds and evaluations" if both else "the rounds"
-
-
-def _rates(claim: PrivacyStatement) -> list[tuple[str, float]]:
-    """The kinds of questions, and how probable it is that a user is in a sum."""
-    own = (_main(claim), claim.sampling_rate)
-    return [own, *((repr(name), rate) for name, *_, rate in claim.others)]
-
-
-def _formal(claim: PrivacyStatement) -> list[str]:
-    said = []
-    if claim.simulation_seeded or claim.private_selection:
-        why = "the noise came from a seed" if claim.simulation_seeded else "see 2a"
-        said.append(f"NO PRIVACY IS CLAIMED ({why}); real noise without that would give:")
-    said.append(f"(epsilon = {at_most(claim.epsilon)}, delta = {claim.delta:g})-DP for each user.")
-    if claim.rho_zcdp is not None:
-        but = ", but for the part of delta that pays for integers"
-        integers = "nodes" in _sources(claim)
-        said.append(f"{at_most(claim.rho_zcdp)}-zCDP{but if integers else ''}.")
-    return said
-
-
-def _verifiable(claim: PrivacyStatement, summary: Summary) -> list[str]:
-    version = summary.get("version", "of a version that noted no number")
-    said = [
-        f"Open source: privsyn-flower {version}. `privsyn audit` measures the releases of a "
-        "configuration, and nodes refuse questions that their own policy does not allow."
-    ]
-    if "aggregator" in _sources(claim):
-        said.append("That the aggregator runs this code has to be trusted.")
-    return said
+    yield "1 DP setting.", claims.setting(claim)
+    yield "2a Data accesses covered.", claims.covered(claim, summary)
+    yield "2b Final mechanism output.", claims.output(claim)
+    yield "2c Unit of privacy.", claims.unit(claim)
+    yield "2d Adjacency.", claims.adjacency(claim)
+    yield "3a Type of accounting.", claims.accounting(claim)
+    yield "3b Accounting assumptions.", claims.assumptions(claim)
+    yield "3c Formal statement.", claims.formal(claim)
+    yield "3d Transparency and verifiability.", claims.verifiable(claim, summary)

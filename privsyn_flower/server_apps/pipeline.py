@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.report.registry import write_record
 from privsyn_flower.runs import UNFINISHED, RunFolder, write_json
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
@@ -38,15 +39,19 @@ class Pipeline(Run):
             samples, figures = method.result(strategy), method.figures(strategy)
             if self.asks:
                 figures = self._judged(method, figures)
-            path = self.folder.path / "summary.json"
             if self.config.benchmark:
                 # The result stands, whatever becomes of its benchmark.
                 due = {UNFINISHED: "benchmark"}
-                write_json(path, {**self.summary(done, samples), **figures, **due})
+                self._write({**self.summary(done, samples), **figures, **due})
                 figures = {**figures, "benchmark": self._benchmark(method, strategy)}
         finally:
             models.close()
-        write_json(path, {**self.summary(done, samples), **figures})
+        self._write({**self.summary(done, samples), **figures})
+
+    def _write(self, summary: Mapping[str, Any]) -> None:
+        """The run's summary, and the record that is made of it."""
+        write_record(self.folder.path, summary)
+        write_json(self.folder.path / "summary.json", summary)
 
     def _asked(self, method: Recipe[Any], strategy: Strategy) -> int:
         """The rounds, and what is asked before and after them, on the ledger; how many were

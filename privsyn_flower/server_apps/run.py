@@ -5,26 +5,24 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 from flwr.serverapp import Grid
 
-from privsyn_flower import __version__
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.work import Work
-from privsyn_flower.files import write_atomic
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS
-from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import PROGRESS, ProgressLog
+from privsyn_flower.report.claims import claimed
+from privsyn_flower.report.registry import write_statement
+from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
@@ -56,7 +54,7 @@ class Run:
         claim = baseline(config)
         self.asks = claim is None
         self.statement: Baseline | PrivacyStatement = claim or self.session.statement
-        write_atomic(folder.path / FILE, self.statement.page().encode())
+        write_statement(folder.path, self.statement, self.known())
         logger.info("privacy: %s", self.statement.sentence())
         if config.simulation_seeded_noise:
             logger.warning("simulation-seeded-noise = true: the noise is not private")
@@ -105,37 +103,33 @@ class Run:
         own = hashlib.sha256(str(self.folder.path.resolve()).encode()).hexdigest()[:24]
         return Work(cache_folder(self.config) / "benchmark" / f"work-{own}")
 
+    def known(self) -> dict[str, Any]:
+        """What a summary says that is known before anything is asked."""
+        data = self.config.data
+        source = data.private_packages if data.source == "docstrings" else data.path
+        return {
+            **code(),
+            "method": self.config.method,
+            "dataset": f"{data.source}:{source}" if source else data.source,
+            "users": data.users,
+            **claimed(self.statement),
+        }
+
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
         config, metrics = self.config, self.folder.exchanges()
-        data = config.data
-        source = data.private_packages if data.source == "docstrings" else data.path
         down = max((row["bytes_down_per_node"] for row in metrics), default=0)
         up = max((row["bytes_up_per_node"] for row in metrics), default=0)
         nodes = sum(row["nodes_answered"] for row in metrics)
         return {
-            "version": __version__,
-            "method": config.method,
-            "dataset": f"{data.source}:{source}" if source else data.source,
-            "users": data.users,
+            **self.known(),
             "rounds": done,
             "rounds_planned": config.rounds if self.has_rounds else 0,
             "ended_early": self.ended_early or None,
             "participations_per_user": min(done, self.statement.most_participations),
-            "unit": self.statement.unit,
-            "adjacency": self.statement.adjacency,
-            "threat_model": self.statement.threat_model,
-            # JSON has no infinity: null is that.
-            "epsilon": self.statement.epsilon if math.isfinite(self.statement.epsilon) else None,
-            "delta": self.statement.delta,
-            "accountant": self.statement.accountant,
-            "rho_zcdp": self.statement.rho_zcdp,
-            "noise_multiplier": self.statement.noise_multiplier,
+            "privacy_curve": self.session.promise.curve if self.asks else None,
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
-            "claim": asdict(self.statement) if self.asks else None,
-            "privacy": self.statement.sentence(),
-            "privacy_short": self.statement.short(),
             "synthetic_samples": samples,
             "bytes_up_per_user_round": up,
             "bytes_down_per_user_round": down,

@@ -15,8 +15,10 @@ import pytest
 
 from privsyn_flower.local.processes import started_under
 from privsyn_flower.privacy import Ledger
+from privsyn_flower.report.source import digest
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried
+from tests.report.records import deployment_of
 from tests.strangers import NOBODY, descendants, listeners
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
@@ -89,6 +91,11 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     page = (folder / "privacy.md").read_text(encoding="utf-8")
     assert summary["privacy"] in page and summary["privacy_short"] in page
     assert len(summary["privacy_short"].split()) <= 60
+    record = deployment_of(folder)
+    assert record["privacy_loss"]["privacy_parameters"] == {}  # its noise is from the seed
+    # Flower ran a copy of the app; the digest says of which files.
+    assert summary["code_sha256"] == digest() and summary["commit"] is None
+    assert digest() in record["implementation"]["mechanisms"]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in metrics] == list(range(1, 41))
     synthetic = [json.loads(line) for line in (folder / "synthetic.jsonl").read_text().splitlines()]

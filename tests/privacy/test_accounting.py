@@ -368,7 +368,7 @@ def test_a_failure_of_other_accountants_is_refused(
 ) -> None:
     from dp_accounting import pld, rdp
 
-    accounting._pld_epsilon.cache_clear()
+    accounting.pld_epsilon.cache_clear()
     monkeypatch.setattr(pld.PLDAccountant, "get_epsilon", lambda *_: value)
     with pytest.raises(accounting.AccountingError, match=r"by pld .* numerical failure"):
         epsilon(3.0, 5, DELTA, sampling_rate=0.1)

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_least
-from privsyn_flower.report.checklist import checklist, claim_of
+from privsyn_flower.report.checklist import checklist
+from privsyn_flower.report.claims import claim_of
 from privsyn_flower.report.summaries import ReportError
 from privsyn_flower.server_apps.promised import baseline, statement
 

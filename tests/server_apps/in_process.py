@@ -17,6 +17,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
 from tests.conftest import node_context, sentences
+from tests.report.records import deployment_of
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 TEXTS_PER_USER = 3
@@ -146,6 +147,8 @@ def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
     with folder.lock():
         Pipeline(config, grid, folder).run()
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
+    loss = deployment_of(path)["privacy_loss"]  # a valid record, whatever the method
+    assert loss["privacy_parameters"].get("epsilon") in (None, summary["epsilon"])
     return summary
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,8 @@ from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
+from privsyn_flower.report.fact_sheet import fact_sheets
+from privsyn_flower.report.guarantee import curve
 from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
@@ -118,6 +121,9 @@ def test_dp_fedavg_from_data_to_figures(
     )  # fmt: skip
     assert summary["noise_multiplier"] == calibrate(500.0, 4, gaussian_delta(config.delta))
     assert 0 < summary["epsilon_ledger"] < summary["epsilon"] <= 500.0
+    assert (summary["epsilon"], config.delta) in curve(summary)
+    assert summary["mu_gdp"] == pytest.approx(math.sqrt(2 * summary["rho_zcdp"]))
+    assert "(2 rounds were released)" in fact_sheets([summary])
     assert summary["accountant"] == "exact" and "honest-but-curious" in summary["threat_model"]
     assert "2 rounds and 1 spare and 1 evaluation of models on the nodes" in summary["privacy"]
     name = RunFolder(tmp_path / "run").load_value("run")

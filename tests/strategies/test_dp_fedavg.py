@@ -27,6 +27,7 @@ from privsyn_flower.strategies import DPFTRL, DPFedAvg, TrainingResult
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease
+from tests.report.records import deployment_of
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 DELTA = 1e-5
@@ -138,6 +139,9 @@ def test_the_statement_is_in_the_run_folder(tmp_path: Path, loopback: Any) -> No
         result = train(loopback(trainers()), tmp_path, num_rounds=1)
         page = (tmp_path / "privacy.md").read_text(encoding="utf-8")
         assert result.statement.simulated and page == result.statement.page()
+        form = deployment_of(tmp_path)
+        assert form["basic"]["data_product_type"] == "Machine learning model"
+        assert form["privacy_loss"]["number_of_privacy_units"] == 4
     with pytest.raises(ValueError, match="was begun with other values"):
         train(loopback(trainers()), tmp_path, num_rounds=1, users=5, nodes=4)
     assert (tmp_path / "privacy.md").read_text(encoding="utf-8") == page

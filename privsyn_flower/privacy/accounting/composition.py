@@ -166,7 +166,7 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
 
     def at(interval: float) -> float:
         # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
-        return _pld_epsilon(kinds, delta, max(interval, interval * unsampled / 50))
+        return pld_epsilon(kinds, delta, max(interval, interval * unsampled / 50))
 
     # All are upper bounds: sampling never costs privacy.
     found = min(at(interval), unsampled)
@@ -176,20 +176,26 @@ def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_I
 
 
 @functools.lru_cache(maxsize=256)  # seconds, and a run's plan, ledger and sentence ask the same
-def _pld_epsilon(
+def pld_epsilon(
     releases: tuple[tuple[tuple[float, float], int], ...], delta: float, interval: float
 ) -> float:
     """By privacy loss distributions: ((noise multiplier, sampling rate), how many) of each kind."""
-    adjacency = accountants("dp_accounting").NeighboringRelation.ADD_OR_REMOVE_ONE
-    accountant = accountants("dp_accounting.pld").PLDAccountant(adjacency, interval)
-    for (multiplier, rate), count in releases:
-        accountant.compose(sampled_event(multiplier, rate), count)
-    value = float(accountant.get_epsilon(delta))
+    value = float(_pld(releases, interval).get_epsilon(delta))
     if not value >= 0:
         raise AccountingError(
             f"epsilon = {value} by pld for {dict(releases)} at delta = {delta}: numerical failure"
         )
     return value
+
+
+@functools.lru_cache(maxsize=3)  # the intervals of one plan, which is asked at many deltas
+def _pld(releases: tuple[tuple[tuple[float, float], int], ...], interval: float) -> Any:
+    """The accountant of these releases, composed: it is only asked from here on."""
+    adjacency = accountants("dp_accounting").NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = accountants("dp_accounting.pld").PLDAccountant(adjacency, interval)
+    for (multiplier, rate), count in releases:
+        accountant.compose(sampled_event(multiplier, rate), count)
+    return accountant
 
 
 def calibrate(

@@ -19,15 +19,16 @@ from typing import Any, Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.config import ledger_folder
-from privsyn_flower.files import write_atomic
 from privsyn_flower.local.node_failures import show
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import Phase, Promise
-from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
+from privsyn_flower.report.claims import claimed
+from privsyn_flower.report.registry import write_statement
+from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
@@ -104,8 +105,9 @@ class Session:
             logger.warning("%s", doubt.text)
 
     def write_statement(self) -> None:
-        """The whole of it, as the run folder's privacy.md."""
-        write_atomic(self.folder.path / FILE, self.statement.page().encode())
+        """The whole of it, as the run folder's privacy.md and privacy.yaml."""
+        known = {**code(), "users": self.terms.users, **claimed(self.statement)}
+        write_statement(self.folder.path, self.statement, known)
 
     def plan(self, phase: Phase | None = None) -> RoundPlan:
         """The public numbers of a phase's rounds; of the main one when none is named."""

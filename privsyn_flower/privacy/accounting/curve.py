@@ -1,0 +1,87 @@
+"""The privacy curve of a run: every pair of epsilon and delta that its noise gives.
+
+One pair is what a run was calibrated for. The noise fixes them all, and no pair says what the curve
+does: the same epsilon and delta can belong to different curves.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from privsyn_flower.privacy.accounting.composition import (
+    FINAL_INTERVAL,
+    FINEST_INTERVAL,
+    SMALLEST_DELTA,
+    AccountingError,
+    Releases,
+    check_delta,
+    composed_epsilon,
+    gaussian_epsilon,
+    mu_squared,
+    pld_epsilon,
+)
+from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA
+
+PER_DECADE = 4
+DECADES_BELOW = 3  # of the run's own delta; the share for the integers is the end of the curve
+
+Curve = list[tuple[float, float]]
+Kinds = tuple[tuple[tuple[float, float], int], ...]  # ((noise multiplier, rate), how many)
+
+
+def privacy_curve(releases: Releases, delta: float) -> Curve:
+    """Pairs (epsilon, delta) that hold for these releases, with growing epsilon.
+
+    releases: as `composed_epsilon` has them. delta: the run's, whose pair is one of them. All of
+    them hold at once; each is an upper bound, exact where no rate is below 1. The share of the
+    run's delta that pays for integers is in every delta, as in the run's own. Raises as
+    `composed_epsilon` where the run's own pair does.
+    """
+    check_delta("delta", delta)
+    return list(_points(tuple(sorted(releases.items())), delta))
+
+
+@functools.lru_cache(maxsize=8)  # a summary is written twice, and users who toss coins take seconds
+def _points(kinds: Kinds, delta: float) -> tuple[tuple[float, float], ...]:
+    exact = functools.partial(composed_epsilon, dict(kinds))
+    own = exact(_gaussians(delta, 1.0))
+    if not 0 < own < math.inf:
+        return ()
+    at = _sampled(kinds, delta, own) if any(rate < 1.0 for (_, rate), _ in kinds) else None
+    points: Curve = []
+    for step in range(-DECADES_BELOW * PER_DECADE, 13 * PER_DECADE):
+        times = 10.0 ** (step / PER_DECADE)
+        gaussians = _gaussians(delta, times)
+        if gaussians >= 0.5:
+            break
+        if at is not None and gaussians < SMALLEST_DELTA and step:
+            continue  # there, coins count as nothing: a bound, but of another curve
+        try:
+            epsilon = own if step == 0 else at(gaussians) if at else exact(gaussians)
+        except AccountingError:
+            continue  # one pair less; a curve must not end a run
+        if 0 < epsilon < math.inf:
+            # What holds at a smaller delta holds here.
+            epsilon = min([epsilon, *(one for one, _ in points[-1:])])
+            points.append((epsilon, delta * SHARE_OF_DELTA + gaussians if step else delta))
+    return tuple(reversed(points))
+
+
+def _gaussians(delta: float, times: float) -> float:
+    """So many times what the Gaussians have of the run's delta."""
+    return delta * (1 - SHARE_OF_DELTA) * times
+
+
+def _sampled(kinds: Kinds, delta: float, own: float) -> Callable[[float], float]:
+    """Epsilon of Poisson-sampled releases at any delta, by one privacy loss distribution: as fine
+    as that which gave the run's own pair."""
+    ours = _gaussians(delta, 1.0)
+    total = math.fsum(count * mu_squared(z) for (z, _), count in kinds)
+    unsampled = functools.partial(gaussian_epsilon, 1 / math.sqrt(total))
+    scale = max(1.0, unsampled(ours) / 50)
+    interval = FINAL_INTERVAL * scale
+    if own < min(pld_epsilon(kinds, ours, interval), unsampled(ours)):
+        interval = FINEST_INTERVAL * scale
+    return lambda gaussians: min(pld_epsilon(kinds, gaussians, interval), unsampled(gaussians))

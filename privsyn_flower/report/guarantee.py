@@ -1,0 +1,79 @@
+"""A run's guarantee by topic, as the standard forms ask for it: whole sentences, true of the run.
+
+`forms.guarantee_of` makes it of the run's summary alone: `asked` where the users were asked
+something, `unasked` for the rows that ask nobody. What a run cannot know (how its settings were
+chosen, how links and disks were secured) is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from privsyn_flower.report.summaries import Summary
+
+Said = list[str]
+Model = Literal["Central", "Federated", "Local", ""]
+Variant = Literal["Approximate DP", "Pure DP", ""]
+
+SPLIT = (
+    "Epsilon does not cover the split: which users, samples and public texts there are was chosen "
+    "by reading private text, so what this run made is for comparison and must not be released as "
+    "private."
+)
+SIMULATED = "This was a simulation: one machine played all parties and saw everything."
+READERS = (
+    "Readers, that is, everyone who sees the result, are not trusted with anything, whatever else "
+    "they know."
+)
+UTILITY = (
+    "Accuracy is no part of the guarantee; what the run measured or can say of it is in its "
+    "summary.json."
+)
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What may be said, topic by topic; an empty list where there is nothing to say.
+
+    claimed: False where no privacy is, whatever the other sentences say. simulated:
+    known to be. variant, model: names of
+    the OpenDP registry, "" where none applies. epsilon, delta, rho: what is claimed, None for what
+    is not; rho only where it holds without a part of delta.
+    """
+
+    claimed: bool
+    simulated: bool
+    variant: Variant
+    model: Model
+    epsilon: float | None
+    delta: float | None
+    rho: float | None
+    formal: Said
+    unit: Said
+    adjacency: Said
+    unprotected: Said
+    setting: Said
+    actors: Said
+    mechanisms: Said
+    composition: Said
+    tuning: Said
+    post_processing: Said
+    arithmetic: Said
+    channels: Said
+    security: Said
+    collection: Said
+    comparable: Said
+    queries: Said
+    verifiable: Said
+    domain: Said
+    warnings: Said = field(default_factory=list)
+    measures: Said = field(default_factory=list)
+    delta_of_users: Said = field(default_factory=list)
+    utility: Said = field(default_factory=lambda: [UTILITY])
+
+
+def curve(summary: Summary) -> list[tuple[float, float]]:
+    """(epsilon, delta) that hold together, epsilon growing and delta falling; [] where the run
+    noted none."""
+    return [(float(one), float(other)) for one, other in summary.get("privacy_curve") or ()]
