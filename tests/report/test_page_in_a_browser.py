@@ -55,13 +55,15 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the pages one.html, several.html and hostile.html."""
+    """A folder with the pages of a run, of two, of texts without topics, and of hostile ones."""
     assert library(), "the extra `report` belongs to the tests' environment"
     top = tmp_path_factory.mktemp("pages")
     one = run_folder(top / "one", texts=topical(90), benchmark=benchmark())
     other = run_folder(top / "two", texts=topical(5), benchmark=benchmark(), epsilon=1.29)
     write_page([one], top / "one.html")
     write_page([one, other], top / "several.html")
+    rows = [{"text": f"a {'meadow' if n % 8 == 0 else 'mountain'} of words"} for n in range(40)]
+    write_page([run_folder(top / "plain", texts=rows)], top / "plain.html")
     write_page([hostile_folder(top / "hostile")], top / "hostile.html")
     return top
 
@@ -156,6 +158,14 @@ def test_texts_are_searched_and_chosen_by_keyboard(opened: Any) -> None:
     folded.focus()
     own.keyboard.press("Enter")
     assert own.locator("figure.chart details[open] table").first.is_visible()
+
+
+def test_texts_without_topics_are_chosen_by_their_words(opened: Any) -> None:
+    own = opened("plain.html", PHONE).page
+    assert own.locator("#group").count() == 0
+    own.locator(".words button", has_text="meadow").press("Enter")
+    assert own.locator("#search").input_value() == "meadow"
+    assert own.locator("#found").inner_text() == "5 of 40 texts"
 
 
 def test_without_javascript_every_table_and_text_is_there(opened: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,6 +28,8 @@ LONGEST = 1200  # characters of a text that are shown
 COUNTED = 20_000  # texts whose lengths and topics are counted
 GROUPS = 20  # of the largest that are drawn
 BINS = 16  # of the histogram of lengths
+WORDS = 24  # frequent ones, of texts without topics
+WORD = re.compile(r"[^\W\d_]{5,30}")
 
 Row = Mapping[str, Any]
 
@@ -62,8 +65,20 @@ def _texts(run: RunFolder, total: int) -> Html:
     body = [paragraph(told)]
     if groups:
         body.append(_by_group(run, groups, _what(rows), len(rows)))
-    body += [_lengths(run, rows, total), _browser(shown_rows, groups, _what(rows))]
+    words = [] if groups else _frequent(rows)
+    body += [
+        _lengths(run, rows, total),
+        _browser(shown_rows, groups, _what(rows), words, len(rows)),
+    ]
     return joined(body)
+
+
+def _frequent(rows: Sequence[Row]) -> list[tuple[str, int]]:
+    """Words that tell texts without topics apart, and how many texts have each: the most frequent
+    of five letters or more that fewer than a quarter have."""
+    counts = Counter(word for row in rows for word in set(WORD.findall(str(row["text"]).lower())))
+    rare = [(word, count) for word, count in counts.most_common() if count * 4 < len(rows)]
+    return [(word, count) for word, count in rare[:WORDS] if count > 1]
 
 
 def _group(row: Row) -> str:
@@ -131,7 +146,13 @@ def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
     return figure(title, guarantee(run), listing, draw)
 
 
-def _browser(rows: Sequence[Row], groups: Counter[str], what: str) -> Html:
+def _browser(
+    rows: Sequence[Row],
+    groups: Counter[str],
+    what: str,
+    words: list[tuple[str, int]],
+    counted: int,
+) -> Html:
     """The texts themselves, to search; without JavaScript, a list to scroll."""
     numbers = {name: str(place) for place, (name, _) in enumerate(groups.most_common())}
     options = [element("option", f"every {what}", value="")]
@@ -150,6 +171,7 @@ def _browser(rows: Sequence[Row], groups: Counter[str], what: str) -> Html:
         [
             element("h3", "Synthetic texts"),
             element("div", *search, class_="controls", role="search"),
+            _choices(words, counted),
             element("p", "", id="found", role="status"),
             element(
                 "ol", *items, class_="texts", id="texts", tabindex=0, aria_label="Synthetic texts"
@@ -157,6 +179,20 @@ def _browser(rows: Sequence[Row], groups: Counter[str], what: str) -> Html:
             element("button", "Show more", id="more", type="button", hidden=True),
         ]
     )
+
+
+def _choices(words: list[tuple[str, int]], counted: int) -> Html:
+    """Frequent words, each to be searched for."""
+    if not words:
+        return Html()
+    buttons = [
+        element("button", f"{word} ({number(count)})", type="button", data_word=word)
+        for word, count in words
+    ]
+    title = element(
+        "p", f"Frequent words, and how many of {number(counted)} texts have them:", class_="remark"
+    )
+    return joined([title, element("p", *buttons, class_="words")])
 
 
 def _item(row: Row) -> list[Html]:

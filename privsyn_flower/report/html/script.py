@@ -50,6 +50,8 @@ SCRIPT = """
     if (['search', 'group'].includes(event.target.id)) { room = STEP; filter(); }
   });
   document.addEventListener('click', (event) => {
+    const word = event.target.dataset.word;
+    if (word) { by('search').value = word; room = STEP; filter(); }
     if (event.target.id === 'more') { room += 5 * STEP; filter(); }
   });
 

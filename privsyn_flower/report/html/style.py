@@ -98,6 +98,8 @@ input, select, button { font: inherit; color: inherit; background: var(--paper);
 input[type=search] { flex: 1 1 12rem; }
 select { flex: 1 1 10rem; }
 button { cursor: pointer; background: var(--raised); }
+.words { display: flex; flex-wrap: wrap; gap: .4rem; max-width: none; }
+.words button { min-height: 2.25rem; padding: .2rem .6rem; font-size: .875rem; }
 .texts { list-style: none; padding: 0; margin: 0 0 1rem; max-height: 32rem; overflow: auto;
   border-top: 1px solid var(--line); }
 .js .texts { max-height: none; overflow: visible; }
