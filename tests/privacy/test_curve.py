@@ -14,7 +14,6 @@ from privsyn_flower.privacy.accounting import composition
 from privsyn_flower.privacy.accounting.composition import (
     SMALLEST_DELTA,
     AccountingError,
-    calibrate,
     composed_epsilon,
 )
 from privsyn_flower.privacy.accounting.curve import Curve, _points, privacy_curve
@@ -57,7 +56,7 @@ def test_the_default_run_against_dp_accounting() -> None:
 
 
 def test_users_who_toss_coins() -> None:
-    noise = {(calibrate(2.0, 5, gaussian_delta(DELTA), sampling_rate=0.2), 0.2): 5}
+    noise = {(2.0, 0.2): 5}
     curve = privacy_curve(noise, DELTA)
     own = composed_epsilon(noise, gaussian_delta(DELTA))
     assert falls(curve) and (own, DELTA) in curve
