@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -121,6 +122,8 @@ def test_hostile_strings_are_text(opened: Any) -> None:
     assert own.evaluate("window.taken") is None
     assert own.title().endswith("privsyn-flower")
     assert own.locator("iframe, img, object, base, link").count() == 0
+    drawn = "".join(own.locator(".plot svg").all_text_contents())
+    assert "<img src=x" in drawn and not re.search("[\u202a-\u202e\u2066-\u2069]", drawn)
     own.locator("#search").fill("</script>")
     assert own.locator("#texts li:not([hidden])").count() >= 1
     # Tooltips of charts show names of others, too.

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.report.html.markup import Child, Html, data_script, element, folded
+from privsyn_flower.report.html.markup import Child, Html, data_script, element, folded, plain
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -72,7 +72,7 @@ def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> d
     names = alt.Axis(labelLimit=170, title=label or None, labelAngle=0)
     own = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
     plain = alt.value(OWN)
-    base = alt.Chart(alt.Data(values=list(rows))).mark_bar(cornerRadiusEnd=2)
+    base = alt.Chart(alt.Data(values=_shown(rows))).mark_bar(cornerRadiusEnd=2)
     name = {"shorthand": "name:N", "sort": None, "axis": names}
     length = {"shorthand": "value:Q", "axis": alt.Axis(title=value, tickCount=5)}
     x, y = (alt.X(**name), alt.Y(**length)) if upright else (alt.X(**length), alt.Y(**name))
@@ -92,7 +92,7 @@ def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
     """
     import altair as alt
 
-    data = alt.Data(values=list(rows))
+    data = alt.Data(values=_shown(rows))
     colour = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
     y = alt.Y("name:N", sort=None, axis=alt.Axis(title=None, labelLimit=230))
     scale = alt.Scale(zero=zero)
@@ -132,8 +132,8 @@ def lines(
     """
     import altair as alt
 
-    data = alt.Data(values=list(rows))
-    names = list(dict.fromkeys(str(row["series"]) for row in rows))
+    data = alt.Data(values=_shown(rows))
+    names = list(dict.fromkeys(str(row["series"]) for row in _shown(rows)))
     several = alt.Legend(orient="top", title=None, labelLimit=260, symbolStrokeWidth=2)
     domain, used = names, (SERIES * len(names))[: len(names)]
     legend = several if len(names) > 1 else None
@@ -166,6 +166,14 @@ def lines(
 
 
 ENDS = ("value", "low", "high")
+
+
+def _shown(rows: Rows) -> list[dict[str, Any]]:
+    """Rows whose texts cannot reorder what stands beside them, as elsewhere on the page."""
+    return [
+        {key: plain(value) if isinstance(value, str) else value for key, value in row.items()}
+        for row in rows
+    ]
 
 
 def _tall(rows: Rows) -> int:
