@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,6 @@ def test_a_full_disk_is_told_without_the_disk(
 
 
 def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) -> None:
-    import json
-
     from privsyn_flower.config import RunConfig
     from privsyn_flower.privacy.ledger import Ledger
     from privsyn_flower.server_apps.pipeline import Pipeline
@@ -112,3 +111,25 @@ def test_a_run_of_another_process_gets_no_page(tmp_path: Path) -> None:
     with pytest.raises(RunLocked), folder.lock(), main._reported(folder), folder.lock():
         pass
     assert not (folder.path / "report.html").exists()
+
+
+def test_a_whole_run_leaves_its_page(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from html import unescape
+    from types import SimpleNamespace
+
+    from privsyn_flower.config import RunConfig
+    from tests.server_apps.in_process import deployed, grid_for
+
+    monkeypatch.setattr("privsyn_flower.report.html.document.library", lambda: "")
+    monkeypatch.setattr("privsyn_flower.report.html.charts.library", lambda: "")
+    monkeypatch.setattr(main, "_log_to_stderr", lambda: None)  # it is for a process of its own
+    config, contexts = deployed(tmp_path)
+    values = {**config.flat(), "rounds": 2, "run-folder": str(tmp_path / "run")}
+    context: Any = SimpleNamespace(run_config=RunConfig.from_flat(values).flat(), run_id=1)
+    main.main(grid_for(loopback, contexts), context)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    text = unescape((tmp_path / "run" / "report.html").read_text())
+    assert summary["privacy_short"] in text and "rounds released</dt><dd>2 of 2</dd>" in text
+    assert "This part cannot be shown" not in text and "all 1 runs" not in text
