@@ -30,6 +30,19 @@ CHOSEN = (
     "is of the releases alone."
 )
 INFINITE = "NO PRIVACY: epsilon is infinite."
+COMPARABLE = (
+    "With guarantees of the same unit (user), adjacency (zero-out), delta and trust; not by "
+    "epsilon alone."
+)
+QUERIES = (
+    "The server asks questions of kinds, number and noise that were fixed before the first one; "
+    "what they ask about may follow from what was released. Readers ask nothing."
+)
+AUDIT = "An audit can find that a guarantee is broken, and cannot prove that it holds."
+BIAS = (
+    "Bounds and noise weigh most on what few users have, such as rare topics or languages; the run "
+    "does not measure that by groups of users."
+)
 
 
 def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
@@ -52,11 +65,7 @@ def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
         unit=claims.unit(claim),
         adjacency=claims.adjacency(claim),
         domain=_domain(claim, summary),
-        utility=[
-            UTILITY,
-            "Bounds and noise weigh most on what few users have, such as rare topics or languages; "
-            "the run does not measure that by groups of users.",
-        ],
+        utility=[UTILITY, BIAS],
         unprotected=[*_public(claim), claim.not_covered()],
         setting=claims.setting(claim),
         actors=_actors(claim),
@@ -68,18 +77,9 @@ def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
         channels=_channels(claim),
         security=_security(claim),
         collection=_collection(claim),
-        comparable=[
-            "With guarantees of the same unit (user), adjacency (zero-out), delta and trust; not "
-            "by epsilon alone."
-        ],
-        queries=[
-            "The server asks questions of kinds, number and noise that were fixed before the first "
-            "one; what they ask about may follow from what was released. Readers ask nothing."
-        ],
-        verifiable=[
-            *claims.verifiable(claim, summary),
-            "An audit can find that a guarantee is broken, and cannot prove that it holds.",
-        ],
+        comparable=[COMPARABLE],
+        queries=[QUERIES],
+        verifiable=[*claims.verifiable(claim, summary), AUDIT],
     )
 
 

@@ -60,6 +60,7 @@ def claim_of(summary: Summary) -> PrivacyStatement | None:
 
 
 def setting(claim: PrivacyStatement) -> list[str]:
+    """Who runs the mechanism, and against whom the claim holds."""
     if claim.aggregation == "plain" or "aggregator" in sources(claim):
         kind = "Central: the server is trusted to run the mechanism."
     else:
@@ -89,6 +90,7 @@ def releases(claim: PrivacyStatement, summary: Summary) -> str:
 
 
 def covered(claim: PrivacyStatement, summary: Summary) -> list[str]:
+    """The data accesses that the claim is about, and what it leaves out."""
     limits = (
         "The nodes keep the limits of participation; one that does not weakens the claim for its "
         "own users alone."
@@ -107,6 +109,7 @@ def covered(claim: PrivacyStatement, summary: Summary) -> list[str]:
 
 
 def counted(number: int, what: str) -> str:
+    """A number of things, in words."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -123,6 +126,7 @@ def _released(claim: PrivacyStatement, summary: Summary) -> str:
 
 
 def unit(claim: PrivacyStatement) -> list[str]:
+    """What one user is."""
     return [
         f"The user: all {claim.data} of one user of one node, whatever they are and how many. A "
         "person with two devices counts twice; people who are one user to their device's node are "
@@ -131,6 +135,7 @@ def unit(claim: PrivacyStatement) -> list[str]:
 
 
 def adjacency(claim: PrivacyStatement) -> list[str]:
+    """What is replaced by what, and what stays public."""
     who = "is enrolled" if claim.accountant == "pld" else "takes part"
     return [
         "Zero-out: whatever one user contributes, in all rounds, is replaced by zeros. Who "
@@ -139,6 +144,7 @@ def adjacency(claim: PrivacyStatement) -> list[str]:
 
 
 def output(claim: PrivacyStatement) -> list[str]:
+    """What of the result is protected."""
     said = [
         "All released sums, and so everything made of them: every intermediate model or text that "
         "nodes or readers get, not only the last."
@@ -147,6 +153,7 @@ def output(claim: PrivacyStatement) -> list[str]:
 
 
 def accounting(claim: PrivacyStatement) -> list[str]:
+    """How epsilon was computed."""
     if claim.accountant == "pld":
         kind = "Privacy loss distributions (PLD) of the composed, sampled Gaussians."
     else:
@@ -157,6 +164,7 @@ def accounting(claim: PrivacyStatement) -> list[str]:
 
 
 def assumptions(claim: PrivacyStatement) -> list[str]:
+    """What epsilon rests on: bounds, noise, participation, coins, honest weight."""
     said = ["A user's answer has at most the L2 bound of its question.", *noise(claim)]
     if claim.most_participations < claim.rounds:
         also = ", and in every evaluation" if claim.evaluations else ""
@@ -214,6 +222,7 @@ def _rates(claim: PrivacyStatement) -> list[tuple[str, float]]:
 
 
 def formal(claim: PrivacyStatement) -> list[str]:
+    """The guarantee in numbers."""
     said = []
     if claim.simulation_seeded or claim.private_selection:
         why = "the noise came from a seed" if claim.simulation_seeded else "see 2a"
@@ -227,6 +236,7 @@ def formal(claim: PrivacyStatement) -> list[str]:
 
 
 def verifiable(claim: PrivacyStatement, summary: Summary) -> list[str]:
+    """What can be checked, and what has to be trusted."""
     said = [
         f"{version(summary)} `privsyn audit` measures the releases of a configuration, and nodes "
         "refuse questions that their own policy does not allow."
