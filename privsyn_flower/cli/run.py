@@ -52,6 +52,7 @@ STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a proc
 ENDINGS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
+CLOSING = 180.0  # seconds a ServerApp has after its summary: it writes the report page
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
 Handler = Callable[[int, FrameType | None], Any] | signal.Handlers
@@ -367,7 +368,7 @@ def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> 
         # The ServerApp's own error says enough. Flower's word costs a process start or two, which
         # on a busy machine takes minutes.
         if not (folder / "error.txt").exists():
-            status = _final_status(flower, 60.0 if complete(folder) else GRACE)
+            status = _final_status(flower, CLOSING if complete(folder) else GRACE)
         if not complete(folder) or status != "finished:completed":
             error = _error(folder, flower, status)
             if not benchmark_due(folder):
