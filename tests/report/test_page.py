@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
+from privsyn_flower.config import RunConfig
 from privsyn_flower.report.html import charts, learned
 from privsyn_flower.report.html.charts import INSTALL
 from privsyn_flower.report.html.document import SECTIONS
@@ -21,6 +23,7 @@ from privsyn_flower.report.html.settings import value_text
 from privsyn_flower.report.page import page, write_page
 from privsyn_flower.report.summaries import DISTRIBUTED, TRUSTED, UNASKED, ReportError
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
+from privsyn_flower.server_apps.promised import statement
 from tests.report.pages import HOSTILE, benchmark, charged, metrics, run_folder, topical
 from tests.report.test_tables import CENTRAL, SECURE, summary
 
@@ -324,7 +327,7 @@ def test_the_command_writes_a_file_of_its_owner(tmp_path: Path) -> None:
     nothing = CliRunner().invoke(app, ["report", str(tmp_path), "--html", str(file)])
     assert nothing.exit_code == 2 and "holds no run" in nothing.stderr
     both = CliRunner().invoke(app, ["report", str(folder), "--html", str(file), "--checklist"])
-    assert both.exit_code == 2 and "name one of them" in both.stderr
+    assert both.exit_code == 2 and "leave out --checklist" in both.stderr
 
 
 def test_pages_of_nothing_are_refused(tmp_path: Path) -> None:
@@ -336,3 +339,15 @@ def test_pages_of_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="live = True"):
         page([tmp_path, tmp_path], live=True)
     assert len(SECTIONS) == 6 and charts.INSTALL
+
+
+def test_a_fact_sheet_and_a_curve(tmp_path: Path) -> None:
+    """Of the run's own claim; a summary of an earlier version, which noted none, says so."""
+    claim = statement(RunConfig())
+    noted = {"claim": asdict(claim), "privacy": claim.sentence(), "mu_gdp": 0.7,
+             "privacy_curve": [[1.0, 1e-3], [2.0, 1e-6], [3.0, 1e-9]]}  # fmt: skip
+    found = read(page([run_folder(tmp_path / "run", **json.loads(json.dumps(noted)))]))
+    assert "Fact sheet after NIST SP 800-226" in found.text and "section 2" in found.text
+    assert "Gaussian: mu" in found.text and "Epsilon and delta" in found.text
+    old = read(page([run_folder(tmp_path / "old")]))
+    assert "None can be made: " in old.text

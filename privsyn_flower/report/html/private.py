@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.report.fact_sheet import fact_sheet
 from privsyn_flower.report.html.charts import figure, lines
 from privsyn_flower.report.html.markup import (
     Html,
@@ -115,16 +115,12 @@ def _spent(ledger: LedgerView, charges: list[Charge]) -> str | None:
 
 
 def _fact_sheet(run: RunFolder) -> list[Html]:
-    """NIST SP 800-226's questions, where the package can answer them from a summary."""
+    """NIST SP 800-226's questions, of a run with a result."""
     if run.summary is None:
-        return []
-    try:
-        ask = importlib.import_module("privsyn_flower.report.fact_sheet").fact_sheet
-    except ImportError:
         return []
     title = element("h3", "Fact sheet")
     try:
-        items = [[one.question, one.answer, one.source] for one in ask(run.summary)]
+        items = [[one.question, one.answer, one.source] for one in fact_sheet(run.summary)]
     except ReportError as error:  # of a run of an earlier version
         return [title, paragraph(f"None can be made: {error}.")]
     headings = ["question", "answer", "from"]
