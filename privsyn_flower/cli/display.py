@@ -1,30 +1,35 @@
-"""The terminal: progress bars from events, and the result table."""
+"""The terminal: progress bars from events, the claim, and the result table."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import math
+import shutil
 import sys
-from collections.abc import Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from privsyn_flower.progress import FORETOLD
+from privsyn_flower.report.claim import claim_lines
 from privsyn_flower.report.evaluations import measured_rows
+from privsyn_flower.report.reading import first_texts
+from privsyn_flower.report.stages import counted, named
 from privsyn_flower.report.summaries import verdict_lines
-from privsyn_flower.runs import read_jsonl
 from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
 LONG = 20.0  # seconds left that are worth a line of their own
+WIDTH = 100  # columns where there is no terminal to ask
+NARROWEST = 40  # columns in which a table can be read
 
 
 class Pace:
@@ -67,12 +72,11 @@ class Display:
         self.printed: dict[str, float] = {}
         self.foretold: set[str] = set()
         self.pace = Pace()
+        words = ("{task.fields[count]}", "{task.fields[left]}", "{task.fields[note]}")
         self.progress = Progress(
-            TextColumn("{task.description:<28}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[left]}"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            *(TextColumn(word, markup=False) for word in words),
             console=self.console,
         )
 
@@ -94,18 +98,21 @@ class Display:
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""
         if FORETOLD in event:
-            self.say([f"{event['stage']}: {event[FORETOLD]}"])
+            self.say([f"{named(event['stage']).what}: {event[FORETOLD]}"])
             return
         stage, done, total = event["stage"], float(event["done"]), float(event["total"])
         left = self.pace.left(event)
         if not self.live:
             self._print(stage, done, total, str(event["note"]), left)
             return
+        what, unit = named(stage)
         if stage not in self.tasks:
-            self.tasks[stage] = self.progress.add_task(stage, total=total, note="", left="")
+            empty = {"note": "", "left": "", "count": ""}
+            self.tasks[stage] = self.progress.add_task(what, total=total, **empty)
         task = self.tasks[stage]
-        note = event["note"] or self.progress.tasks[task].fields["note"]
-        self.progress.update(task, completed=done, total=total, note=note, left=spoken(left))
+        words = {"note": event["note"] or self.progress.tasks[task].fields["note"]}
+        words |= {"left": spoken(left), "count": counted(done, total, unit)}
+        self.progress.update(task, completed=done, total=total, **words)
         if stage == "rounds":  # its bar tells what is over
             for one, other in self.tasks.items():
                 if one.startswith("round "):
@@ -135,63 +142,90 @@ class Display:
         if fraction >= 1.0 or note or last < 0 or fraction - last >= 0.25 or foretold:
             self.printed[stage] = fraction
             self.foretold |= {stage} if left is not None else set()
-            told = ", ".join(word for word in (note, spoken(left)) if word)
-            print(f"[{stage}] {done:g}/{total:g} {told}".rstrip(), file=sys.stderr, flush=True)
+            what, unit = named(stage)
+            count = counted(done, total, unit) or ("done" if fraction >= 1.0 else "")
+            told = ", ".join(word for word in (count, note, spoken(left)) if word)
+            print(f"{what}: {told}" if told else what, file=sys.stderr, flush=True)
 
 
 def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     """What a run has made, before its benchmark begins."""
     count = int(summary["synthetic_samples"])
-    path = folder / "synthetic.jsonl"
+    texts = first_texts(folder, SHOWN_TEXTS)
     written = f"{count:,} synthetic texts, synthetic.jsonl"
-    made = written if count or path.exists() else "a trained model, model/"
-    texts = islice(read_jsonl(path), SHOWN_TEXTS)
+    made = written if count or texts else "a trained model, model/"
     return [
         f"the result is ready in {folder}: {made}",
         *(f"    {one_line(row['text'])}" for row in texts),
         *verdict_lines(summary),
-        f"privacy: {summary['privacy_short']}",
+        *(f"{line.about}: {line.said}" for line in claim_lines(summary)),
         "its benchmark follows, which epsilon does not cover; Ctrl-C ends it and keeps the result",
     ]
 
 
+def width() -> int:
+    """Columns of the terminal, or of COLUMNS; WIDTH where there is neither."""
+    return max(NARROWEST, shutil.get_terminal_size((WIDTH, 24)).columns)
+
+
 def result_table(summary: Mapping[str, Any]) -> str:
-    """A short table of summary.json, as text."""
-    table = Table(title=f"{summary['method']} on {summary['dataset']}", title_justify="left")
+    """What the run came to, as text: the claim, the verdict, and the figures last."""
+    # Drawn with what the terminal can show: lines, or ASCII.
+    sheet = io.TextIOWrapper(
+        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
+    )
+    console = Console(width=width(), record=True, file=sheet, highlight=False)
+    console.print(_claim(summary))
+    for line in verdict_lines(summary):
+        console.print(line, soft_wrap=True, markup=False)
+    if early := summary.get("ended_early"):
+        planned = summary["rounds_planned"]
+        console.print(
+            f"ended early after {summary['rounds']} of {planned} rounds: {early}", markup=False
+        )
+    for title, table in _tables(summary):
+        console.print(f"\n{title}", markup=False)
+        console.print(table)
+    return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
+
+
+def _claim(summary: Mapping[str, Any]) -> Table:
+    """The claim, its lines under each other as wide as the terminal is."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for line in claim_lines(summary):
+        grid.add_row(Text(line.about), Text(line.said))
+    return grid
+
+
+def _tables(summary: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    """The figures with their titles, details first."""
+    yield from benchmark_tables(summary.get("benchmark") or {})
+    if "models" in summary.get("measured", {}):
+        yield "models on the users' text, by a paid release", _measured(summary["measured"])
+    yield f"{summary['method']} on {summary['dataset']}", _figures(summary)
+
+
+def _figures(summary: Mapping[str, Any]) -> Table:
+    """The run's own figures."""
+    table = Table()
     table.add_column("figure")
     table.add_column("value", justify="right")
     for key in ("users", "rounds", "epsilon", "delta", "noise_multiplier", "synthetic_samples"):
         value = math.inf if summary[key] is None else summary[key]  # epsilon: JSON has no infinity
         table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
-    early = summary.get("ended_early")
-    if early:
+    if summary.get("ended_early"):
         table.add_row("rounds planned", str(summary["rounds_planned"]))
     for key in ("bytes_down_per_user_round", "bytes_up_per_user_round", "wall_seconds"):
         table.add_row(key, f"{summary[key]:,.0f}")
-    # Drawn with what the terminal can show: lines, or ASCII.
-    sheet = io.TextIOWrapper(
-        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
-    )
-    console = Console(width=100, record=True, file=sheet)
-    console.print(table)
-    if "models" in summary.get("measured", {}):
-        console.print(_measured(summary["measured"]))
-    for extra in benchmark_tables(summary.get("benchmark") or {}):
-        console.print(extra)
-    if early:
-        planned = summary["rounds_planned"]
-        console.print(f"ended early after {summary['rounds']} of {planned} rounds: {early}")
-    for line in verdict_lines(summary):
-        console.print(line, soft_wrap=True)
-    # Runs of earlier versions have the long form only.
-    console.print(f"privacy: {summary.get('privacy_short', summary['privacy'])}")
-    return console.export_text().rstrip()
+    return table
 
 
 def _measured(found: Mapping[str, Any]) -> Table:
     """Given models on the users' text."""
     heading, _, *rows = measured_rows(found)
-    table = Table(title="models on the users' text, by a paid release", title_justify="left")
+    table = Table()
     for column in heading:
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
@@ -199,26 +233,39 @@ def _measured(found: Mapping[str, Any]) -> Table:
     return table
 
 
-def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
-    """The benchmark's figures: the model by training text, then what the answers found."""
+def benchmark_tables(benchmark: Mapping[str, Any]) -> list[tuple[str, Table]]:
+    """The benchmark's figures with their titles: what the answers found, then the model by training
+    text."""
     if not benchmark:
         return []
+    models = f"small model, {_task(benchmark)[0]} of {benchmark['held_out_users']} held-out users"
+    return [("what the answers found", _found(benchmark)), (models, _models(benchmark))]
+
+
+def _task(benchmark: Mapping[str, Any]) -> tuple[str, str]:
+    """What is predicted, and the measure beside accuracy."""
     classes = benchmark.get("task") == "classification"
-    what, second = ("classes", "macro_f1") if classes else ("next tokens", "loss")
-    models = Table(
-        title=f"small model, {what} of {benchmark['held_out_users']} held-out users",
-        title_justify="left",
-    )
+    return ("classes", "macro_f1") if classes else ("next tokens", "loss")
+
+
+def _models(benchmark: Mapping[str, Any]) -> Table:
+    second = _task(benchmark)[1]
+    models = Table()
     for column in ("fine-tuned on", "accuracy", second.replace("_", "-")):
-        models.add_column(column, justify="left" if column == "fine-tuned on" else "right")
+        justify: Any = "left" if column == "fine-tuned on" else "right"
+        models.add_column(column, justify=justify, overflow="fold")
     for name, value in benchmark["accuracy"].items():
         text = benchmark.get("methods", {}).get(name, name)
         models.add_row(text, f"{value:.4f}", f"{benchmark[second][name]:.4f}")
     for pair, (value, low, high) in benchmark["accuracy_difference"].items():
         interval = f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
         models.add_row(f"accuracy, {pair.replace('-', ' minus ')}", interval, "")
-    votes = Table(title="what the answers found", title_justify="left")
-    votes.add_column("benchmark-only figure")
+    return models
+
+
+def _found(benchmark: Mapping[str, Any]) -> Table:
+    votes = Table()
+    votes.add_column("benchmark-only figure", overflow="fold")
     votes.add_column("value", justify="right")
     if "unknown_rate" in benchmark:
         unknown = f"{benchmark['unknown_rate']:.4f}"
@@ -239,4 +286,4 @@ def benchmark_tables(benchmark: dict[str, Any]) -> list[Table]:
     for group, distances in benchmark["frechet"].items():
         for name, value in distances.items():
             votes.add_row(f"Frechet distance to held-out ({group}): {name}", f"{value:.4f}")
-    return [models, votes]
+    return votes

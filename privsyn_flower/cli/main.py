@@ -309,13 +309,13 @@ def report(
         return
     from privsyn_flower.report.checklist import checklists
     from privsyn_flower.report.fact_sheet import fact_sheets
-    from privsyn_flower.report.summaries import ReportError, read_summary
+    from privsyn_flower.report.summaries import ReportError, read_named
     from privsyn_flower.report.tables import report as tables
 
     if checklist and fact_sheet:
         raise fail("--checklist and --fact-sheet: give one of them")
     try:
-        summaries = [read_summary(folder) for folder in runs]
+        summaries = [read_named(folder) for folder in runs]
         form = checklists if checklist else fact_sheets if fact_sheet else tables
         typer.echo(form(summaries))
     except ReportError as error:

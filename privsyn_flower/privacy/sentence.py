@@ -194,15 +194,10 @@ class PrivacyStatement:
 
     def short(self) -> str:
         """What the number means, and against whom, in at most 60 words; FILE has the rest."""
-        parts = [
-            f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user with all "
-            f"its {self.data} on one node, zero-out adjacency.",
-            self._short_against(),
-        ]
+        parts = [self.what(), self.against()]
         if self.simulated:
             parts.append("Simulated: one machine saw everything.")
-        chosen = [("the split", self.split == "private"), ("checkpoints", self.private_selection)]
-        what = " and ".join(name for name, is_so in chosen if is_so)
+        what = self.chosen_by_private_text()
         parts.append(
             f"Not covered: {what}, chosen by private text; more in {FILE}."
             if what
@@ -210,7 +205,20 @@ class PrivacyStatement:
         )
         return " ".join(parts)
 
-    def _short_against(self) -> str:
+    def what(self) -> str:
+        """The number, its unit and its adjacency."""
+        return (
+            f"Epsilon = {at_most(self.epsilon)} at delta = {self.delta:g} for each user with all "
+            f"its {self.data} on one node, zero-out adjacency."
+        )
+
+    def chosen_by_private_text(self) -> str:
+        """What reading private text decided, which epsilon does not cover; "" for nothing."""
+        chosen = [("the split", self.split == "private"), ("checkpoints", self.private_selection)]
+        return " and ".join(name for name, is_so in chosen if is_so)
+
+    def against(self) -> str:
+        """Against whom the claim holds, in short."""
         if self.simulation_seeded:
             return "NO PRIVACY IS CLAIMED: the noise came from the run's seed."
         if self.private_selection:

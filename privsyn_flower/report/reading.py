@@ -12,6 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -102,6 +103,12 @@ class RunFolder:
     def text_count(self) -> int:
         """Complete rows of the synthetic text that are there so far."""
         return sum(1 for _ in _lines(self.folder / SYNTHETIC))
+
+
+def first_texts(folder: Path, count: int) -> list[Json]:
+    """The first rows of a run's synthetic text, {"text": ...}; fewer where there are fewer."""
+    rows = (row for line in _lines(folder / SYNTHETIC) if (row := _parsed(line)) is not None)
+    return list(islice((row for row in rows if isinstance(row.get("text"), str)), count))
 
 
 def read_run(folder: Path) -> RunFolder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,23 @@ def read_summary(folder: Path) -> Summary:
             f"{path} is not the summary of a run (method, epsilon, threat_model){again}"
         )
     return found
+
+
+def read_named(place: Path) -> Summary:
+    """`read_summary`, with the run's name (`run`) and its seed (None where nothing says it)."""
+    summary = read_summary(place)
+    own = place if place.is_dir() else place.parent
+    alone = not place.is_dir() and place.name != "summary.json"  # a summary that was put elsewhere
+    name = place.stem if alone else own.absolute().name
+    return {"seed": None if alone else _seed(own / "config.toml"), **summary, "run": name}
+
+
+def _seed(config: Path) -> int | None:
+    try:
+        seed = tomllib.loads(config.read_text(encoding="utf-8")).get("seed")
+    except (OSError, ValueError):
+        return None
+    return seed if isinstance(seed, int) else None
 
 
 def trust_of(summary: Summary) -> str:

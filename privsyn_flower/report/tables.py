@@ -53,8 +53,10 @@ def report(summaries: Sequence[Summary]) -> str:
     for title in TRUSTS.values():
         own = [summary for summary in summaries if trust_of(summary) == title]
         if own:
-            rows = [list(COLUMNS), ["---"] + ["---:"] * (len(COLUMNS) - 1)]
-            rows += [[cell(summary) for cell in COLUMNS.values()] for summary in own]
+            shown = {name: cell for name, cell in COLUMNS.items() if _known(name, own)}
+            left = [":---" if name in ("run", "method") else "---:" for name in shown]
+            rows = [list(shown), left]
+            rows += [[cell(summary) for cell in shown.values()] for summary in own]
             lines = [f"| {' | '.join(row)} |" for row in rows]
             told = [line for summary in own for line in _told(summary)]
             blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
@@ -65,10 +67,21 @@ def report(summaries: Sequence[Summary]) -> str:
     return "\n\n".join(blocks)
 
 
+def _known(column: str, summaries: Sequence[Summary]) -> bool:
+    """Whether a column has anything to say: only runs read from folders have a name and a seed."""
+    return column not in ("run", "seed") or any("run" in summary for summary in summaries)
+
+
 def _told(summary: Summary) -> list[str]:
     """The run's verdict as list items, the benchmark's part marked."""
-    lines = verdict_lines(summary)
-    return [f"- {summary['method']}, epsilon {epsilon_of(summary)}: {line}" for line in lines]
+    run = f"{plain(str(summary['run']))}, " if "run" in summary else ""
+    who = f"{run}{summary['method']}, epsilon {epsilon_of(summary)}"
+    return [f"- {who}: {line}" for line in verdict_lines(summary)]
+
+
+def plain(name: str) -> str:
+    """A folder's name in a table of Markdown, on one line."""
+    return one_line(name, SHOWN).replace("|", "\\|")
 
 
 def _topics(summary: Summary) -> str:
@@ -138,7 +151,14 @@ def _participations(summary: Summary) -> str:
     return f"{summary['rounds']} / {summary.get('participations_per_user', summary['rounds'])}"
 
 
+def _seed(summary: Summary) -> str:
+    seed = summary.get("seed")
+    return "-" if seed is None else str(seed)
+
+
 COLUMNS: dict[str, Any] = {
+    "run": lambda s: plain(str(s.get("run", "-"))),
+    "seed": _seed,
     "method": lambda s: str(s["method"]),
     "accuracy": _accuracy,
     "gained over public text": _gain,

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.display import Display, Pace, product_lines, result_table, spoken
+import pytest
+from rich.console import Console
+
+from privsyn_flower.cli.display import Display, Pace, product_lines, result_table, spoken, width
+from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.runs import write_jsonl
 
 SUMMARY: dict[str, Any] = {
@@ -34,14 +40,70 @@ BENCHMARK = {
 }
 
 
+STATEMENT = PrivacyStatement(1.29, 3e-6, 9.99, 8, 1, 0.85, aggregation="secure", simulated=True)
+CLAIMED = {
+    **SUMMARY,
+    "claim": asdict(STATEMENT),
+    "privacy_short": STATEMENT.short(),
+    "epsilon_ledger": 1.18061,
+    "epsilon_ledger_total": 1.29,
+}
+
+
 def test_table_without_benchmark() -> None:
     text = result_table(SUMMARY)
     assert "149,570" in text
     assert "7.58" in text
-    assert text.endswith("Epsilon = 7.58 for each user.")
+    assert text.startswith("privacy  Epsilon = 7.58 for each user.\n")
     short = result_table({**SUMMARY, "privacy_short": "Epsilon = 7.58; see privacy.md."})
-    assert short.endswith("privacy: Epsilon = 7.58; see privacy.md.")
+    assert short.startswith("privacy  Epsilon = 7.58; see privacy.md.\n")
     assert "for each user" not in short
+
+
+def test_the_claim_is_four_lines_and_the_table_is_last(monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    lines = result_table({**CLAIMED, "benchmark": BENCHMARK}).splitlines()
+    assert [line.split(maxsplit=1)[0] for line in lines[:4]] == [
+        "what", "against", "assuming", "ledger",
+    ]  # fmt: skip
+    assert lines[0].endswith("for each user with all its texts on one node, zero-out adjacency.")
+    assert "honest-but-curious server" in lines[1]
+    assert lines[2].endswith("Simulated: one machine saw everything.")
+    assert "1.1807 of 1.29 charged" in lines[3]
+    last = "\n".join(lines).rpartition("\n\n")[2].splitlines()
+    assert last[0] == "pretext on docstrings:scipy" and "wall_seconds" in last[-2]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_nothing_is_wider_than_the_terminal_or_cut_off(columns: int, monkeypatch: Any) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = result_table({**CLAIMED, "benchmark": BENCHMARK})
+    assert max(map(len, text.splitlines())) <= columns
+    words = " ".join(text.split())
+    assert "adjacency" in words and "\u2026" not in words
+    assert (max(map(len, text.splitlines())) > 100) == (columns == 200)
+
+
+def test_width_where_there_is_no_terminal(monkeypatch: Any) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert width() == 100  # pytest's stdout is a file
+    monkeypatch.setenv("COLUMNS", "10")
+    assert width() == 40
+
+
+def test_bars_on_a_terminal_say_what_is_done() -> None:
+    with Display() as display:
+        display.live = True
+        sheet = io.StringIO()
+        display.progress.live.console = Console(file=sheet, width=110)
+        event = {"t": 0.0, "stage": "round 2: nodes", "done": 3, "total": 8, "note": "[red]"}
+        display.show(event)
+        display.show({"t": 0.0, "stage": "data", "done": 0, "total": 1, "note": ""})
+        display.progress.live.console.print(display.progress.get_renderable())
+        display.live = False
+    shown = sheet.getvalue()
+    assert "round 2: answers" in shown and "3 of 8 nodes" in shown and "[red]" in shown
+    assert "preparing the data" in shown and "0 of 1" not in shown
 
 
 def test_table_of_a_run_that_ended_early() -> None:
@@ -75,7 +137,9 @@ def test_a_round_says_how_many_pairs_it_has(capsys: Any) -> None:
             "note": "their margin 1.31",
         }
         display.show(event)
-    assert capsys.readouterr().err.splitlines() == ["[round 2: pairs] 90/96 their margin 1.31"]
+    assert capsys.readouterr().err.splitlines() == [
+        "round 2: preference pairs: 90 of 96 pairs, their margin 1.31"
+    ]
 
 
 def test_progress_in_a_file_has_few_lines(capsys: Any) -> None:
@@ -87,7 +151,7 @@ def test_progress_in_a_file_has_few_lines(capsys: Any) -> None:
         display.show({"t": 0.0, **event})
     lines = capsys.readouterr().err.splitlines()
     assert 4 <= len(lines) <= 8
-    assert lines[-1] == "[rounds] 1/8 epsilon so far 2.1"
+    assert lines[-1] == "asking the users: 1 of 8 rounds, epsilon so far 2.1"
 
 
 def at(t: float, done: float, stage: str = "embedding", note: str = "") -> dict[str, Any]:
@@ -121,9 +185,9 @@ def test_a_long_stage_says_once_how_long_it_will_take(capsys: Any) -> None:
         display.show(at(30.0, 240, note="three left"))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
-        "[embedding] 0/1000",
-        "[embedding] 20/1000 about 2 min left",
-        "[embedding] 240/1000 three left, about 2 min left",
+        "embedding texts: 0 of 1,000 texts",
+        "embedding texts: 20 of 1,000 texts, about 2 min left",
+        "embedding texts: 240 of 1,000 texts, three left, about 2 min left",
     ]
 
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from privsyn_flower.cli import report
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.display import result_table
 from privsyn_flower.cli.errors import fail
 from privsyn_flower.cli.main import app
 from privsyn_flower.local import layout as federation_layout
 from privsyn_flower.local.layout import FACTS
+from privsyn_flower.report import summaries
 
 SUMMARY = {
     "method": "pretext", "dataset": "files:Größe.jsonl", "users": 3, "rounds": 1, "epsilon": 1.0,
@@ -84,7 +84,7 @@ def test_what_cannot_be_read_is_one_line_with_its_name(
     [
         (["run"], cli_run, "load_config", 1),
         (["run", "--resume", "done"], cli_run, "lock_holder", 1),
-        (["report", "done"], report, "read_summary", 2),
+        (["report", "done"], summaries, "read_summary", 2),
         (["federation", "start", "new", "--data", "x"], federation_layout, "create", 2),
     ],
 )

@@ -10,7 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
-from privsyn_flower.report.summaries import DISTRIBUTED, NONE, TRUSTED, ReportError, read_summary
+from privsyn_flower.report.summaries import (
+    DISTRIBUTED,
+    NONE,
+    TRUSTED,
+    ReportError,
+    read_named,
+    read_summary,
+)
 from privsyn_flower.report.tables import report
 
 SECURE = "honest-but-curious server with at most 0 % of the weight colluding: holds against ..."
@@ -57,6 +64,25 @@ def test_each_kind_of_trust_has_a_table_of_its_own() -> None:
         "user, zero-out", "trusted aggregator", "8 / 2", "0.299 MB", "0.012 MB", "0.042 s",
         "0.337 s", "81 s",
     ]  # fmt: skip
+
+
+def test_runs_of_folders_are_named_with_their_seeds(tmp_path: Path) -> None:
+    places = [tmp_path / "a|b", tmp_path / "plain", tmp_path / "kept.json"]
+    for place in places[:2]:
+        place.mkdir()
+        (place / "summary.json").write_text(json.dumps(summary("pretext", SECURE)))
+    (places[0] / "config.toml").write_text("seed = 7\n")
+    places[2].write_text(json.dumps(summary("pretext", SECURE)))
+    (tmp_path / "config.toml").write_text("seed = 9\n")  # of no run
+    found = [read_named(place) for place in [*places, places[0] / "summary.json"]]
+    assert [(one["run"], one["seed"]) for one in found] == [
+        ("a|b", 7), ("plain", None), ("kept", None), ("a|b", 7),
+    ]  # fmt: skip
+    out = CliRunner().invoke(app, ["report", *map(str, places)]).stdout
+    assert "| run | seed | method |" in out
+    assert "| a\\|b | 7 | pretext |" in out and "| plain | - | pretext |" in out
+    told = summary("pretext", SECURE, run="plain", verdict={"sentences": ["heard"]})
+    assert "- plain, pretext, epsilon 7.58: verdict: heard" in report([told])
 
 
 def test_a_verdict_without_privacy_is_at_infinite_epsilon() -> None:

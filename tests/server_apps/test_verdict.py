@@ -16,7 +16,7 @@ from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
-from tests.cli.test_report import SECURE, summary
+from tests.report.test_tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for
 
 DIMENSION, STD = 300, 2.0

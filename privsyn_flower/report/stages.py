@@ -1,0 +1,71 @@
+"""What the stages of a run do, in words: names of progress events are for files."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    """what: is being done. unit: of what is counted, "" where a count says nothing."""
+
+    what: str
+    unit: str
+
+
+TEXTS, ROUNDS, STEPS, NODES = "texts", "rounds", "steps", "nodes"
+STAGES = {
+    "data": Stage("preparing the data", ""),
+    "models": Stage("loading models", ""),
+    "public": Stage("preparing public text", ""),
+    "nodes": Stage("greeting the nodes", NODES),
+    "rounds": Stage("asking the users", ROUNDS),
+    "topics": Stage("asking the users for their topics", ""),
+    "topics: embedding": Stage("embedding public text for topics", TEXTS),
+    "topics: clustering": Stage("finding topics in public text", "passes"),
+    "evaluation": Stage("measuring models on the nodes", ""),
+    "expansion": Stage("writing synthetic text", TEXTS),
+    "generate": Stage("writing synthetic text", TEXTS),
+    "generating": Stage("generating text", TEXTS),
+    "expanding": Stage("writing text from seeds", TEXTS),
+    "embedding": Stage("embedding texts", TEXTS),
+    "varying": Stage("varying texts", TEXTS),
+    "describing public text": Stage("describing public text", TEXTS),
+    "preference training": Stage("training on preferences", STEPS),
+    "training on pairs": Stage("training on pairs", STEPS),
+    "proximity": Stage("scoring public text", TEXTS),
+    "benchmark": Stage("benchmark, not covered by epsilon", "parts"),
+    "control": Stage("writing text from noise, to compare", TEXTS),
+    "control rounds": Stage("rounds on noise, to compare", ROUNDS),
+    "no_private_step": Stage("writing text before any private step, to compare", TEXTS),
+    "histogram_only": Stage("writing text by topics alone, to compare", TEXTS),
+    "training_only": Stage("writing text by training alone, to compare", TEXTS),
+    "unaligned": Stage("writing text before alignment, to compare", TEXTS),
+    "rival": Stage("writing text of the rival method, to compare", TEXTS),
+    "rival rounds": Stage("rounds of the rival method, to compare", ROUNDS),
+}
+IN_ROUND = {
+    "nodes": Stage("answers", NODES),
+    "candidates": Stage("making candidates", STEPS),
+    "pairs": Stage("preference pairs", "pairs"),
+}
+TRAINING = ("fine-tuning", "training")
+_ROUND = re.compile(r"round (\d+): (.+)")
+
+
+def named(stage: str) -> Stage:
+    """A stage of progress.jsonl in words; one that nobody named keeps its own name."""
+    if found := _ROUND.fullmatch(stage):
+        what, unit = IN_ROUND.get(found[2], Stage(found[2], ""))
+        return Stage(f"round {found[1]}: {what}", unit)
+    if stage in STAGES:
+        return STAGES[stage]
+    plain = stage.replace("_", " ")
+    return Stage(plain, STEPS if plain.startswith(TRAINING) else "")
+
+
+def counted(done: float, total: float, unit: str) -> str:
+    """How far a stage is: "3 of 8 rounds"; "" where there is nothing to count."""
+    if total <= 0 or (total <= 1 and not unit):
+        return ""
+    return f"{done:,.10g} of {total:,.10g} {unit}".rstrip()
