@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from privsyn_flower.progress import FORETOLD
-from privsyn_flower.report.claim import claim_lines
+from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.evaluations import measured_rows
 from privsyn_flower.report.reading import first_texts
 from privsyn_flower.report.stages import counted, named
@@ -107,7 +107,7 @@ class Display:
             return
         what, unit = named(stage)
         if stage not in self.tasks:
-            empty = {"note": "", "left": "", "count": ""}
+            empty: dict[str, Any] = {"note": "", "left": "", "count": ""}
             self.tasks[stage] = self.progress.add_task(what, total=total, **empty)
         task = self.tasks[stage]
         words = {"note": event["note"] or self.progress.tasks[task].fields["note"]}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.report.claim import claim_lines
+from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.summaries import ReportError
 
 SECURE = PrivacyStatement(1.29, 3e-6, 9.99, 8, 1, 0.85, aggregation="secure")
