@@ -8,7 +8,7 @@ from typing import NamedTuple
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.privacy.wording import at_most, percent
-from privsyn_flower.report.checklist import claim_of
+from privsyn_flower.report.claims import claim_of, sources
 from privsyn_flower.report.summaries import Summary
 
 NODE_KEYS = {"first-use": "keys trusted on first use", "roster": "keys checked against a roster"}
@@ -24,9 +24,9 @@ class ClaimLine(NamedTuple):
 def claim_lines(summary: Summary) -> Sequence[ClaimLine]:
     """The four lines of a run that asked its users; of one that asked nobody, and of those of
     earlier versions, the one sentence that they have. Raises ReportError for a damaged claim."""
-    if not summary.get("claim"):
+    claim = claim_of(summary) if "claim" in summary else None
+    if claim is None:
         return [ClaimLine("privacy", str(summary.get("privacy_short", summary["privacy"])))]
-    claim = claim_of(summary)
     return [
         ClaimLine("what", _what(claim)),
         ClaimLine("against", _against(claim)),
@@ -46,13 +46,13 @@ def _against(claim: PrivacyStatement) -> str:
 
 
 def _assuming(claim: PrivacyStatement) -> str:
-    sources = {claim.noise_source, *(source for _, _, _, source, _ in claim.others)}
+    adding = sources(claim)
     parts = []
-    if "nodes" in sources:
+    if "nodes" in adding:
         parts.append(f"{percent(claim.min_surviving_weight)} of the weight answers honestly")
     if claim.aggregation == "secure":
         parts += ["the server follows the protocol", NODE_KEYS[claim.keys]]
-    if "aggregator" in sources:
+    if "aggregator" in adding:
         parts.append("the aggregator adds its noise first and keeps the noise's key to itself")
     if min([claim.sampling_rate, *(rate for *_, rate in claim.others)]) < 1.0:
         parts.append("users' coins stay on their nodes")
