@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from privsyn_flower.progress import FORETOLD
-from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.evaluations import measured_rows
+from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.reading import first_texts
 from privsyn_flower.report.stages import counted, named
 from privsyn_flower.report.summaries import verdict_lines

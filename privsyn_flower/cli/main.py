@@ -323,6 +323,25 @@ def report(
 
 
 @app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0: a free one.")] = 0,
+) -> None:
+    """The report page of a run while it lasts: prints an address for this machine's browser.
+
+    Whoever has the address may look; nothing can be changed there. Ends when the run is over and
+    nobody looks, or with Ctrl-C, which leaves the run alone.
+    """
+    from privsyn_flower.cli.watch import watch_command
+    from privsyn_flower.report.summaries import ReportError
+
+    try:
+        watch_command(run, port, lambda line: print(line, flush=True))
+    except ReportError as error:
+        raise fail(str(error)) from None
+
+
+@app.command()
 def compare(
     grid: Annotated[Path, typer.Argument(help="TOML file of methods, axes and seeds.")],
     out: Annotated[
