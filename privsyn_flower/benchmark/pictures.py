@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.evaluation.drawing import BLUE, GREY, pyplot, save
+from privsyn_flower.evaluation.drawing import BLUE, DARK, GREY, pyplot, save
 
 Floats = npt.NDArray[np.floating]
 
+RESULTS = ("synthetic", "trained")  # the run's own among the benchmark's names
+MEASURED = "figures of a benchmark, which epsilon does not cover"
 SHOWN = 2000  # points of one set that are drawn
 SHOWN_TOPICS, SHOWN_WORDS = 24, 4  # topics of a picture, and keywords of each
 
@@ -29,7 +31,7 @@ def principal_plane(reference: Floats) -> tuple[Floats, Floats]:
     return center, axes
 
 
-def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path) -> Path:
+def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path, *, said: str) -> Path:
     """Candidates of the rounds, each (m, d), over held-out embeddings (n, d) in a 2-PCA plane.
 
     The plane is that of the first candidates and the held-out text together. Shows the first,
@@ -55,22 +57,42 @@ def draw_rounds(candidates: Sequence[Floats], held_out: Floats, path: Path) -> P
     panels[0][0].legend(loc="lower left", fontsize=8, frameon=False, markerscale=2)
     figure.supxlabel("first principal component", fontsize=9)
     figure.supylabel("second", fontsize=9)
-    return save(figure, path)
+    return save(figure, path, f"{said}\n{MEASURED}")
 
 
-def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
-    """Next-token accuracy by method, {method: [value, low, high]}, as bars with intervals.
+def draw_accuracy(
+    accuracy: Mapping[str, Sequence[float]],
+    differences: Mapping[str, Sequence[float]],
+    path: Path,
+    *,
+    said: str,
+) -> Path:
+    """Accuracy by method, {method: [value, low, high]}, as bars with intervals, and beside it the
+    paired differences, {"A-B": [value, low, high]}.
 
-    Writes a PNG to `path`. Raises ValueError without methods.
+    Every held-out user has both of a pair, so a difference may be told from zero where the bars
+    seem to overlap. said: the `caption`. Writes a PNG to `path`. Raises ValueError without methods.
     """
     if not accuracy:
         raise ValueError("no method to draw")
-    plt = pyplot()
+    widths = [1.15 * len(accuracy) + 1.0, 6.2]
+    height = max(3.8, 0.36 * len(differences) + 1.4)
+    if differences:
+        figure, (bars, pairs) = pyplot().subplots(
+            1, 2, figsize=(sum(widths), height), width_ratios=widths
+        )
+        _draw_pairs(pairs, differences)
+    else:
+        figure, bars = pyplot().subplots(figsize=(widths[0], height))
+    _draw_bars(bars, accuracy)
+    return save(figure, path, f"{said}\n{MEASURED}")
+
+
+def _draw_bars(panel: Any, accuracy: Mapping[str, Sequence[float]]) -> None:
     names = list(accuracy)
     values = np.array([accuracy[name] for name in names], dtype=np.float64)
     spread = np.abs(values[:, 1:] - values[:, :1]).T
-    figure, panel = plt.subplots(figsize=(1.3 * len(names) + 1.2, 3.8))
-    colours = [BLUE if name in ("synthetic", "trained") else GREY for name in names]
+    colours = [BLUE if name in RESULTS else GREY for name in names]
     bars = panel.bar(range(len(names)), values[:, 0], color=colours, width=0.65)
     panel.errorbar(
         range(len(names)), values[:, 0], yerr=spread, fmt="none", ecolor="black", capsize=3
@@ -80,10 +102,31 @@ def draw_accuracy(accuracy: Mapping[str, Sequence[float]], path: Path) -> Path:
     panel.set_ylim(0, max(values[:, 2].max() * 1.15, 0.01))
     panel.set_ylabel("accuracy, held-out users")
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path)
 
 
-def draw_minority(shares: Mapping[str, float], path: Path) -> Path:
+def _draw_pairs(panel: Any, differences: Mapping[str, Sequence[float]]) -> None:
+    """A row for each pair, the first on top; filled where zero is outside of the interval."""
+    for place, (value, low, high) in enumerate(differences.values()):
+        told = low > 0 or high < 0
+        style = {"color": BLUE if told else DARK, "markerfacecolor": BLUE if told else "white"}
+        panel.errorbar(
+            value, place, xerr=[[value - low], [high - value]], fmt="o", capsize=3, **style
+        )
+        panel.annotate(
+            f"{value:+.4f} [{low:+.4f}, {high:+.4f}]", (1.02, place), fontsize=8,
+            xycoords=("axes fraction", "data"), va="center", color=style["color"],
+        )  # fmt: skip
+    panel.axvline(0.0, color=GREY, linewidth=1, zorder=0)
+    names = [pair.replace("_", " ").replace("-", " minus ") for pair in differences]
+    panel.set_yticks(range(len(names)), names, fontsize=8)
+    panel.set_ylim(len(names) - 0.5, -0.5)
+    panel.set_xlabel("paired difference of accuracy; filled: zero is outside of its interval")
+    panel.xaxis.label.set_size(8)
+    panel.tick_params(axis="x", labelsize=8)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def draw_minority(shares: Mapping[str, float], path: Path, *, said: str) -> Path:
     """The minority's share of the text of each row, {method: share}, as bars.
 
     Writes a PNG to `path`. Raises ValueError without rows.
@@ -101,10 +144,10 @@ def draw_minority(shares: Mapping[str, float], path: Path) -> Path:
     panel.set_ylim(0, max(values.max() * 1.15, 0.01))
     panel.set_ylabel("minority's share of the public text, %")
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path)
+    return save(figure, path, said)
 
 
-def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
+def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path, *, said: str) -> Path:
     """Frechet distances of the rounds' responses, {to what: [round 1, ...]}, as lines.
 
     Writes a PNG to `path`. Raises ValueError without rounds.
@@ -121,11 +164,16 @@ def draw_distances(by_round: Mapping[str, Sequence[float]], path: Path) -> Path:
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.legend(fontsize=8, frameon=False)
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path)
+    return save(figure, path, f"{said}\n{MEASURED}")
 
 
 def draw_topics(
-    keywords: Sequence[Sequence[str]], noisy: Floats, true: Floats | None, path: Path
+    keywords: Sequence[Sequence[str]],
+    noisy: Floats,
+    true: Floats | None,
+    path: Path,
+    *,
+    said: str,
 ) -> Path:
     """Shares of the largest topics, as released and as they are, as bars and points.
 
@@ -148,27 +196,32 @@ def draw_topics(
     panel.set_xlabel(f"share of the text, the {len(shown)} largest of {len(noisy)} topics")
     panel.legend(fontsize=8, frameon=False, loc="lower right")
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path)
+    return save(figure, path, said)
 
 
 def draw_benchmark(
-    summary: Mapping[str, Any], candidates: Sequence[Floats], held_out: Floats, folder: Path
+    summary: Mapping[str, Any],
+    candidates: Sequence[Floats],
+    held_out: Floats,
+    folder: Path,
+    *,
+    said: str,
 ) -> None:
-    """All pictures of a benchmark; distances.png is for methods with responses, minority.png for
-    a filter of public text that has a minority."""
+    """All pictures of a benchmark, with the `caption` said above each; distances.png is for methods
+    with responses, minority.png for a filter of public text that has a minority."""
     accuracy = {
         name: [value, *summary["accuracy_interval"][name]]
         for name, value in summary["accuracy"].items()
     }
-    draw_accuracy(accuracy, folder / "accuracy.png")
+    draw_accuracy(accuracy, summary["accuracy_difference"], folder / "accuracy.png", said=said)
     if shares := summary.get("proximity", {}).get("minority_share"):
-        draw_minority(shares, folder / "minority.png")
+        draw_minority(shares, folder / "minority.png", said=said)
     if candidates:
-        draw_rounds(candidates, held_out, folder / "candidates.png")
+        draw_rounds(candidates, held_out, folder / "candidates.png", said=said)
     if "responses" in summary:
         rounds = summary["responses"]
         by_round = {
             "to held-out users' text": rounds["frechet_held_out"],
             "to the private users' text": rounds["frechet_private"],
         }
-        draw_distances(by_round, folder / "distances.png")
+        draw_distances(by_round, folder / "distances.png", said=said)

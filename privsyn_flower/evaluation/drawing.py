@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-BLUE, GREY = "#1f5fa8", "#b8b8b8"
+from privsyn_flower.privacy.wording import at_most
+
+BLUE, GREY, DARK = "#1f5fa8", "#b8b8b8", "#6b6b6b"
+
+
+def caption(method: str, epsilon: float, delta: float, *, promised: bool = True) -> str:
+    """What stands above each picture of a run. promised: False where its statement claims none."""
+    if math.isinf(epsilon):
+        return f"{method}: NO PRIVACY, epsilon is infinite"
+    held = "" if promised else " (NO PRIVACY IS CLAIMED)"
+    return f"{method}: epsilon = {at_most(epsilon)}, delta = {delta:g}{held}"
 
 
 def pyplot() -> Any:
@@ -19,8 +31,12 @@ def pyplot() -> Any:
     return pyplot
 
 
-def save(figure: Any, path: Path) -> Path:
-    """Write a figure as a PNG and close it."""
+def save(figure: Any, path: Path, said: str = "") -> Path:
+    """Write a figure as a PNG, with what is said above it, and close it."""
+    wide = int(15 * figure.get_figwidth())  # characters
+    lines = [part for line in said.splitlines() for part in textwrap.wrap(line, wide)]
+    if lines:
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=9, color=DARK)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     # No date in the file: the same run gives the same bytes.
@@ -30,12 +46,16 @@ def save(figure: Any, path: Path) -> Path:
 
 
 def draw_curve(
-    accuracy: Sequence[Sequence[float]], gained: Sequence[Sequence[float]], path: Path
+    accuracy: Sequence[Sequence[float]],
+    gained: Sequence[Sequence[float]],
+    path: Path,
+    *,
+    said: str,
 ) -> Path | None:
     """Accuracy against rounds, and what was gained over the start, with their intervals.
 
-    accuracy, gained: rows of [round, value, low, high]. Writes a PNG to `path`; None without a
-    row of accuracy.
+    accuracy, gained: rows of [round, value, low, high]. said: the `caption`. Writes a PNG to
+    `path`; None without a row of accuracy.
     """
     if not accuracy:
         return None
@@ -55,13 +75,15 @@ def draw_curve(
         panel.spines[["top", "right"]].set_visible(False)
     if gained:
         panels[0][-1].axhline(0.0, color=GREY, linewidth=1)
-    return save(figure, path)
+    return save(figure, path, said)
 
 
-def draw_intervals(rows: Mapping[str, Sequence[float]], label: str, path: Path) -> Path:
+def draw_intervals(
+    rows: Mapping[str, Sequence[float]], label: str, path: Path, *, said: str
+) -> Path:
     """Figures with their intervals, {name: [value, low, high]}, the first name on top.
 
-    Writes a PNG to `path`. Raises ValueError without rows.
+    said: the `caption`. Writes a PNG to `path`. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError("no figure to draw")
@@ -74,4 +96,4 @@ def draw_intervals(rows: Mapping[str, Sequence[float]], label: str, path: Path) 
     panel.invert_yaxis()
     panel.set_xlabel(label)
     panel.spines[["top", "right"]].set_visible(False)
-    return save(figure, path)
+    return save(figure, path, said)

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy import PrivacyStatement
@@ -102,6 +103,13 @@ class Run:
         published."""
         own = hashlib.sha256(str(self.folder.path.resolve()).encode()).hexdigest()[:24]
         return Work(cache_folder(self.config) / "benchmark" / f"work-{own}")
+
+    @property
+    def caption(self) -> str:
+        """What stands above the run's pictures."""
+        own = self.statement
+        held = not own.threat_model.startswith("none")
+        return caption(self.config.method, own.epsilon, own.delta, promised=held)
 
     def known(self) -> dict[str, Any]:
         """What a summary says that is known before anything is asked."""

@@ -73,7 +73,7 @@ def write(
     """table.md, table.csv, differences.csv, runs.csv, methods/NAME.md and the pictures."""
     lines = lines_of(grid, outcomes)
     found = differences(grid, lines)
-    pictures = draw(grid, lines, folder)
+    pictures = draw(grid, lines, found, folder)
     page = markdown(grid, lines, found, outcomes)
     page += "".join(f"\n![{picture.stem}]({picture.name})\n" for picture in pictures)
     files = {

@@ -2,7 +2,9 @@
 
 The papers draw accuracy against the number of samples (PrE-Text, Figure 2) or clients of a round
 (POPri, Figure 3), with a line for each method; here against any axis. Bars are the 95 % intervals
-over held-out users. A method that trusts an aggregator is dashed, as it is no rival of the others.
+over held-out users. Below them are the paired differences, each user against himself, which may be
+told from zero where the bars above seem to overlap. A method that trusts an aggregator is dashed,
+as it is no rival of the others.
 """
 
 from __future__ import annotations
@@ -11,9 +13,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.compare.estimates import NO_GUARANTEE, Estimate, Line, estimate, numeric
+from privsyn_flower.cli.compare.estimates import (
+    NO_GUARANTEE,
+    Difference,
+    Estimate,
+    Line,
+    estimate,
+    numeric,
+)
 from privsyn_flower.cli.compare.tables import mean_cost
-from privsyn_flower.config.grid import GridConfig
+from privsyn_flower.config.grid import GridConfig, Point
 from privsyn_flower.evaluation.drawing import pyplot, save
 from privsyn_flower.report.summaries import TRUSTED
 
@@ -29,54 +38,114 @@ COSTS = (
 )
 
 
-def draw(grid: GridConfig, lines: Sequence[Line], folder: Path) -> list[Path]:
-    """accuracy-AXIS.png for every axis (accuracy.png for none) and cost.png; the files written."""
+def draw(
+    grid: GridConfig, lines: Sequence[Line], found: Sequence[Difference], folder: Path
+) -> list[Path]:
+    """accuracy-AXIS.png for every axis (accuracy.png for none) and cost.png; the files written.
+
+    found: the differences between the lines' methods.
+    """
     figures = {line: own for line in lines if (own := estimate(line, "accuracy")) is not None}
     if not figures:
         return []
     axes = [axis for axis, values in grid.axes.items() if len(values) > 1]
+    pairs = [one for one in found if one.measure == "accuracy"]
     written = [
-        found
+        path
         for axis in axes or [""]
-        if (found := _draw_axis(grid, figures, axis, folder)) is not None
+        if (path := _draw_axis(grid, figures, pairs, axis, folder)) is not None
     ]
     return [*written, *_draw_costs(grid, figures, folder)]
 
 
 def _draw_axis(
-    grid: GridConfig, figures: dict[Line, Estimate], axis: str, folder: Path
+    grid: GridConfig,
+    figures: dict[Line, Estimate],
+    pairs: Sequence[Difference],
+    axis: str,
+    folder: Path,
 ) -> Path | None:
-    """Accuracy along one axis, a panel for every point of the others. None: too many panels."""
-    panels = list(dict.fromkeys(_rest(line, axis) for line in figures))
+    """Accuracy along one axis, a panel for every point of the others, and the differences below.
+    None: too many panels."""
+    panels = list(dict.fromkeys(_rest(line.point, axis) for line in figures))
     if len(panels) > PANELS:
         return None
     scale = numeric(grid, axis) if axis else None
     names = [value.name for value in grid.axes[axis]] if axis else [""]
     place = scale or {name: float(i) for i, name in enumerate(names)}
-    figure, table = _panels(len(panels), list(figures))
-    for panel, rest in zip(table[0], panels, strict=True):
+    figure, table = _panels(len(panels), list(figures), rows=2 if pairs else 1)
+    for column, rest in enumerate(panels):
         rows: dict[tuple[str, str], list[Line]] = {}
         for line in figures:
-            if _rest(line, axis) == rest:
+            if _rest(line.point, axis) == rest:
                 rows.setdefault((line.method.name, line.reference), []).append(line)
         for rank, own in enumerate(rows.values()):
-            aside = rank - (len(rows) - 1) / 2  # bars side by side
-            xs = [
-                place[name] * 1.04**aside if scale else place[name] + 0.06 * aside
-                for name in (line.point.get(axis, "") for line in own)
-            ]
-            _curve(panel, grid, own, xs, [figures[line] for line in own])
-        if scale:
-            panel.set_xscale("log")
-            panel.minorticks_off()
-        panel.set_xticks(list(place.values()), [_tick(axis, name) for name in place], fontsize=9)
-        panel.set_xlabel(plain(axis))
-        panel.set_title(plain(", ".join(" ".join(pair) for pair in rest)), fontsize=10)
-        panel.spines[["top", "right"]].set_visible(False)
+            xs = _aside(own, axis, place, rank - (len(rows) - 1) / 2, logarithmic=bool(scale))
+            _curve(table[0][column], grid, own, xs, [figures[line] for line in own])
+            if pairs:
+                _differences(table[1][column], grid, own, xs, pairs)
+        for panel in table[:, column]:
+            if scale:
+                panel.set_xscale("log")
+                panel.minorticks_off()
+            panel.set_xticks(list(place.values()), [_tick(axis, name) for name in place])
+            panel.tick_params(axis="x", labelsize=9)
+            panel.spines[["top", "right"]].set_visible(False)
+        table[-1][column].set_xlabel(plain(axis))
+        table[0][column].set_title(plain(", ".join(" ".join(pair) for pair in rest)), fontsize=10)
     table[0][0].set_ylabel("accuracy, held-out users")
+    if pairs:
+        base = plain(pairs[0].against.title)
+        table[1][0].set_ylabel(f"paired difference,\nminus {base}", fontsize=9)
     _legend(figure, table[0])
     suffix = axis.rpartition(".")[2]
-    return save(figure, folder / (f"accuracy-{suffix}.png" if suffix else "accuracy.png"))
+    path = folder / (f"accuracy-{suffix}.png" if suffix else "accuracy.png")
+    return save(figure, path, _claimed(list(figures), pairs=bool(pairs)))
+
+
+def _aside(
+    own: Sequence[Line], axis: str, place: dict[str, float], by: float, *, logarithmic: bool
+) -> list[float]:
+    """Where a method's points stand along the axis, its bars beside those of the others."""
+    xs = [place[line.point.get(axis, "")] for line in own]
+    return [x * 1.04**by if logarithmic else x + 0.06 * by for x in xs]
+
+
+def _differences(
+    panel: Any,
+    grid: GridConfig,
+    own: Sequence[Line],
+    xs: Sequence[float],
+    pairs: Sequence[Difference],
+) -> None:
+    """A method minus the one that all are compared with, with the wider reach of its intervals."""
+    panel.axhline(0.0, color=DARK, linewidth=0.8, zorder=0)
+    if own[0].reference:
+        return
+    by_point = {
+        tuple(one.point.items()): one for one in pairs if one.method.name == own[0].method.name
+    }
+    style = {**_style(grid, own[0]), "linestyle": "none"}
+    for x, line in zip(xs, own, strict=True):
+        found = by_point.get(tuple(line.point.items()))
+        if found is None:
+            continue
+        value = found.estimate.value
+        low, high = found.reach or (value, value)
+        filled = {"markerfacecolor": style["color"] if found.sign else "white"}
+        bars = [[value - low], [high - value]]
+        panel.errorbar(x, value, yerr=bars, capsize=3, markersize=5, **{**style, **filled})
+
+
+def _claimed(lines: Sequence[Line], *, pairs: bool = False) -> str:
+    """What stands above a picture: the epsilon of each method, and what the figures rest on."""
+    stated: dict[str, dict[str, None]] = {}
+    for line in lines:
+        if not line.reference:
+            stated.setdefault(plain(line.title), {})[line.stated_epsilon] = None
+    said = "; ".join(f"{name}: {', '.join(values)}" for name, values in stated.items())
+    below = "; below, filled: zero is outside of both intervals" if pairs else ""
+    return f"epsilon of {said}\nfigures of a benchmark, which epsilon does not cover{below}"
 
 
 def _curve(
@@ -121,7 +190,7 @@ def _draw_costs(grid: GridConfig, figures: dict[Line, Estimate], folder: Path) -
         panel.spines[["top", "right"]].set_visible(False)
     table[0][0].set_ylabel("accuracy, held-out users")
     _legend(figure, table[0])
-    return [save(figure, folder / "cost.png")]
+    return [save(figure, folder / "cost.png", _claimed(list(results)))]
 
 
 def _cost(line: Line, name: str) -> float:
@@ -151,8 +220,8 @@ def _bars(own: Estimate) -> tuple[float, float]:
     return own.users or own.seeds or (own.value, own.value)
 
 
-def _rest(line: Line, axis: str) -> tuple[tuple[str, str], ...]:
-    return tuple((key, value) for key, value in line.point.items() if key != axis)
+def _rest(point: Point, axis: str) -> tuple[tuple[str, str], ...]:
+    return tuple((key, value) for key, value in point.items() if key != axis)
 
 
 def _tick(axis: str, name: str) -> str:
@@ -161,11 +230,14 @@ def _tick(axis: str, name: str) -> str:
     return plain(name) if promises else f"{plain(name)}\n(no guarantee)"
 
 
-def _panels(count: int, lines: Sequence[Line]) -> tuple[Any, Any]:
+def _panels(count: int, lines: Sequence[Line], rows: int = 1) -> tuple[Any, Any]:
     """A figure with panels beside each other, and room for the legend to their right."""
     legend = 0.9 + 0.065 * max(len(str(_said(line))) for line in lines)
-    size = (4.3 * count + legend, 4.0)
-    found: tuple[Any, Any] = pyplot().subplots(1, count, figsize=size, sharey=True, squeeze=False)
+    size = (4.3 * count + legend, 4.2 + 2.0 * (rows - 1))
+    heights = [2.0, 1.0][:rows]
+    found: tuple[Any, Any] = pyplot().subplots(
+        rows, count, figsize=size, sharex="col", sharey="row", squeeze=False, height_ratios=heights
+    )
     return found
 
 

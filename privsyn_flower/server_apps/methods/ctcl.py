@@ -374,7 +374,8 @@ class CTCLRecipe(Updating, Writing[CTCL]):
         shares = self._by_topic(self.kept.shares)
         question = topic_question(self.topics, BOUND, samples_cap=self.config.data.samples_per_user)
         figures, true = topic_feedback(question, shares, private)
-        draw_topics(self.topics.keywords, shares, true, self.folder.path / "topics.png")
+        path = self.folder.path / "topics.png"
+        draw_topics(self.topics.keywords, shares, true, path, said=self.run.caption)
         return figures, []
 
 

@@ -151,7 +151,8 @@ class Evaluation(Recipe[Folders]):
             for name, found in self.measured.get("models", {}).items()
         }
         if rows:
-            draw_intervals(rows, "accuracy on users' text", self.folder.path / PICTURE)
+            path = self.folder.path / PICTURE
+            draw_intervals(rows, "accuracy on users' text", path, said=self.run.caption)
         return 0
 
     def figures(self, strategy: Folders) -> dict[str, Any]:

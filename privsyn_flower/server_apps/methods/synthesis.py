@@ -156,7 +156,10 @@ class Writing(Recipe[T]):
                 keep=self.folder.path,
                 at_once=here_at_once(self.config, self.work(self.config)),
             )
-            draw_benchmark(found.summary, found.candidates, found.held_out, self.folder.path)
+            draw_benchmark(
+                found.summary, found.candidates, found.held_out, self.folder.path,
+                said=self.run.caption,
+            )  # fmt: skip
         return found.summary
 
 

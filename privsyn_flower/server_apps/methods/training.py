@@ -253,7 +253,8 @@ class Training(Updating, Recipe[TrainingStrategy]):
 
     def result(self, strategy: TrainingStrategy) -> int:
         self.model = export_model(self.start, strategy.parameters(), self.folder.path / "model")
-        draw_curve(**drawable(self._points()), path=self.folder.path / "evaluation_curve.png")
+        path = self.folder.path / "evaluation_curve.png"
+        draw_curve(**drawable(self._points()), path=path, said=self.run.caption)
         self.proximity = filtered_pool(self.run, self.start, self.model)
         return 0
 
@@ -297,7 +298,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 keep=self.folder.path,
                 at_once=here_at_once(self.config, self.work(self.config)),
             )
-            draw_benchmark({**found, **told}, [], NO_ROWS, self.folder.path)
+            draw_benchmark({**found, **told}, [], NO_ROWS, self.folder.path, said=self.run.caption)
         return {**found, **told}
 
     def _anew(self, noise: Path | None, steps: Steps) -> tuple[dict[str, Any], dict[str, Path]]:

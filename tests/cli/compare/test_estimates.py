@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.cli.compare import figures
 from privsyn_flower.cli.compare.cells import Cell, Outcome
 from privsyn_flower.cli.compare.details import details
 from privsyn_flower.cli.compare.estimates import (
@@ -242,8 +243,8 @@ def test_names_in_pictures_are_no_mathematics(tmp_path: Path) -> None:
         for method, label in zip(given.methods, ("$\\frac{$", "_train"), strict=True)
     ]
     grid = given.model_copy(update={"methods": named})
-    runs = outcomes_of(grid, {"text": [[0.2], [0.2]], "train": [[0.3], [0.3]]})
-    assert len(draw(grid, lines_of(grid, runs), tmp_path)) == 2
+    lines = lines_of(grid, outcomes_of(grid, {name: [[0.2], [0.2]] for name in ("text", "train")}))
+    assert len(draw(grid, lines, differences(grid, lines), tmp_path)) == 2
     assert plain("_train") == " _train" and plain("a $b$\nc") == r"a \$b\$ c"
 
 
@@ -251,8 +252,29 @@ def test_pictures_of_one_grid(tmp_path: Path) -> None:
     grid = grid_of()
     values = {"text": [[0.2, 0.22]] * 3, "train": [[0.25, 0.26]] * 3}
     lines = lines_of(grid, outcomes_of(grid, values))
-    first = draw(grid, lines, tmp_path)
+    first = draw(grid, lines, differences(grid, lines), tmp_path)
     assert [path.name for path in first] == ["accuracy-users.png", "cost.png"]
     before = [path.read_bytes() for path in first]
-    assert [path.read_bytes() for path in draw(grid, lines, tmp_path)] == before
-    assert draw(grid, [], tmp_path / "none") == []
+    assert [
+        path.read_bytes() for path in draw(grid, lines, differences(grid, lines), tmp_path)
+    ] == before
+    assert draw(grid, [], [], tmp_path / "none") == []
+
+
+def test_pictures_carry_epsilon_and_the_paired_differences(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Any] = []
+    monkeypatch.setattr(figures, "save", lambda figure, path, said: drawn.append((figure, said)))
+    grid = grid_of(["250", "1000"])
+    # Apart by as much in both seeds, and so told apart; then by less than seeds differ.
+    values = {"text": [[0.20, 0.22], [0.20, 0.22]], "train": [[0.21, 0.23001], [0.21, 0.21]]}
+    lines = lines_of(grid, outcomes_of(grid, values))
+    draw(grid, lines, differences(grid, lines), tmp_path)
+    figure, said = drawn[0]
+    assert said.startswith("epsilon of text: 2; train: 2\n") and "does not cover" in said
+    below = figure.axes[1]
+    assert below.get_ylabel() == "paired difference,\nminus train"
+    points = [line for line in below.get_lines() if line.get_marker() == "o"]
+    assert [float(point.get_ydata()[0]) for point in points] == pytest.approx([-0.010005, 0.0])
+    assert [point.get_markerfacecolor() == "white" for point in points] == [False, True]
