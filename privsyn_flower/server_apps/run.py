@@ -29,6 +29,7 @@ from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
+from privsyn_flower.strategies.engine.outcome import of_rounds
 from privsyn_flower.strategies.engine.session import Session
 
 logger = logging.getLogger("privsyn_flower")
@@ -125,24 +126,15 @@ class Run:
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
-        config, metrics = self.config, self.folder.exchanges()
-        down = max((row["bytes_down_per_node"] for row in metrics), default=0)
-        up = max((row["bytes_up_per_node"] for row in metrics), default=0)
-        nodes = sum(row["nodes_answered"] for row in metrics)
+        planned = self.config.rounds if self.has_rounds else 0
         return {
             **self.known(),
-            "rounds": done,
-            "rounds_planned": config.rounds if self.has_rounds else 0,
-            "ended_early": self.ended_early or None,
+            **of_rounds(self.folder, done, planned, self.ended_early),
             "participations_per_user": min(done, self.statement.most_participations),
             "privacy_curve": self.session.promise.curve if self.asks else None,
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "synthetic_samples": samples,
-            "bytes_up_per_user_round": up,
-            "bytes_down_per_user_round": down,
-            "bytes_up_all_nodes": up * nodes,
-            "bytes_down_all_nodes": down * nodes,
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,
         }

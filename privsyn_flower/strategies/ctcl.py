@@ -31,6 +31,7 @@ from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.engine.one_question import OneQuestion
+from privsyn_flower.strategies.engine.outcome import note_samples
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.strategies.synthesis.topic_counts import (
@@ -114,6 +115,8 @@ class CTCL(SynthesisStrategy):
     `begin` and `attach` make it ready, `histogram` asks for the counts, and then any round engine
     drives it. `plan(n)` says how many texts of each topic n texts are.
     """
+
+    method = "ctcl"
 
     def __init__(
         self,
@@ -292,7 +295,8 @@ class CTCL(SynthesisStrategy):
                     self.config, how, device, kept, target, samples=samples, seed=self.seed,
                     purpose="synthetic", progress=options.get("progress", silent),
                 )  # fmt: skip
-        texts = [LabelledText(row["text"]) for row in read_jsonl(target)]
+            texts = [LabelledText(row["text"]) for row in read_jsonl(target)]
+            note_samples(run, len(texts))
         return replace(result, texts=texts)
 
     def said(self) -> dict[str, Any]:

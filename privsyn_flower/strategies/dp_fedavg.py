@@ -25,6 +25,8 @@ class DPFedAvg(TrainingStrategy):
     seed : of the server's choices; never of noise.
     """
 
+    method = "dp-fedavg"
+
     def __init__(
         self,
         config: AveragingConfig | None = None,

@@ -30,6 +30,8 @@ class DPFTRL(TrainingStrategy):
     seed : of the server's choices; never of noise.
     """
 
+    method = "dp-ftrl"
+
     def __init__(
         self, config: AveragingConfig, ftrl: FtrlConfig | None = None, *, seed: int = 0
     ) -> None:

@@ -79,6 +79,8 @@ class POPri(SynthesisStrategy):
     chosen in the last round that had any.
     """
 
+    method = "popri"
+
     def __init__(
         self,
         prompts: PromptSource | Sequence[str] | Mapping[str, Sequence[str]],

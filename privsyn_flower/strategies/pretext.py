@@ -23,6 +23,8 @@ class PrEText(Evolution[PreTextConfig]):
     seed : choices on the server; never noise.
     """
 
+    method = "pretext"
+
     @classmethod
     def defaults(cls) -> PreTextConfig:
         return PreTextConfig()

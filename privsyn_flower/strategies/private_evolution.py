@@ -31,6 +31,8 @@ class PrivateEvolution(Evolution[PeConfig]):
     seed : choices on the server; never noise.
     """
 
+    method = "pe"
+
     @classmethod
     def defaults(cls) -> PeConfig:
         return PeConfig()

@@ -371,6 +371,8 @@ def test_start_counts_trains_and_writes(tmp_path: Path, loopback: Any, base: Pat
     assert "over 1 of 'topics'" in said and "2 rounds" in said
     rows = [json.loads(line) for line in (tmp_path / "run" / "synthetic.jsonl").open()]
     assert [row["text"] for row in rows] == [one.text for one in result.texts]
+    told = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (told["method"], told["synthetic_samples"]) == ("ctcl", len(rows))
     assert 1 <= len(rows) <= 12 and {row["topic"] for row in rows} <= set(range(4))
     before, after = (load_file(p / "model.safetensors") for p in (base, tmp_path / "run" / "model"))
     assert any(not np.array_equal(before[name], after[name]) for name in before)

@@ -7,7 +7,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -40,6 +40,7 @@ from privsyn_flower.strategies.averaging.app_records import (
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.cohort import check_enough
+from privsyn_flower.strategies.engine.outcome import write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
 from privsyn_flower.training import Layout
@@ -84,9 +85,10 @@ class Evaluations(Protocol):
 class TrainingStrategy(GeneralisedFedAvg):
     """A training method that `start` runs over a Flower grid.
 
-    evaluations: of the run, when it has some.
+    evaluations: of the run, when it has some. method: what `privsyn run` calls it.
     """
 
+    method: ClassVar[str] = ""
     evaluations: Evaluations | None = None
 
     def phase(self, rounds: int, spare_rounds: int = 1, *, nodes: int = 0) -> Phase:
@@ -210,6 +212,7 @@ class TrainingStrategy(GeneralisedFedAvg):
                     )
                 done = engine.run()
                 found = self._measured(session.folder, done)
+            write_summary(session, engine, self.method or type(self).__name__, done)
             return self._result(session, engine, done, found)
 
     def _measured(self, run: RunFolder, done: int) -> dict[int, MetricRecord]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 
@@ -16,6 +16,7 @@ from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.outcome import write_summary
 from privsyn_flower.strategies.engine.rounds import Strategy
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text.prompts import LabelledText
@@ -42,9 +43,11 @@ class SynthesisResult:
 class SynthesisStrategy(Strategy):
     """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp.
 
-    noise_keys: folder for the key of an aggregator's noise, where a method has such noise.
+    noise_keys: folder for the key of an aggregator's noise, where a method has such noise. method:
+    what `privsyn run` calls it.
     """
 
+    method: ClassVar[str] = ""
     seeds: list[str]
     noise_keys: Path | None = None
 
@@ -138,6 +141,8 @@ class SynthesisStrategy(Strategy):
             with session.running(self) as engine:
                 done = engine.run()
             spent = book.spent_epsilon(run=engine.plan.run)
+            name = self.method or type(self).__name__
+            write_summary(session, engine, name, done, samples=len(self.seeds))
         return SynthesisResult(
             list(self.seeds),
             done,
