@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from privsyn_flower.progress import FORETOLD
@@ -72,12 +72,15 @@ class Display:
         self.printed: dict[str, float] = {}
         self.foretold: set[str] = set()
         self.pace = Pace()
-        words = ("{task.fields[count]}", "{task.fields[left]}", "{task.fields[note]}")
+        # What is told has the room that names and bars leave, and is cut there.
+        what = Column(max_width=38, no_wrap=True, overflow="ellipsis")
+        rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self.progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=20),
-            *(TextColumn(word, markup=False) for word in words),
+            TextColumn("{task.description}", markup=False, table_column=what),
+            BarColumn(bar_width=20 if self.console.width >= WIDTH else 8),
+            TextColumn("{task.fields[told]}", markup=False, table_column=rest),
             console=self.console,
+            expand=True,
         )
 
     def __enter__(self) -> Self:
@@ -107,12 +110,11 @@ class Display:
             return
         what, unit = named(stage)
         if stage not in self.tasks:
-            empty: dict[str, Any] = {"note": "", "left": "", "count": ""}
-            self.tasks[stage] = self.progress.add_task(what, total=total, **empty)
+            self.tasks[stage] = self.progress.add_task(what, total=total, note="", told="")
         task = self.tasks[stage]
-        words = {"note": event["note"] or self.progress.tasks[task].fields["note"]}
-        words |= {"left": spoken(left), "count": counted(done, total, unit)}
-        self.progress.update(task, completed=done, total=total, **words)
+        note = event["note"] or self.progress.tasks[task].fields["note"]
+        told = _listed(counted(done, total, unit), spoken(left), note)
+        self.progress.update(task, completed=done, total=total, note=note, told=told)
         if stage == "rounds":  # its bar tells what is over
             for one, other in self.tasks.items():
                 if one.startswith("round "):
@@ -144,8 +146,12 @@ class Display:
             self.foretold |= {stage} if left is not None else set()
             what, unit = named(stage)
             count = counted(done, total, unit) or ("done" if fraction >= 1.0 else "")
-            told = ", ".join(word for word in (count, note, spoken(left)) if word)
+            told = _listed(count, note, spoken(left))
             print(f"{what}: {told}" if told else what, file=sys.stderr, flush=True)
+
+
+def _listed(*words: str) -> str:
+    return ", ".join(word for word in words if word)
 
 
 def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:

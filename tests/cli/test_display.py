@@ -94,16 +94,19 @@ def test_width_where_there_is_no_terminal(monkeypatch: Any) -> None:
 def test_bars_on_a_terminal_say_what_is_done() -> None:
     with Display() as display:
         display.live = True
-        sheet = io.StringIO()
-        display.progress.live.console = Console(file=sheet, width=110)
         event = {"t": 0.0, "stage": "round 2: nodes", "done": 3, "total": 8, "note": "[red]"}
         display.show(event)
         display.show({"t": 0.0, "stage": "data", "done": 0, "total": 1, "note": ""})
-        display.progress.live.console.print(display.progress.get_renderable())
+        shown = []
+        for columns in (60, 110):
+            sheet = io.StringIO()
+            Console(file=sheet, width=columns).print(display.progress.get_renderable())
+            shown.append(sheet.getvalue().splitlines())
         display.live = False
-    shown = sheet.getvalue()
-    assert "round 2: answers" in shown and "3 of 8 nodes" in shown and "[red]" in shown
-    assert "preparing the data" in shown and "0 of 1" not in shown
+    for first, second in shown:
+        assert first.startswith("round 2: answers ") and "3 of 8 nodes, [red]" in first
+        assert second.startswith("preparing the data ") and "0 of 1" not in second
+    assert max(len(line) for line in shown[0]) <= 60
 
 
 def test_table_of_a_run_that_ended_early() -> None:
