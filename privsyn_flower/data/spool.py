@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import weakref
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,7 @@ class StoredGroups(Sequence[Group]):
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b")
+        weakref.finalize(self, self._file.close)
         self._ends = array("q", [0])
         self._first = array("q")
         self._order: I64 = np.zeros(0, dtype=np.int64)

@@ -209,7 +209,7 @@ def survivors_sum(
         users = load_users(federation.node_folder(number) / "users.jsonl")
         assert len(users) == USERS // NODES
         cache = folder / "expected" / str(number)
-        node: Any = SimpleNamespace(cache=cache, embedder="ngram-64", device="cpu")
+        node: Any = SimpleNamespace(cache=cache, embedder="ngram-64", device="cpu", memory=1 << 20)
         everybody = np.ones(len(users), dtype=bool)
         total += user_votes(query, users, Taking(everybody, everybody), plan, node)
     assert total.any()

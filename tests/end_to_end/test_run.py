@@ -15,7 +15,7 @@ import pytest
 
 from privsyn_flower.local.processes import started_under
 from privsyn_flower.privacy import Ledger
-from privsyn_flower.report.source import digest
+from privsyn_flower.report.source import commit, digest
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried
 from tests.report.records import deployment_of
@@ -93,8 +93,8 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     assert len(summary["privacy_short"].split()) <= 60
     record = deployment_of(folder)
     assert record["privacy_loss"]["privacy_parameters"] == {}  # its noise is from the seed
-    # Flower ran a copy of the app; the digest says of which files.
-    assert summary["code_sha256"] == digest() and summary["commit"] is None
+    # Flower ran the code that these tests import.
+    assert summary["code_sha256"] == digest() and summary["commit"] == commit()
     assert digest() in record["implementation"]["mechanisms"]
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [row["round"] for row in metrics] == list(range(1, 41))
