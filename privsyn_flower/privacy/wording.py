@@ -55,6 +55,15 @@ def at_most(value: float) -> str:
     return _rounded(value, ROUND_CEILING)
 
 
+def delta_at_most(delta: float) -> str:
+    """Three digits, rounded up, as a delta of 1e-6 needs another scale than an epsilon."""
+    exact = Decimal(repr(float(delta)))
+    if not exact.is_finite() or not exact:
+        return f"{delta:g}"
+    scale = Decimal(1).scaleb(exact.adjusted() - 2)
+    return f"{float(exact.quantize(scale, rounding=ROUND_CEILING)):.3g}"
+
+
 def at_least(value: float) -> str:
     """Four decimals, rounded down: printed noise never overstates."""
     return _rounded(value, ROUND_FLOOR)
