@@ -10,13 +10,16 @@ import re
 from privsyn_flower.config import Scalar, flat_defaults
 from privsyn_flower.terminal import last_part, without_places
 
-# Of the machine, or of whoever ran it: where things lie, which servers and keys were used.
+# Of the machine, or of whoever ran it: where things lie, whose they are, which servers and keys
+# were used. They may be relative paths and names of hosts, which no pattern knows.
 HERE = (
     "run-folder",
     "cache",
     "assets",
     "ledger",
+    "population-name",
     "data.path",
+    "data.public-path",
     "models.accelerate-arguments",
     "generation.base-url",
     "generation.api-key-env",
@@ -37,7 +40,8 @@ def places(value: Scalar) -> list[str]:
 
 def passed_on(key: str, value: Scalar) -> Scalar:
     """A value as others may read it: HIDDEN for what is in HERE, and of paths the last part."""
-    if key in HERE and value != flat_defaults().get(key):
+    hub = isinstance(value, str) and value.startswith("hub:")  # everybody's
+    if key in HERE and value != flat_defaults().get(key) and not hub:
         return HIDDEN
     if not isinstance(value, str):
         return value
