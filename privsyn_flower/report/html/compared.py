@@ -22,6 +22,7 @@ from privsyn_flower.report.html.overview import method_of, notices
 from privsyn_flower.report.html.parts import (
     OUTSIDE,
     Part,
+    delta,
     epsilon,
     guarded,
     mapping,
@@ -125,6 +126,8 @@ def _cell(column: str, summary: Mapping[str, Any]) -> str:
     """A column of `privsyn report`; a summary that lacks what it needs has a dash."""
     if column == "epsilon":
         return epsilon(summary)
+    if column == "delta":
+        return delta(summary) or "-"
     try:
         return str(COLUMNS[column](summary))
     except (KeyError, TypeError, ValueError):

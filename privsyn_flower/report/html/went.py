@@ -19,7 +19,7 @@ from privsyn_flower.report.html.markup import (
     seconds,
     table,
 )
-from privsyn_flower.report.html.parts import Part, paragraph, small
+from privsyn_flower.report.html.parts import Part, paragraph, rounded_up, small, why_failed
 from privsyn_flower.report.html.private import few, spread
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.terminal import without_places
@@ -27,7 +27,7 @@ from privsyn_flower.terminal import without_places
 MOST_LINES = 40  # of warnings
 LONGEST = 500  # characters of one
 # As `messaging.tally` writes it: "3 of 8 nodes refused: policy (min-noise)".
-ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent)[^;]*)")
+ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent|were lost)[^;]*)")
 AGAIN = "nothing was released"
 COLUMNS = {  # of a round's row -> heading and how it is shown; those that no row has are left out
     "attempt": ("attempt", number),
@@ -41,7 +41,7 @@ COLUMNS = {  # of a round's row -> heading and how it is shown; those that no ro
     "noise_std": ("noise std", number),
     "clip_norm": ("clip norm", number),
     "update_norm": ("update norm", number),
-    "epsilon_so_far": ("epsilon so far", number),
+    "epsilon_so_far": ("epsilon so far", rounded_up),
     "exchange_seconds": ("exchange", seconds),
     "seconds": ("all", seconds),
 }
@@ -151,7 +151,7 @@ def _said(run: RunFolder) -> list[Html]:
     if run.error:
         parts += [
             element("h3", "Why it failed"),
-            element("pre", without_places(run.error)[: 8 * LONGEST]),
+            element("pre", why_failed(run)[: 8 * LONGEST]),
         ]
     if run.warnings:
         lines_ = [_cut(without_places(line)) for line in run.warnings[-MOST_LINES:]]
