@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import at_most, delta_at_most
 from privsyn_flower.report import claims
 from privsyn_flower.report.guarantee import (
     READERS,
@@ -98,9 +98,10 @@ def _warnings(claim: PrivacyStatement) -> Said:
 def _delta_of_users(claim: PrivacyStatement, summary: Summary) -> Said:
     if not (users := summary.get("users")):
         return []
+    product = float(f"{claim.delta * users:.12g}")  # without the last digits of floating point
     return [
         f"Delta is {claim.delta:g}; times the {users:,} declared users that is "
-        f"{claim.delta * users:.3g}."
+        f"{delta_at_most(product)}."
     ]
 
 
@@ -116,7 +117,7 @@ def _measures(claim: PrivacyStatement, summary: Summary) -> Said:
         said.append(f"rho = {at_most(claim.rho_zcdp)} (zCDP) and mu = {mu} (Gaussian DP){but}.")
     if points := curve(summary):
         spread = points[:: max(1, len(points) // 5)]
-        told = "; ".join(f"({at_most(epsilon)}, {delta:.3g})" for epsilon, delta in spread)
+        told = "; ".join(f"({at_most(one)}, {delta_at_most(other)})" for one, other in spread)
         said.append(f"Pairs of epsilon and delta that hold as well: {told}.")
     return said
 

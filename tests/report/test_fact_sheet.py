@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.wording import delta_at_most
 from privsyn_flower.report.fact_sheet import FactSheetItem, fact_sheet, fact_sheets
 from privsyn_flower.report.guarantee import curve
 from privsyn_flower.report.source import code, commit, digest
@@ -73,6 +74,11 @@ def test_measures_and_the_curve() -> None:
 def test_delta_is_told_beside_the_users() -> None:
     told = of()["privacy parameters"]
     assert told == "Delta is 3e-06; times the 1,000 declared users that is 0.003."
+    told = of(users=700)["privacy parameters"]
+    assert told.endswith("that is 0.0021.")
+    assert [delta_at_most(one) for one in (1.2341e-6, 3e-6, 9.999e-6, 0.3, 0.0)] == [
+        "1.24e-06", "3e-06", "1e-05", "0.3", "0",
+    ]  # fmt: skip
 
 
 def test_which_code_it_was() -> None:

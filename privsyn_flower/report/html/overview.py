@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from privsyn_flower.report.html.markup import (
     Html,
@@ -25,6 +24,7 @@ from privsyn_flower.report.html.parts import (
     why_failed,
 )
 from privsyn_flower.report.html.private import short_claim
+from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import RESULTS
 from privsyn_flower.terminal import without_places
@@ -62,8 +62,7 @@ def _line(run: RunFolder) -> str:
     summary = run.summary or {}
     told = [method_of(run)]
     if dataset := summary.get("dataset"):
-        source, _, path = str(dataset).partition(":")
-        told.append(f"{source}:{PurePath(path).name}" if path else source)
+        told.append(dataset_name(dataset))
     elif run.config is not None:
         told.append(run.config.data.source)
     users = summary.get("users", run.promised.get("users"))
