@@ -97,6 +97,10 @@ def test_settings_are_told_without_places() -> None:
         'method = "evaluation"',
         "epsilon = 1.5", "rounds = 3", "", "[data]", 'source = "files"', "users = 500",
     ]  # fmt: skip
+    named = {"data.source": "files", "data.path": "x", "data.public-path": "clients/acme/x.jsonl",
+             "population-name": "acme-patients"}  # fmt: skip
+    assert "acme" not in settings(of(**named))
+    assert "hub:a/b" in settings(of(**{**named, "data.public-path": "hub:a/b"}))
     assert settings(of()).splitlines()[1:] == ['method = "pretext"']
     assert places("a=/x/y,b=C:\\z") == ["/x/y", "C:\\z"] and places("hub:a/b") == []
     assert places("either/or, and 3/4") == []
