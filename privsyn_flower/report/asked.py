@@ -47,11 +47,10 @@ BIAS = (
 
 def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     """Of a run that asked its users."""
-    claimed = not _none(claim)
+    claimed = not _warnings(claim)
     trusted = claim.aggregation == "plain" or "aggregator" in claims.sources(claim)
     exact = "nodes" not in claims.sources(claim)
     return Guarantee(
-        claimed=claimed,
         simulated=claim.simulated,
         variant="Approximate DP" if claimed else "",
         model="Central" if trusted else "Federated",

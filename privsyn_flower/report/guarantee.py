@@ -36,13 +36,12 @@ UTILITY = (
 class Guarantee:
     """What may be said, topic by topic; an empty list where there is nothing to say.
 
-    claimed: False where no privacy is, whatever the other sentences say. simulated:
-    known to be. variant, model: names of
-    the OpenDP registry, "" where none applies. epsilon, delta, rho: what is claimed, None for what
-    is not; rho only where it holds without a part of delta.
+    simulated: known to be. variant, model: names of the OpenDP registry, "" where none applies.
+    epsilon, delta, rho: what is claimed, for programs to read; None for what is not, so nothing
+    where epsilon does not cover the split, whose result must not be released. rho only where it
+    holds without a part of delta.
     """
 
-    claimed: bool
     simulated: bool
     variant: Variant
     model: Model

@@ -32,7 +32,10 @@ def unasked(summary: Summary) -> Guarantee:
     else:
         made = _none(summary)
     split = "chosen by private text" in model
-    return replace(made, warnings=[*made.warnings, SPLIT]) if split else made
+    if not split:
+        return made
+    warnings = [*made.warnings, SPLIT]
+    return replace(made, warnings=warnings, variant="", epsilon=None)
 
 
 def _public(summary: Summary) -> Guarantee:
@@ -55,7 +58,6 @@ def _public(summary: Summary) -> Guarantee:
     return _rest(
         summary,
         texts,
-        claimed=True,
         variant="Pure DP",
         epsilon=0.0,
         formal=[
@@ -82,7 +84,6 @@ def _none(summary: Summary) -> Guarantee:
     return _rest(
         summary,
         texts,
-        claimed=False,
         simulated=True,
         warnings=["NO PRIVACY: nothing of this run may be released."],
         formal=["There is NO guarantee: epsilon is infinite."],
@@ -130,7 +131,6 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
     return _rest(
         summary,
         texts,
-        claimed=claimed,
         variant="Pure DP" if claimed else "",
         model="Local",
         simulated=True,

@@ -53,8 +53,11 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
         set(),
     ),
     "split": (
-        {"data.near-duplicates": "remove", "benchmark": True}, "Federated", "Approximate DP",
-        {"epsilon", "delta"},
+        {"data.near-duplicates": "remove", "benchmark": True}, "Federated", "", set(),
+    ),
+    "split-public": (
+        {"method": "public-only", "data.near-duplicates": "remove", "benchmark": True}, "", "",
+        set(),
     ),
     "ledger": (
         {"population-name": "phones", "ledger-epsilon": 20.0}, "Federated", "Approximate DP",
@@ -115,10 +118,10 @@ def test_a_run_is_a_valid_record_that_claims_what_it_claims(name: str) -> None:
     # The whole statement goes along, and a warning stands before everything else.
     assert found["implementation"]["additional_information"] == summary["privacy"]
     begins = found["basic"]["description"].startswith(("NO PRIVACY", "Epsilon does not cover"))
-    assert begins == (name in ("seeded", "chosen", "split", "expand-private", "dp-prompt-seeded"))
+    assert begins == (not variant)
     assert found["administrative"]["tier"] == (3 if variant else 1)
     assert all(text.strip() for text in texts(found))
-    simulated = "public-only" != name != "expand-only"
+    simulated = name not in ("public-only", "expand-only", "split-public")
     assert ("A SIMULATION" in found["basic"]["description"]) == simulated
 
 
