@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.config import RunConfig
@@ -260,6 +260,9 @@ def test_a_strategy_in_somebody_elses_app(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80))
+@example("\x85")
+@example("one\u2028two\n\u2029")
+@example("\ufeff")
 def test_any_text_comes_back_as_it_was(text: str) -> None:
     value = {"a": text, "b": [text], "c": f"- {text}\n- {text}\n", "d": 1e-6, "e": "2026-11-23"}
     assert yaml.safe_load(to_yaml(value)) == value
