@@ -12,12 +12,12 @@ from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report import claims
 from privsyn_flower.report.guarantee import (
     READERS,
-    SIMULATED,
     SPLIT,
     UTILITY,
     Guarantee,
     Said,
     curve,
+    simulated,
 )
 from privsyn_flower.report.summaries import Summary
 
@@ -242,7 +242,8 @@ def _channels(claim: PrivacyStatement) -> Said:
 
 def _security(claim: PrivacyStatement) -> Said:
     if claim.simulated:
-        return [f"{SIMULATED} The users' {claim.data} were on it."]
+        seen = f"The users' {claim.data} were there."
+        return [f"{simulated(claim.simulators)} {seen}"]
     said = [
         f"Users' {claim.data} stay on their nodes. Who may read a node's or the server's disk, and "
         "how links between them are secured, the run does not know."

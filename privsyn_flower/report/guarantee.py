@@ -21,7 +21,6 @@ SPLIT = (
     "by reading private text, so what this run made is for comparison and must not be released as "
     "private."
 )
-SIMULATED = "This was a simulation: one machine played all parties and saw everything."
 READERS = (
     "Readers, that is, everyone who sees the result, are not trusted with anything, whatever else "
     "they know."
@@ -70,6 +69,11 @@ class Guarantee:
     measures: Said = field(default_factory=list)
     delta_of_users: Said = field(default_factory=list)
     utility: Said = field(default_factory=lambda: [UTILITY])
+
+
+def simulated(by: str = "one machine") -> str:
+    """What a simulation saw. by: `PrivacyStatement.simulators`."""
+    return f"This was a simulation: {by} played all parties and saw everything."
 
 
 def curve(summary: Summary) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.claims import version
-from privsyn_flower.report.guarantee import READERS, SIMULATED, SPLIT, Guarantee
+from privsyn_flower.report.guarantee import READERS, SPLIT, Guarantee, simulated
 from privsyn_flower.report.summaries import LOCAL, UNASKED, Summary, trust_of
 
 _NONE = "None: no user was asked anything, and there is no noise."
@@ -71,12 +71,12 @@ def _none(summary: Summary) -> Guarantee:
     """The users' own texts."""
     texts: dict[str, Any] = {
         "setting": ["There is no guarantee against anybody."],
-        "actors": [SIMULATED],
+        "actors": [simulated()],
         "unit": ["No unit: nothing is protected."],
         "adjacency": ["None: nothing is hidden of any text."],
         "domain": ["The users' own texts."],
         "tuning": ["Nothing was paid for, because nothing is protected."],
-        "security": [f"{SIMULATED} The result may repeat the users' texts word for word."],
+        "security": [f"{simulated()} The result may repeat the users' texts word for word."],
         "collection": ["In this simulation, the texts themselves."],
         "comparable": ["With no guarantee: it is the papers' upper bound."],
         "mechanisms": ["None: no noise and no bound."],
@@ -98,7 +98,9 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
             "Local: what leaves a device is noisy itself, so nobody else needs to be trusted."
         ],
         "actors": [
-            "Users trust their own device, which would paraphrase their texts.", READERS, SIMULATED,
+            "Users trust their own device, which would paraphrase their texts.",
+            READERS,
+            simulated(),
         ],
         "unit": ["The user with all its texts."],
         "adjacency": [
@@ -110,7 +112,7 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
             "How the settings were chosen the run does not know: tuning them by looking at these "
             "users' texts, or at figures measured on it, is not covered."
         ],
-        "security": [f"{SIMULATED} The users' texts were on it."],
+        "security": [f"{simulated()} The users' texts were on it."],
         "collection": ["The paraphrases, and how many there are."],
         "comparable": [
             "With guarantees of the same unit, adjacency (replace-one) and trust (local); equal "

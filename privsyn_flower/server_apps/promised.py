@@ -12,7 +12,7 @@ from privsyn_flower.privacy.promise import Promise, PromiseError, promise
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.strategies.engine.run_ledger import ledger_scope
-from privsyn_flower.strategies.engine.session import Terms
+from privsyn_flower.strategies.engine.session import Terms, in_cluster
 
 
 @functools.lru_cache(maxsize=16)  # with sampling, or coefficients to optimise, it takes seconds
@@ -60,8 +60,10 @@ def terms(config: RunConfig) -> Terms:
 
 def said(config: RunConfig) -> dict[str, Any]:
     """What the sentence says of the configuration beside the promise."""
+    simulated = not is_deployment(config)
     return {
-        "simulated": not is_deployment(config),
+        "simulated": simulated,
+        "cluster": simulated and in_cluster(),
         "split": _split(config),
         "simulation_seeded": config.simulation_seeded_noise,
         "benchmark": config.benchmark,

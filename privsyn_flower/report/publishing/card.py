@@ -128,8 +128,9 @@ def _claim(summary: Summary) -> dict[str, Any]:
 
 def _what(product: Product, facts: Facts) -> str:
     summary, config = product.summary, product.config
-    simulated = (summary.get("claim") or {}).get("simulated", False)
-    where = " in a simulation on one machine" if simulated else ""
+    claim = summary.get("claim") or {}
+    machines = "several machines" if claim.get("cluster") else "one machine"
+    where = f" in a simulation on {machines}" if claim.get("simulated") else ""
     planned, done = summary.get("rounds_planned", 0), summary.get("rounds", 0)
     asked = f"{summary.get('users', 0):,} users{where} were asked"
     asked += f" in {done} rounds" if done else ""
