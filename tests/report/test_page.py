@@ -21,6 +21,7 @@ from privsyn_flower.report.html.markup import Html, data_script, element, number
 from privsyn_flower.report.html.private import MOST_ROWS
 from privsyn_flower.report.html.settings import value_text
 from privsyn_flower.report.page import page, write_page
+from privsyn_flower.report.places import HIDDEN
 from privsyn_flower.report.summaries import DISTRIBUTED, TRUSTED, UNASKED, ReportError
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 from privsyn_flower.server_apps.promised import statement
@@ -309,12 +310,37 @@ def test_several_runs_by_trust(tmp_path: Path) -> None:
 
 
 def test_a_path_of_the_machine_is_not_passed_on(tmp_path: Path) -> None:
-    assert value_text("/home/ada/users.jsonl") == '"\u2026/users.jsonl"'
+    assert value_text("models.generator", "/home/a b/model") == '"\u2026/model"'
+    assert value_text("measure.models", "a=/home/ada/x,b=hub:y/z") == '"a=\u2026/x,b=hub:y/z"'
+    assert value_text("data.text-column", "a/b") == '"a/b"' and value_text("rounds", 3) == "3"
+    assert value_text("generation.api-key-env", "OPENAI_API_KEY") == '"OPENAI_API_KEY"'
     folder = run_folder(tmp_path / "run", dataset=f"files:{tmp_path}/users.jsonl")
     other = run_folder(tmp_path / "other", dataset=f"files:{tmp_path}/more.jsonl")
     for text in (page([folder]), page([folder, other])):
         assert str(tmp_path) not in text
     assert "files:\u2026/more.jsonl" in page([folder, other])
+
+
+SECRET = {
+    "data.path": "~/patients/hospital-7.jsonl",
+    "generation.base-url": "http://alice:hunter2@10.0.0.7:8000/v1",
+    "generation.vllm-arguments": "--api-key sk-SECRET --download-dir /home/alice/x",
+    "models.accelerate-arguments": "--main_process_ip 10.0.0.8",
+}
+
+
+def test_servers_keys_and_places_are_not_passed_on(tmp_path: Path) -> None:
+    """Neither what the configuration says of them, nor what a library said when it failed."""
+    said = "FileNotFoundError: /home/alice/secret-client/x.npz at http://alice:hunter2@10.0.0.7/"
+    folders = [run_folder(tmp_path / "run", config=SECRET, ended_early=said, synthetic_samples=1)]
+    folders.append(run_folder(tmp_path / "other"))
+    (folders[0] / "run.log").write_text(f"a b WARNING round 1: {said}\n", "utf-8")
+    (folders[0] / "error.txt").write_text(f"{said}\nfor {said}", "utf-8")
+    (folders[0] / "checkpoints" / "ledger.json").write_text("[", "utf-8")
+    for found in (page(folders[:1]), page(folders)):
+        for word in ("alice", "hunter2", "SECRET", "patients", "10.0.0.8", "secret-client"):
+            assert word not in found
+        assert HIDDEN in found and "FileNotFoundError: \u2026/x.npz at http://10.0.0.7/" in found
 
 
 def test_the_command_writes_a_file_of_its_owner(tmp_path: Path) -> None:
@@ -327,7 +353,7 @@ def test_the_command_writes_a_file_of_its_owner(tmp_path: Path) -> None:
     nothing = CliRunner().invoke(app, ["report", str(tmp_path), "--html", str(file)])
     assert nothing.exit_code == 2 and "holds no run" in nothing.stderr
     both = CliRunner().invoke(app, ["report", str(folder), "--html", str(file), "--checklist"])
-    assert both.exit_code == 2 and "leave out --checklist" in both.stderr
+    assert both.exit_code == 2 and "name one of them" in both.stderr
 
 
 def test_pages_of_nothing_are_refused(tmp_path: Path) -> None:

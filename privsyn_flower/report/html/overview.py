@@ -19,6 +19,7 @@ from privsyn_flower.report.html.parts import claim, epsilon, guarantee, mapping
 from privsyn_flower.report.html.private import short_claim
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import NONE, RESULTS, trust_of
+from privsyn_flower.terminal import without_places
 
 NOBODY = (
     "No process works on this run: it is about to begin, or it stopped before its result, and "
@@ -72,12 +73,12 @@ def notices(run: RunFolder) -> list[Html]:
     if run.state == "running":
         told.append(("state", "This run is going on: what follows is what is there so far."))
     elif run.error:
-        told.append(("bad", f"This run failed: {run.error.splitlines()[0][:300]}"))
+        told.append(("bad", f"This run failed: {without_places(run.error.splitlines()[0])[:300]}"))
     elif run.summary is None and run.config is not None:
         told.append(("state", NOBODY))
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
-        told.append(("warn", f"Ended early, after {of}: {early}"))
+        told.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))
     if run.summary is not None and trust_of(summary) == NONE:
         told.append(("bad", f"No privacy is claimed: {summary['threat_model']}"))
     threat = str(found.get("threat_model", ""))

@@ -10,6 +10,7 @@ from typing import Any
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.html.markup import Html, element, is_number, number, shown
 from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.terminal import without_places
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -38,7 +39,7 @@ def guarded(id_: str, title: str, make: Callable[[], Part]) -> Part:
         return make()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
-        told = f"This part cannot be shown: {type(error).__name__}: {error}"
+        told = without_places(f"This part cannot be shown: {type(error).__name__}: {error}")
         return Part(id_, title, paragraph(told, "notice bad"))
 
 

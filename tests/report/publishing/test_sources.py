@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import RunConfig
+from privsyn_flower.report.places import places
 from privsyn_flower.report.publishing.rows import columns_of, size_category, write_parquet
-from privsyn_flower.report.publishing.settings import named_places, places, settings
+from privsyn_flower.report.publishing.settings import named_places, settings
 from privsyn_flower.report.publishing.sources import (
     base_model,
     licence_of,
@@ -89,9 +90,11 @@ def test_settings_are_told_without_places() -> None:
     config = of(
         epsilon=1.5, rounds=3, method="evaluation", measure__models="a=/home/me/a,b=downstream",
         data__source="files", data__path="~/users.jsonl", data__users=500,
+        **{"models.accelerate-arguments": "--main_process_ip head.clinic"},
     )  # fmt: skip
     assert settings(config).splitlines()[1:] == [
-        "# Left out, as they name places: data.path, measure.models", 'method = "evaluation"',
+        "# Left out, as they name places: data.path, models.accelerate-arguments, measure.models",
+        'method = "evaluation"',
         "epsilon = 1.5", "rounds = 3", "", "[data]", 'source = "files"', "users = 500",
     ]  # fmt: skip
     assert settings(of()).splitlines()[1:] == ['method = "pretext"']
