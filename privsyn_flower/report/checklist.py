@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.report import claims
 from privsyn_flower.report.guarantee import Guarantee
-from privsyn_flower.report.summaries import UNASKED, Summary, dataset_of, trust_of
+from privsyn_flower.report.places import dataset_name
+from privsyn_flower.report.summaries import UNASKED, Summary, trust_of
 from privsyn_flower.report.unasked import unasked
 
 
@@ -23,7 +24,8 @@ def checklists(summaries: Sequence[Summary]) -> str:
 
 def checklist(summary: Summary) -> str:
     """One run's, as Markdown. Raises ReportError as `checklists`."""
-    title = f"**Privacy checklist: method {summary['method']}, {dataset_of(summary)}**"
+    dataset = dataset_name(summary.get("dataset", ""))
+    title = f"**Privacy checklist: method {summary['method']}, {dataset}**"
     claim = claims.claim_of(summary)
     if claim is None and trust_of(summary) == UNASKED:
         return f"{title}\n\nNo item applies, because no user was asked. {summary['privacy']}"

@@ -6,7 +6,7 @@ import json
 import math
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 Summary = Mapping[str, Any]
@@ -72,13 +72,6 @@ def trust_of(summary: Summary) -> str:
     """The table that a run belongs to, by the threat model that it states."""
     model = str(summary["threat_model"])
     return next((title for begin, title in TRUSTS.items() if model.startswith(begin)), NONE)
-
-
-def dataset_of(summary: Summary) -> str:
-    """What the private text was, for readers elsewhere: of a file its name, not its place."""
-    told = str(summary.get("dataset") or "")
-    source, _, path = told.partition(":")
-    return f"{source}:{PurePath(path).name}" if source == "files" and path else told
 
 
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
