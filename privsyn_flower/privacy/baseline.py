@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from privsyn_flower.privacy.sentence import FILE
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import at_most, page
 
 FIGURES = (
     "the figures under `benchmark`, which were measured on private or held-out text outside the "
@@ -54,7 +54,7 @@ class Baseline:
 
     def page(self) -> str:
         """The content of FILE in a run folder: the short form and the whole statement."""
-        return f"# Privacy of this run\n\n{self.short()}\n\n{self.sentence()}\n"
+        return page(self.short(), self.sentence())
 
     def _split(self) -> str:
         """What reading private text decided beforehand."""

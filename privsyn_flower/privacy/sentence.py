@@ -14,6 +14,7 @@ from privsyn_flower.privacy.wording import (
     at_least,
     at_most,
     concentrated,
+    page,
     percent,
 )
 
@@ -244,7 +245,7 @@ class PrivacyStatement:
 
     def page(self) -> str:
         """The content of FILE in a run folder: the short form and the whole statement."""
-        return f"# Privacy of this run\n\n{self.short()}\n\n{self.sentence()}\n"
+        return page(self.short(), self.sentence())
 
     def _claim(self) -> str:
         aggregator = self.noise_source == "aggregator"

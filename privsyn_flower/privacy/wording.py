@@ -50,6 +50,11 @@ def assumed(colluding_weight: float, keys: str) -> str:
     )
 
 
+def page(short: str, sentence: str) -> str:
+    """privacy.md of a run folder: the short form and the whole statement."""
+    return f"# Privacy of this run\n\n{short}\n\n{sentence}\n"
+
+
 def at_most(value: float) -> str:
     """Four decimals, rounded up: a printed epsilon never understates."""
     return _rounded(value, ROUND_CEILING)

@@ -15,6 +15,7 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_li
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.work import Work
+from privsyn_flower.files import file_digest
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
@@ -22,6 +23,7 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.report.claims import claimed
+from privsyn_flower.report.reading import SYNTHETIC
 from privsyn_flower.report.registry import write_statement
 from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
@@ -149,6 +151,7 @@ class Run:
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
         planned = self.config.rounds if self.has_rounds else 0
+        text = self.folder.path / SYNTHETIC
         return {
             **self.known(),
             **of_rounds(self.folder, done, planned, self.ended_early),
@@ -157,6 +160,7 @@ class Run:
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "synthetic_samples": samples,
+            **({"synthetic_sha256": file_digest(text)} if text.is_file() else {}),
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,
         }
