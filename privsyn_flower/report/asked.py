@@ -16,6 +16,7 @@ from privsyn_flower.report.guarantee import (
     UTILITY,
     Guarantee,
     Said,
+    carried,
     curve,
     simulated,
 )
@@ -65,7 +66,7 @@ def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
         adjacency=claims.adjacency(claim),
         domain=_domain(claim, summary),
         utility=[UTILITY, BIAS],
-        unprotected=[*_public(claim), claim.not_covered()],
+        unprotected=[*_public(claim), *carried(summary), claim.not_covered()],
         setting=claims.setting(claim),
         actors=_actors(claim),
         mechanisms=_mechanisms(claim),
@@ -171,6 +172,7 @@ def _composition(claim: PrivacyStatement, summary: Summary) -> Said:
         f"Each is charged on a ledger before it is asked, whose filter is {filtered}, so later "
         "questions may follow from earlier releases.",
         claim.scope(),
+        *carried(summary),
     ]
     early = summary.get("ended_early")
     if early:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from privsyn_flower.privacy.wording import CARRIED
 from privsyn_flower.report.summaries import Summary
 
 Said = list[str]
@@ -25,6 +26,7 @@ READERS = (
     "Readers, that is, everyone who sees the result, are not trusted with anything, whatever else "
     "they know."
 )
+CARRIES = f"{CARRIED[0].upper()}{CARRIED[1:]}"
 UTILITY = (
     "Accuracy is no part of the guarantee; what the run measured or can say of it is in its "
     "summary.json."
@@ -69,6 +71,11 @@ class Guarantee:
     measures: Said = field(default_factory=list)
     delta_of_users: Said = field(default_factory=list)
     utility: Said = field(default_factory=lambda: [UTILITY])
+
+
+def carried(summary: Summary) -> Said:
+    """What the run's public text carries already, which no number of the run has."""
+    return [CARRIES] if summary.get("public_text_carries") else []
 
 
 def simulated(by: str = "one machine") -> str:

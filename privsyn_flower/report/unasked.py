@@ -12,7 +12,7 @@ from typing import Any
 
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.claims import version
-from privsyn_flower.report.guarantee import READERS, SPLIT, Guarantee, simulated
+from privsyn_flower.report.guarantee import READERS, SPLIT, Guarantee, carried, simulated
 from privsyn_flower.report.summaries import LOCAL, UNASKED, Summary, trust_of
 
 _NONE = "None: no user was asked anything, and there is no noise."
@@ -31,10 +31,11 @@ def unasked(summary: Summary) -> Guarantee:
         made = _local(summary, claimed=trust == LOCAL)
     else:
         made = _none(summary)
-    split = "chosen by private text" in model
-    if not split:
+    beside = [SPLIT] if "chosen by private text" in model else []
+    beside += carried(summary) if trust == UNASKED else []  # else what it claims is its own
+    if not beside:
         return made
-    warnings = [*made.warnings, SPLIT]
+    warnings = [*made.warnings, *beside]
     return replace(made, warnings=warnings, variant="", epsilon=None)
 
 
@@ -45,7 +46,7 @@ def _public(summary: Summary) -> Guarantee:
         "actors": [READERS],
         "unit": ["No unit applies: no user was asked anything."],
         "adjacency": ["None applies: the result depends on public text and models alone."],
-        "domain": ["No private data: public text and public models alone."],
+        "domain": ["No private data of this run's: public text and public models alone."],
         "tuning": [
             "How the settings were chosen the run does not know: tuning them by looking at private "
             "text, or at figures measured on it, is not covered."
@@ -61,7 +62,9 @@ def _public(summary: Summary) -> Guarantee:
         variant="Pure DP",
         epsilon=0.0,
         formal=[
-            "Epsilon = 0: the result is made of public text and public models alone, and says "
+            "Epsilon = 0 beside what the public text carries: no user was asked anything."
+            if summary.get("public_text_carries")
+            else "Epsilon = 0: the result is made of public text and public models alone, and says "
             "nothing about anyone's texts."
         ],
     )
@@ -123,7 +126,8 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
             "where the logits u are clipped to a public range."
         ],
         "composition": [
-            "The costs of a paraphrase's tokens add up, and those of a user's texts; delta is 0."
+            "The costs of a paraphrase's tokens add up, and those of a user's texts; delta is 0.",
+            *carried(summary),
         ],
         "arithmetic": [
             "How far a draw in floating-point arithmetic is from an exact one is not covered."

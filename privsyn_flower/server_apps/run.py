@@ -29,7 +29,7 @@ from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
-from privsyn_flower.server_apps.public_text import PublicText
+from privsyn_flower.server_apps.public_text import PublicText, carried_by
 from privsyn_flower.server_apps.settings import public_settings
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.outcome import of_rounds
@@ -145,6 +145,7 @@ class Run:
             "method": self.config.method,
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
+            "public_text_carries": bool(carried_by(self.config)),
             **claimed(self.statement),
         }
 

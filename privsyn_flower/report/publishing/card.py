@@ -12,6 +12,7 @@ from typing import Any
 from privsyn_flower.privacy.wording import at_least, at_most
 from privsyn_flower.report.evaluations import interval, table
 from privsyn_flower.report.fact_sheet import fact_sheet
+from privsyn_flower.report.guarantee import carried
 from privsyn_flower.report.publishing import sources
 from privsyn_flower.report.publishing.product import Product, PublishError
 from privsyn_flower.report.publishing.rows import COLUMNS, size_category
@@ -66,6 +67,7 @@ def card(product: Product, facts: Facts) -> str:
             f"**{NOTHING_CLAIMED}: {product.unclaimed}.** What follows says what the run's "
             "noise was, not what this repository keeps private."
         )
+    blocks += [f"**{one}**" for one in carried(summary)]
     blocks += [
         _what(product, facts),
         "## Privacy",

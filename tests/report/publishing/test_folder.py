@@ -12,6 +12,7 @@ import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
 from privsyn_flower.report.fact_sheet import fact_sheet
+from privsyn_flower.report.guarantee import CARRIES
 from privsyn_flower.report.publishing.card import NOTHING_CLAIMED, TAG, Facts
 from privsyn_flower.report.publishing.folder import publish
 from privsyn_flower.report.publishing.product import SPLIT, PublishError, read_product
@@ -350,3 +351,10 @@ def test_a_record_may_be_filled_in_and_claims_what_the_run_claims(tmp_path: Path
     (run / "privacy.yaml").write_text("tier: 1\n")
     with pytest.raises(PublishError, match=r"privacy\.yaml is damaged"):
         published(run, tmp_path / "out")
+
+
+def test_a_card_begins_with_what_the_public_text_carries(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", method="public-only", summary={"public_text_carries": True})
+    (run / "privacy.yaml").unlink()
+    card = (published(run, tmp_path / "out") / "README.md").read_text()
+    assert f"**{CARRIES}**" in card.partition("## Privacy")[0]
