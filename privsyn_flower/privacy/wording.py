@@ -21,6 +21,12 @@ CHOSEN_TEXT = (
     "that was found by looking at these users' data or at figures measured on it."
 )
 
+# Of a public text beside which a run's statement lies: continues a sentence.
+CARRIED = (
+    "the public text was made of users' answers itself: what was made of it carries the guarantee "
+    "that lies beside it, too, which adds to this one."
+)
+
 
 def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
     """The same noise as zero-concentrated differential privacy; begins with a space, or is "".
@@ -48,6 +54,11 @@ def assumed(colluding_weight: float, keys: str) -> str:
         "Shamir threshold exceeds half of neighbours plus colluders. "
         f"{KEYS[keys]}."
     )
+
+
+def page(short: str, sentence: str) -> str:
+    """privacy.md of a run folder: the short form and the whole statement."""
+    return f"# Privacy of this run\n\n{short}\n\n{sentence}\n"
 
 
 def at_most(value: float) -> str:

@@ -12,12 +12,13 @@ from privsyn_flower.privacy.wording import at_most, delta_at_most
 from privsyn_flower.report import claims
 from privsyn_flower.report.guarantee import (
     READERS,
-    SIMULATED,
     SPLIT,
     UTILITY,
     Guarantee,
     Said,
+    carried,
     curve,
+    simulated,
 )
 from privsyn_flower.report.summaries import Summary
 
@@ -47,11 +48,10 @@ BIAS = (
 
 def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     """Of a run that asked its users."""
-    claimed = not _none(claim)
+    claimed = not _warnings(claim)
     trusted = claim.aggregation == "plain" or "aggregator" in claims.sources(claim)
     exact = "nodes" not in claims.sources(claim)
     return Guarantee(
-        claimed=claimed,
         simulated=claim.simulated,
         variant="Approximate DP" if claimed else "",
         model="Central" if trusted else "Federated",
@@ -66,7 +66,7 @@ def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
         adjacency=claims.adjacency(claim),
         domain=_domain(claim, summary),
         utility=[UTILITY, BIAS],
-        unprotected=[*_public(claim), claim.not_covered()],
+        unprotected=[*_public(claim), *carried(summary), claim.not_covered()],
         setting=claims.setting(claim),
         actors=_actors(claim),
         mechanisms=_mechanisms(claim),
@@ -173,6 +173,7 @@ def _composition(claim: PrivacyStatement, summary: Summary) -> Said:
         f"Each is charged on a ledger before it is asked, whose filter is {filtered}, so later "
         "questions may follow from earlier releases.",
         claim.scope(),
+        *carried(summary),
     ]
     early = summary.get("ended_early")
     if early:
@@ -244,7 +245,8 @@ def _channels(claim: PrivacyStatement) -> Said:
 
 def _security(claim: PrivacyStatement) -> Said:
     if claim.simulated:
-        return [f"{SIMULATED} The users' {claim.data} were on it."]
+        seen = f"The users' {claim.data} were there."
+        return [f"{simulated(claim.simulators)} {seen}"]
     said = [
         f"Users' {claim.data} stay on their nodes. Who may read a node's or the server's disk, and "
         "how links between them are secured, the run does not know."
