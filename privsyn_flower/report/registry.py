@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import yaml
 
@@ -24,6 +24,7 @@ from privsyn_flower.privacy.sentence import FILE as STATEMENT
 from privsyn_flower.report.claims import claim_of
 from privsyn_flower.report.forms import guarantee_of
 from privsyn_flower.report.guarantee import Guarantee
+from privsyn_flower.report.methods import PRODUCTS, Product
 from privsyn_flower.report.summaries import Summary
 
 FILE = "privacy.yaml"
@@ -34,13 +35,6 @@ HEAD = f"""\
 # The registry has not seen it. What begins with {BLANK} only whoever publishes the result
 # can say. {STATEMENT} in this folder is the run's own statement.
 """
-Product = Literal["Synthetic data", "Machine learning model", "Summary statistics", "Dataset"]
-PRODUCTS: Mapping[str, Product] = {
-    "dp-fedavg": "Machine learning model",
-    "dp-ftrl": "Machine learning model",
-    "evaluation": "Summary statistics",
-    "public-only": "Dataset",
-}
 MADE: Mapping[Product, str] = {
     "Synthetic data": "Synthetic text",
     "Machine learning model": "A trained model",

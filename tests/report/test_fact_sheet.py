@@ -150,7 +150,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "**Fact sheet: method pretext, d**" in found.stdout
     assert found.stdout.count("- **What is promised?** (NIST SP 800-226, section 2") == 2
     both = CliRunner().invoke(app, ["report", "--fact-sheet", "--checklist", *folders])
-    assert both.exit_code == 2 and "name one of them" in both.stderr
+    assert both.exit_code == 2 and "different reports: name one" in both.stderr
 
 
 def test_an_earlier_versions_summary_is_refused() -> None:

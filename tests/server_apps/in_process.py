@@ -149,8 +149,9 @@ def run_on(grid: Any, config: RunConfig, path: Path) -> dict[str, Any]:
         Pipeline(config, grid, folder).run()
     for row in folder.metrics():  # a number that is not listed, a tracker would never be told
         event = RoundReleased.of("rounds", row)
-        left_out = {key for key, value in row.items() if isinstance(value, int | float)}
-        assert left_out - set(event.values) <= {"round", "epoch"}
+        numbers = {key for key, value in row.items() if isinstance(value, int | float)}
+        left_out = numbers - set(event.values) - {"round", "epoch"}
+        assert not left_out, left_out
     summary: dict[str, Any] = json.loads((path / "summary.json").read_text())
     loss = deployment_of(path)["privacy_loss"]  # a valid record, whatever the method
     assert loss["privacy_parameters"].get("epsilon") in (None, summary["epsilon"])

@@ -183,4 +183,4 @@ def test_the_terminal_shows_the_line(folder: RunFolder, capsys: pytest.CaptureFi
     events, _ = read_events(folder.path / "progress.jsonl", 0)
     with Display() as display:
         display.show(events[0])
-    assert capsys.readouterr().err == "rounds: about 4 min\n"
+    assert capsys.readouterr().err == "asking the users: about 4 min\n"

@@ -13,6 +13,7 @@ from privsyn_flower.privacy.wording import at_least, at_most
 from privsyn_flower.report.evaluations import interval, table
 from privsyn_flower.report.fact_sheet import fact_sheet
 from privsyn_flower.report.guarantee import carried
+from privsyn_flower.report.methods import METHODS, PUBLIC_AS_IT_WAS
 from privsyn_flower.report.publishing import sources
 from privsyn_flower.report.publishing.product import Product, PublishError
 from privsyn_flower.report.publishing.rows import COLUMNS, size_category
@@ -22,15 +23,6 @@ TAG = "differential-privacy"
 PARQUET, SETTINGS = "data/train.parquet", "run.toml"
 PATH = "FOLDER"  # where it lies is not told
 LSTM = "privsyn-lstm"  # `model_type` of the models that only this package loads
-METHODS = {
-    "pretext": "PrE-Text (Hou et al. 2024)",
-    "pe": "private evolution (Lin et al. 2024, Xie et al. 2024)",
-    "popri": "POPri (Hou et al. 2025)",
-    "ctcl": "CTCL (Tan et al. 2025)",
-    "dp-fedavg": "DP-FedAvg (McMahan et al. 2018)",
-    "dp-ftrl": "DP-FTRL (Kairouz et al. 2021)",
-    "dp-prompt": "DP-Prompt (Utpala et al. 2023)",
-}
 # How the name of an architecture ends -> the class of transformers that loads it.
 AUTO = {"CausalLM": "AutoModelForCausalLM", "ConditionalGeneration": "AutoModelForSeq2SeqLM"}
 NOTHING_CLAIMED = "NO PRIVACY IS CLAIMED FOR WHAT IS HERE"
@@ -121,7 +113,7 @@ def method_of(summary: Summary) -> str:
 
 def _kind(summary: Summary) -> str:
     """What the texts are: those of one row of the papers' tables are public ones as they were."""
-    return "public" if summary["method"] == "public-only" else "synthetic"
+    return "public" if summary["method"] in PUBLIC_AS_IT_WAS else "synthetic"
 
 
 def _claim(summary: Summary) -> dict[str, Any]:
