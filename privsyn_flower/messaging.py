@@ -102,7 +102,8 @@ def send_and_wait(
 
     Replies are matched by message id, because an expired message is answered by Flower itself
     under another node id. poll: seconds between two looks; a look at many nodes takes the
-    SuperLink long, so that there are four times as many between two.
+    SuperLink long, so that there are four times as many between two. The last look is at the
+    deadline: what has arrived by then counts.
     """
     destination = dict(
         zip(
@@ -113,16 +114,19 @@ def send_and_wait(
     )
     waiting = {key: node for key, node in destination.items() if key}
     replies: dict[int, Message] = {}
-    deadline = time.monotonic() + timeout
-    while waiting and time.monotonic() < deadline:
-        began = time.monotonic()
+    began, deadline = time.monotonic(), time.monotonic() + timeout
+    while waiting:
+        last = began >= deadline
         for reply in grid.pull_messages(list(waiting)):
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
             if node is not None:
                 replies[node] = reply
                 arrived(len(replies), len(messages))
-        if waiting:
-            time.sleep(max(poll, 4 * (time.monotonic() - began)))
+        if last or not waiting:
+            break
+        now = time.monotonic()
+        time.sleep(max(0.0, min(max(poll, 4 * (now - began)), deadline - now)))
+        began = time.monotonic()
     return replies
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE
 
 from privsyn_flower import __version__
 from privsyn_flower.client_apps.node.device import NODE_KEYS
@@ -282,3 +283,12 @@ def test_the_dockerfile_names_what_is_there() -> None:
         one["image"] for pod in pods() for one in containers(pod) if "privsyn" in one["image"]
     }
     assert images == {f"privsyn-flower-{role}:{__version__}" for role in ("server", "node")}
+
+
+def test_a_request_to_the_proxy_is_bounded_within_the_servers_memory() -> None:
+    text = named("ConfigMap", "superlink")["data"]["nginx.conf"]
+    (bound,) = re.findall(r"client_max_body_size (\d+)m;", text)
+    containers = named("Deployment", "superlink")["spec"]["template"]["spec"]["containers"]
+    most = max(one["resources"]["limits"]["memory"] for one in containers if "Gi" in str(one))
+    memory = int(most.removesuffix("Gi")) * 2**30
+    assert FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE < int(bound) * 2**20 <= memory / 8

@@ -65,11 +65,15 @@ def test_a_release_is_tried_before_it_is_published() -> None:
     assert set(jobs) == {"build", "try", "test", "publish"}
     assert jobs["publish"]["needs"] == ["build", "try", "test"]
     built = [step.get("run", "") for step in jobs["build"]["steps"]]
-    assert [run.partition(" #")[0] for run in built if run.startswith("make")] == [
-        "make install",
-        "make lint",
-        "make wheel",
+    # Nothing else runs where the wheel is made, and no index but PyPI's is asked.
+    assert [run for run in built if run][1:] == [
+        "python -m pip install -c constraints.txt build twine",
+        "python -m build",
+        "python -m twine check --strict dist/*",
     ]
+    assert "INDEX_URL" not in RELEASE.read_text("utf-8")
+    tested = [step.get("run", "") for step in jobs["test"]["steps"]]
+    assert [run for run in tested if run] == ["make install", "make lint", "make fast"]
     assert any('test "$GITHUB_REF_NAME" = "v$version"' in run for run in built)
     checks = yaml.safe_load(WORKFLOW.read_text("utf-8"))["jobs"]["make"]["strategy"]["matrix"]
     assert jobs["try"]["strategy"]["matrix"]["python"] == checks["python"]

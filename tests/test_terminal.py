@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privsyn_flower.terminal import escaped, one_line
+from privsyn_flower.terminal import escaped, one_line, without_places
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,20 @@ def test_one_line_is_short_and_plain() -> None:
     assert one_line(" a\n b\x1b\x00 c ") == "a b c"
     assert one_line("x" * 91) == "x" * 87 + "..."
     assert one_line("x" * 90) == "x" * 90
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("FileNotFoundError: /home/alice/clients/x.npz", "FileNotFoundError: \u2026/x.npz"),
+        ("no such file: '/home/al ice/my x/y.txt'", "no such file: '\u2026/y.txt'"),
+        ("see ~/patients/a/b.txt, C:\\Users\\al\\x", "see \u2026/b.txt, \u2026/x"),
+        ("a=/home/b/c,files:/home/b/d", "a=\u2026/c,files:\u2026/d"),
+        ("sqlite:////home/a/b.db file:///a/b", "sqlite:\u2026/b.db file:\u2026/b"),
+        ("at http://alice:hunter2@10.0.0.7:80/v1/x", "at http://10.0.0.7:80/v1/x"),
+        ("(url 'https://a:b@c@host')", "(url 'https://host')"),
+        ("either/or, 3/4, /tmp, </b>, hub:a/b, \\x1b, //a", None),  # as it is
+    ],
+)
+def test_places_and_logins_are_not_passed_on(text: str, shown: str | None) -> None:
+    assert without_places(text) == (text if shown is None else shown)

@@ -20,6 +20,7 @@ from rich.text import Text
 from privsyn_flower.progress import FORETOLD
 from privsyn_flower.report.evaluations import measured_rows
 from privsyn_flower.report.four_lines import claim_lines
+from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.reading import first_texts
 from privsyn_flower.report.stages import counted, named
 from privsyn_flower.report.summaries import verdict_lines
@@ -210,7 +211,7 @@ def _tables(summary: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
     yield from benchmark_tables(summary.get("benchmark") or {})
     if "models" in summary.get("measured", {}):
         yield "models on the users' text, by a paid release", _measured(summary["measured"])
-    yield f"{summary['method']} on {summary['dataset']}", _figures(summary)
+    yield f"{summary['method']} on {dataset_name(summary['dataset'])}", _figures(summary)
 
 
 def _figures(summary: Mapping[str, Any]) -> Table:

@@ -235,7 +235,11 @@ class _Reading:
             try:
                 rows = _one_user(number, self._content.users[user], self._embed)
             except NO_EMBEDDER as error:
-                NODE_LOG.warning("no embedder (%s): only kept rows count", type(error).__name__)
+                reason = type(error).__name__
+                if _width(self._embed):  # it is there: this user's text alone asked for more
+                    NODE_LOG.warning("user %d of this node has no embeddings: %s", number, reason)
+                    continue
+                NODE_LOG.warning("no embedder (%s): only kept rows count", reason)
                 break
             if rows is not None:
                 fresh[user] = rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from privsyn_flower.privacy.sentence import FILE
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import CARRIED, at_most, page
 
 FIGURES = (
     "the figures under `benchmark`, which were measured on private or held-out text outside the "
@@ -54,7 +54,7 @@ class Baseline:
 
     def page(self) -> str:
         """The content of FILE in a run folder: the short form and the whole statement."""
-        return f"# Privacy of this run\n\n{self.short()}\n\n{self.sentence()}\n"
+        return page(self.short(), self.sentence())
 
     def _split(self) -> str:
         """What reading private text decided beforehand."""
@@ -69,7 +69,12 @@ class Baseline:
 
 @dataclass(frozen=True)
 class PublicAlone(Baseline):
-    """Epsilon 0: public text alone was used."""
+    """Epsilon 0: public text alone was used.
+
+    carries: that text was made of users' answers, and has an epsilon of its own.
+    """
+
+    carries: bool = False
 
     @property
     def epsilon(self) -> float:
@@ -78,13 +83,18 @@ class PublicAlone(Baseline):
     @property
     def threat_model(self) -> str:
         split = "; the split was chosen by private text" if self.split == "private" else ""
-        return f"nobody was asked: the result is made of public text alone{split}"
+        carried = "; that text carries an epsilon of its own" if self.carries else ""
+        return f"nobody was asked: the result is made of public text alone{carried}{split}"
 
     def sentence(self) -> str:
+        begin = "Epsilon = 0: nothing private was used."
+        end = "so it says nothing about anyone's texts."
+        if self.carries:
+            begin = "Epsilon = 0 beside that of the public text."
+            end = f"and {CARRIED}"
         text = (
-            "Epsilon = 0: nothing private was used. No user was asked anything, and the result is "
-            "made of public text and public models alone, so it says nothing about anyone's texts. "
-            "There is no noise and no ledger."
+            f"{begin} No user was asked anything, and the result is made of public text and public "
+            f"models alone, {end} There is no noise and no ledger."
         )
         left_out = []
         if self.simulated and self.split == "unknown":
@@ -98,9 +108,10 @@ class PublicAlone(Baseline):
     def short(self) -> str:
         chosen = self.split == "private"
         split = "Not covered: the split, chosen by private text. " if chosen else ""
+        beside = " beside that of the public text, which users' answers made" * self.carries
         return (
-            "Epsilon = 0: no user was asked anything, and the result is made of public text alone. "
-            f"{split}More in {FILE}."
+            f"Epsilon = 0{beside}: no user was asked anything, and the result is made of public "
+            f"text alone. {split}More in {FILE}."
         )
 
 

@@ -14,6 +14,7 @@ from privsyn_flower.privacy.wording import (
     at_least,
     at_most,
     concentrated,
+    page,
     percent,
 )
 
@@ -31,7 +32,8 @@ class PrivacyStatement:
     population's weight. sampling_rate: what epsilon was computed with, for poisson. keys and
     consistency: how nodes check each other's keys and the server's lists under secure
     aggregation. ledger_scope: "run" for a ledger made for this run, "population" for one that
-    spans runs. simulated: one machine played all parties. split: how a simulation's users and
+    spans runs. simulated: one machine played all parties, or with cluster those of a Ray cluster.
+    split: how a simulation's users and
     public text were chosen: "own", each user and the public text by what is theirs; "private", by
     reading private text; "unknown" to whoever made this statement. benchmark: held-out text was
     opened to measure the result. evaluations: releases beside the rounds that compare models on the
@@ -64,6 +66,7 @@ class PrivacyStatement:
     consistency: Literal["signed"] = "signed"
     ledger_scope: Literal["run", "population"] = "run"
     simulated: bool = False
+    cluster: bool = False
     split: Literal["own", "private", "unknown"] = "unknown"
     simulation_seeded: bool = False
     benchmark: bool = False
@@ -138,6 +141,11 @@ class PrivacyStatement:
         return "pld" if self._samples else "exact"
 
     @property
+    def simulators(self) -> str:
+        """Who played all parties: continues "a simulation: " and "simulated: "."""
+        return "its machines" if self.cluster else "one machine"
+
+    @property
     def _sources(self) -> set[str]:
         """Who adds noise, to the rounds or to another question: epsilon is of all together."""
         return {self.noise_source, *(source for _, _, _, source, _ in self.others)}
@@ -180,7 +188,7 @@ class PrivacyStatement:
         if self.simulated:
             parts.insert(
                 3,
-                "This was a simulation: one machine played the server and all nodes and saw "
+                f"This was a simulation: {self.simulators} played the server and all nodes and saw "
                 "everything, so the claim is about these messages between separate machines.",
             )
         if self.simulation_seeded:
@@ -196,7 +204,7 @@ class PrivacyStatement:
         """What the number means, and against whom, in at most 60 words; FILE has the rest."""
         parts = [self.what(), self.against()]
         if self.simulated:
-            parts.append("Simulated: one machine saw everything.")
+            parts.append(f"Simulated: {self.simulators} saw everything.")
         what = self.chosen_by_private_text()
         parts.append(
             f"Not covered: {what}, chosen by private text; more in {FILE}."
@@ -237,7 +245,7 @@ class PrivacyStatement:
 
     def page(self) -> str:
         """The content of FILE in a run folder: the short form and the whole statement."""
-        return f"# Privacy of this run\n\n{self.short()}\n\n{self.sentence()}\n"
+        return page(self.short(), self.sentence())
 
     def _claim(self) -> str:
         aggregator = self.noise_source == "aggregator"

@@ -21,6 +21,12 @@ CHOSEN_TEXT = (
     "that was found by looking at these users' data or at figures measured on it."
 )
 
+# Of a public text beside which a run's statement lies: continues a sentence.
+CARRIED = (
+    "the public text was made of users' answers itself: what was made of it carries the guarantee "
+    "that lies beside it, too, which adds to this one."
+)
+
 
 def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
     """The same noise as zero-concentrated differential privacy; begins with a space, or is "".
@@ -50,9 +56,23 @@ def assumed(colluding_weight: float, keys: str) -> str:
     )
 
 
+def page(short: str, sentence: str) -> str:
+    """privacy.md of a run folder: the short form and the whole statement."""
+    return f"# Privacy of this run\n\n{short}\n\n{sentence}\n"
+
+
 def at_most(value: float) -> str:
     """Four decimals, rounded up: a printed epsilon never understates."""
     return _rounded(value, ROUND_CEILING)
+
+
+def delta_at_most(delta: float) -> str:
+    """Three digits, rounded up, as a delta of 1e-6 needs another scale than an epsilon."""
+    exact = Decimal(repr(float(delta)))
+    if not exact.is_finite() or not exact:
+        return f"{delta:g}"
+    scale = Decimal(1).scaleb(exact.adjusted() - 2)
+    return f"{float(exact.quantize(scale, rounding=ROUND_CEILING)):.3g}"
 
 
 def at_least(value: float) -> str:

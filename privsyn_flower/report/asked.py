@@ -8,16 +8,17 @@ from __future__ import annotations
 import math
 
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import at_most, delta_at_most
 from privsyn_flower.report import claims
 from privsyn_flower.report.guarantee import (
     READERS,
-    SIMULATED,
     SPLIT,
     UTILITY,
     Guarantee,
     Said,
+    carried,
     curve,
+    simulated,
 )
 from privsyn_flower.report.summaries import Summary
 
@@ -47,11 +48,10 @@ BIAS = (
 
 def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
     """Of a run that asked its users."""
-    claimed = not _none(claim)
+    claimed = not _warnings(claim)
     trusted = claim.aggregation == "plain" or "aggregator" in claims.sources(claim)
     exact = "nodes" not in claims.sources(claim)
     return Guarantee(
-        claimed=claimed,
         simulated=claim.simulated,
         variant="Approximate DP" if claimed else "",
         model="Central" if trusted else "Federated",
@@ -66,7 +66,7 @@ def asked(claim: PrivacyStatement, summary: Summary) -> Guarantee:
         adjacency=claims.adjacency(claim),
         domain=_domain(claim, summary),
         utility=[UTILITY, BIAS],
-        unprotected=[*_public(claim), claim.not_covered()],
+        unprotected=[*_public(claim), *carried(summary), claim.not_covered()],
         setting=claims.setting(claim),
         actors=_actors(claim),
         mechanisms=_mechanisms(claim),
@@ -98,9 +98,10 @@ def _warnings(claim: PrivacyStatement) -> Said:
 def _delta_of_users(claim: PrivacyStatement, summary: Summary) -> Said:
     if not (users := summary.get("users")):
         return []
+    product = float(f"{claim.delta * users:.12g}")  # without the last digits of floating point
     return [
         f"Delta is {claim.delta:g}; times the {users:,} declared users that is "
-        f"{claim.delta * users:.3g}."
+        f"{delta_at_most(product)}."
     ]
 
 
@@ -116,7 +117,7 @@ def _measures(claim: PrivacyStatement, summary: Summary) -> Said:
         said.append(f"rho = {at_most(claim.rho_zcdp)} (zCDP) and mu = {mu} (Gaussian DP){but}.")
     if points := curve(summary):
         spread = points[:: max(1, len(points) // 5)]
-        told = "; ".join(f"({at_most(epsilon)}, {delta:.3g})" for epsilon, delta in spread)
+        told = "; ".join(f"({at_most(one)}, {delta_at_most(other)})" for one, other in spread)
         said.append(f"Pairs of epsilon and delta that hold as well: {told}.")
     return said
 
@@ -172,6 +173,7 @@ def _composition(claim: PrivacyStatement, summary: Summary) -> Said:
         f"Each is charged on a ledger before it is asked, whose filter is {filtered}, so later "
         "questions may follow from earlier releases.",
         claim.scope(),
+        *carried(summary),
     ]
     early = summary.get("ended_early")
     if early:
@@ -243,7 +245,8 @@ def _channels(claim: PrivacyStatement) -> Said:
 
 def _security(claim: PrivacyStatement) -> Said:
     if claim.simulated:
-        return [f"{SIMULATED} The users' {claim.data} were on it."]
+        seen = f"The users' {claim.data} were there."
+        return [f"{simulated(claim.simulators)} {seen}"]
     said = [
         f"Users' {claim.data} stay on their nodes. Who may read a node's or the server's disk, and "
         "how links between them are secured, the run does not know."

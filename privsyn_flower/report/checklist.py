@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.report import claims
-from privsyn_flower.report.summaries import Summary
+from privsyn_flower.report.guarantee import Guarantee
+from privsyn_flower.report.places import dataset_name
+from privsyn_flower.report.summaries import UNASKED, Summary, trust_of
+from privsyn_flower.report.unasked import unasked
 
 
 def checklists(summaries: Sequence[Summary]) -> str:
@@ -21,11 +24,13 @@ def checklists(summaries: Sequence[Summary]) -> str:
 
 def checklist(summary: Summary) -> str:
     """One run's, as Markdown. Raises ReportError as `checklists`."""
-    title = f"**Privacy checklist: method {summary['method']}, {summary.get('dataset', '')}**"
+    dataset = dataset_name(summary.get("dataset", ""))
+    title = f"**Privacy checklist: method {summary['method']}, {dataset}**"
     claim = claims.claim_of(summary)
-    if claim is None:
+    if claim is None and trust_of(summary) == UNASKED:
         return f"{title}\n\nNo item applies, because no user was asked. {summary['privacy']}"
-    lines = [f"- **{item}** {' '.join(told)}" for item, told in _items(claim, summary)]
+    items = _items(claim, summary) if claim else _unasked(unasked(summary))
+    lines = [f"- **{item}** {' '.join(told)}" for item, told in items]
     return "\n".join([title, "", *lines])
 
 
@@ -40,3 +45,16 @@ def _items(claim: PrivacyStatement, summary: Summary) -> Iterator[tuple[str, lis
     yield "3b Accounting assumptions.", claims.assumptions(claim)
     yield "3c Formal statement.", claims.formal(claim)
     yield "3d Transparency and verifiability.", claims.verifiable(claim, summary)
+
+
+def _unasked(said: Guarantee) -> Iterator[tuple[str, list[str]]]:
+    """The same items of a run without rounds that opened private text."""
+    yield "1 DP setting.", [*said.setting, *said.actors]
+    yield "2a Data accesses covered.", [*said.domain, *said.unprotected]
+    yield "2b Final mechanism output.", said.post_processing
+    yield "2c Unit of privacy.", said.unit
+    yield "2d Adjacency.", said.adjacency
+    yield "3a Type of accounting.", said.composition
+    yield "3b Accounting assumptions.", [*said.mechanisms, *said.arithmetic]
+    yield "3c Formal statement.", [*said.warnings, *said.formal]
+    yield "3d Transparency and verifiability.", said.verifiable

@@ -67,7 +67,7 @@ def setting(claim: PrivacyStatement) -> list[str]:
         kind = "Distributed: the nodes add the noise, and the server learns sums alone."
     said = [kind, f"{claim.threat_model[:1].upper()}{claim.threat_model[1:]}."]
     if claim.simulated:
-        said.append("Simulated: one machine played all parties and saw everything.")
+        said.append(f"Simulated: {claim.simulators} played all parties and saw everything.")
     return said
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from privsyn_flower.report.forms import guarantee_of
 from privsyn_flower.report.guarantee import Guarantee
+from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.summaries import Summary
 
 GUARANTEE, ALGORITHMS, DEPLOYING = "section 2", "section 3", "section 4"
@@ -42,7 +43,9 @@ def fact_sheets(summaries: Sequence[Summary]) -> str:
 
 
 def _markdown(summary: Summary) -> str:
-    title = f"**Fact sheet: method {summary['method']}, {summary.get('dataset', '')}**"
+    title = (
+        f"**Fact sheet: method {summary['method']}, {dataset_name(summary.get('dataset', ''))}**"
+    )
     lines = [f"- **{one.question}** ({one.source}) {one.answer}" for one in fact_sheet(summary)]
     return "\n".join([title, "", *lines])
 

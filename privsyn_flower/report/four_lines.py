@@ -57,7 +57,7 @@ def _assuming(claim: PrivacyStatement) -> str:
     if min([claim.sampling_rate, *(rate for *_, rate in claim.others)]) < 1.0:
         parts.append("users' coins stay on their nodes")
     said = "; ".join(parts)
-    simulated = " Simulated: one machine saw everything." if claim.simulated else ""
+    simulated = f" Simulated: {claim.simulators} saw everything." if claim.simulated else ""
     return f"{said[:1].upper()}{said[1:]}.{simulated}"
 
 

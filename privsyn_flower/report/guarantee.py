@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from privsyn_flower.privacy.wording import CARRIED
 from privsyn_flower.report.summaries import Summary
 
 Said = list[str]
@@ -21,11 +22,11 @@ SPLIT = (
     "by reading private text, so what this run made is for comparison and must not be released as "
     "private."
 )
-SIMULATED = "This was a simulation: one machine played all parties and saw everything."
 READERS = (
     "Readers, that is, everyone who sees the result, are not trusted with anything, whatever else "
     "they know."
 )
+CARRIES = f"{CARRIED[0].upper()}{CARRIED[1:]}"
 UTILITY = (
     "Accuracy is no part of the guarantee; what the run measured or can say of it is in its "
     "summary.json."
@@ -36,13 +37,12 @@ UTILITY = (
 class Guarantee:
     """What may be said, topic by topic; an empty list where there is nothing to say.
 
-    claimed: False where no privacy is, whatever the other sentences say. simulated:
-    known to be. variant, model: names of
-    the OpenDP registry, "" where none applies. epsilon, delta, rho: what is claimed, None for what
-    is not; rho only where it holds without a part of delta.
+    simulated: known to be. variant, model: names of the OpenDP registry, "" where none applies.
+    epsilon, delta, rho: what is claimed, for programs to read; None for what is not, so nothing
+    where epsilon does not cover the split, whose result must not be released. rho only where it
+    holds without a part of delta.
     """
 
-    claimed: bool
     simulated: bool
     variant: Variant
     model: Model
@@ -71,6 +71,16 @@ class Guarantee:
     measures: Said = field(default_factory=list)
     delta_of_users: Said = field(default_factory=list)
     utility: Said = field(default_factory=lambda: [UTILITY])
+
+
+def carried(summary: Summary) -> Said:
+    """What the run's public text carries already, which no number of the run has."""
+    return [CARRIES] if summary.get("public_text_carries") else []
+
+
+def simulated(by: str = "one machine") -> str:
+    """What a simulation saw. by: `PrivacyStatement.simulators`."""
+    return f"This was a simulation: {by} played all parties and saw everything."
 
 
 def curve(summary: Summary) -> list[tuple[float, float]]:

@@ -89,7 +89,7 @@ def _basic(said: Guarantee, summary: Summary, day: date) -> dict[str, Any]:
     product = _product(summary)
     method = summary.get("method")
     how = f", by the method {method!r} of privsyn-flower" if method else ", by privsyn-flower"
-    simulated = ["A SIMULATION on one machine, not a deployment."] if said.simulated else []
+    simulated = ["A SIMULATION, not a deployment."] if said.simulated else []
     asked = claim_of(summary) is not None
     sums = ["It is made of noisy sums of what users' devices answered."] if asked else []
     made = [*said.warnings, *simulated, f"{MADE[product]}{how}.", *sums]
@@ -194,12 +194,17 @@ def _listed(sentences: list[str]) -> str:
 # YAML ------------------------------------------------------------------------------------
 
 
+BREAKS = "\x85\u2028\u2029\ufeff"  # YAML reads them as line breaks unless they are escaped
+
+
 class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # a library without types
     """Plain YAML that a person reads: lists as blocks, in the order of the fields."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
     style = "|" if "\n" in value else None
+    if any(one in value for one in BREAKS):
+        style = '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=style)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hmac
 import io
+import logging
 import secrets
 import socket
 import sys
@@ -23,6 +24,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
+
+logger = logging.getLogger("privsyn_flower")
 
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32
@@ -59,6 +62,7 @@ class PageServer(ThreadingHTTPServer):
         self.render = render
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         self.asked = time.monotonic()  # when somebody last looked
+        self._told = ""
         self._free = threading.BoundedSemaphore(AT_ONCE)
         super().__init__((LOOPBACK, port), _Handler)
 
@@ -90,6 +94,12 @@ class PageServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             self._free.release()
+
+    def failed(self, told: str) -> None:
+        """Log why there is no page: once, however often it is asked for."""
+        if told != self._told:
+            self._told = told
+            logger.warning(told)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Somebody who hung up, or was too slow, is no event; what else failed is told."""
@@ -143,6 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
             page = self.server.render()
         except Unavailable as error:
             self._answer(503, f"{error}\n")
+            return
+        except Exception as error:
+            told = f"the page cannot be made: {type(error).__name__}: {error}"
+            self.server.failed(told)
+            self._answer(500, f"{told}\n")
             return
         self._answer(200, page, "text/html")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from privsyn_flower.report.evaluations import curve_table, measured_table
 from privsyn_flower.report.filtered import filter_table
+from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.summaries import (
     RESULTS,
     TRUSTS,
@@ -35,14 +36,21 @@ def differing(summaries: Sequence[Summary]) -> list[str]:
     lines = []
     for place, keys in (("", ALIKE), ("benchmark", ALIKE_BENCHMARK)):
         for key in keys:
-            found = {
-                json.dumps((s.get(place, {}) if place else s).get(key), sort_keys=True)
-                for s in summaries
-            }
+            values = [(s.get(place, {}) if place else s).get(key) for s in summaries]
+            found = {json.dumps(value, sort_keys=True) for value in values}
             if len(found) > 1:
-                lines.append(f"{key} differs: {', '.join(sorted(found))}")
+                lines.append(f"{key} differs: {_told_apart(key, found)}")
     due = sum("unfinished" in summary for summary in summaries)
     return [*lines, f"the benchmark of {due} is not finished"] if due else lines
+
+
+def _told_apart(key: str, found: set[str]) -> str:
+    """Values (JSON) that differ; of a data set in files, their names."""
+    if key != "dataset":
+        return ", ".join(sorted(found))
+    names = {json.dumps(dataset_name(json.loads(one)), ensure_ascii=False) for one in found}
+    folders = "" if len(names) == len(found) else f" in {len(found)} places"
+    return f"{', '.join(sorted(names))}{folders}"
 
 
 def report(summaries: Sequence[Summary]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.claims import version
-from privsyn_flower.report.guarantee import READERS, SIMULATED, SPLIT, Guarantee
+from privsyn_flower.report.guarantee import READERS, SPLIT, Guarantee, carried, simulated
 from privsyn_flower.report.summaries import LOCAL, UNASKED, Summary, trust_of
 
 _NONE = "None: no user was asked anything, and there is no noise."
@@ -31,8 +31,12 @@ def unasked(summary: Summary) -> Guarantee:
         made = _local(summary, claimed=trust == LOCAL)
     else:
         made = _none(summary)
-    split = "chosen by private text" in model
-    return replace(made, warnings=[*made.warnings, SPLIT]) if split else made
+    beside = [SPLIT] if "chosen by private text" in model else []
+    beside += carried(summary) if trust == UNASKED else []  # else what it claims is its own
+    if not beside:
+        return made
+    warnings = [*made.warnings, *beside]
+    return replace(made, warnings=warnings, variant="", epsilon=None)
 
 
 def _public(summary: Summary) -> Guarantee:
@@ -42,7 +46,7 @@ def _public(summary: Summary) -> Guarantee:
         "actors": [READERS],
         "unit": ["No unit applies: no user was asked anything."],
         "adjacency": ["None applies: the result depends on public text and models alone."],
-        "domain": ["No private data: public text and public models alone."],
+        "domain": ["No private data of this run's: public text and public models alone."],
         "tuning": [
             "How the settings were chosen the run does not know: tuning them by looking at private "
             "text, or at figures measured on it, is not covered."
@@ -55,11 +59,12 @@ def _public(summary: Summary) -> Guarantee:
     return _rest(
         summary,
         texts,
-        claimed=True,
         variant="Pure DP",
         epsilon=0.0,
         formal=[
-            "Epsilon = 0: the result is made of public text and public models alone, and says "
+            "Epsilon = 0 beside what the public text carries: no user was asked anything."
+            if summary.get("public_text_carries")
+            else "Epsilon = 0: the result is made of public text and public models alone, and says "
             "nothing about anyone's texts."
         ],
     )
@@ -69,12 +74,12 @@ def _none(summary: Summary) -> Guarantee:
     """The users' own texts."""
     texts: dict[str, Any] = {
         "setting": ["There is no guarantee against anybody."],
-        "actors": [SIMULATED],
+        "actors": [simulated()],
         "unit": ["No unit: nothing is protected."],
         "adjacency": ["None: nothing is hidden of any text."],
         "domain": ["The users' own texts."],
         "tuning": ["Nothing was paid for, because nothing is protected."],
-        "security": [f"{SIMULATED} The result may repeat the users' texts word for word."],
+        "security": [f"{simulated()} The result may repeat the users' texts word for word."],
         "collection": ["In this simulation, the texts themselves."],
         "comparable": ["With no guarantee: it is the papers' upper bound."],
         "mechanisms": ["None: no noise and no bound."],
@@ -82,7 +87,6 @@ def _none(summary: Summary) -> Guarantee:
     return _rest(
         summary,
         texts,
-        claimed=False,
         simulated=True,
         warnings=["NO PRIVACY: nothing of this run may be released."],
         formal=["There is NO guarantee: epsilon is infinite."],
@@ -97,7 +101,9 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
             "Local: what leaves a device is noisy itself, so nobody else needs to be trusted."
         ],
         "actors": [
-            "Users trust their own device, which would paraphrase their texts.", READERS, SIMULATED,
+            "Users trust their own device, which would paraphrase their texts.",
+            READERS,
+            simulated(),
         ],
         "unit": ["The user with all its texts."],
         "adjacency": [
@@ -109,7 +115,7 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
             "How the settings were chosen the run does not know: tuning them by looking at these "
             "users' texts, or at figures measured on it, is not covered."
         ],
-        "security": [f"{SIMULATED} The users' texts were on it."],
+        "security": [f"{simulated()} The users' texts were on it."],
         "collection": ["The paraphrases, and how many there are."],
         "comparable": [
             "With guarantees of the same unit, adjacency (replace-one) and trust (local); equal "
@@ -120,7 +126,8 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
             "where the logits u are clipped to a public range."
         ],
         "composition": [
-            "The costs of a paraphrase's tokens add up, and those of a user's texts; delta is 0."
+            "The costs of a paraphrase's tokens add up, and those of a user's texts; delta is 0.",
+            *carried(summary),
         ],
         "arithmetic": [
             "How far a draw in floating-point arithmetic is from an exact one is not covered."
@@ -130,7 +137,6 @@ def _local(summary: Summary, *, claimed: bool) -> Guarantee:
     return _rest(
         summary,
         texts,
-        claimed=claimed,
         variant="Pure DP" if claimed else "",
         model="Local",
         simulated=True,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any, Literal
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.baseline import Baseline
+from privsyn_flower.privacy.baseline import Baseline, PublicAlone
 from privsyn_flower.privacy.promise import Promise, PromiseError, promise
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.server_apps.public_text import carried_by, is_deployment
 from privsyn_flower.strategies.engine.run_ledger import ledger_scope
-from privsyn_flower.strategies.engine.session import Terms
+from privsyn_flower.strategies.engine.session import Terms, in_cluster
 
 
 @functools.lru_cache(maxsize=16)  # with sampling, or coefficients to optimise, it takes seconds
@@ -60,8 +61,10 @@ def terms(config: RunConfig) -> Terms:
 
 def said(config: RunConfig) -> dict[str, Any]:
     """What the sentence says of the configuration beside the promise."""
+    simulated = not is_deployment(config)
     return {
-        "simulated": not is_deployment(config),
+        "simulated": simulated,
+        "cluster": simulated and in_cluster(),
         "split": _split(config),
         "simulation_seeded": config.simulation_seeded_noise,
         "benchmark": config.benchmark,
@@ -79,12 +82,15 @@ def kept(config: RunConfig) -> dict[str, Any]:
 
 def baseline(config: RunConfig) -> Baseline | None:
     """What a run claims that asks its users nothing; None for one that has a promise."""
-    return recipe_of(config).baseline(
+    found = recipe_of(config).baseline(
         config,
         simulated=not is_deployment(config),
         split=_split(config),
         benchmark=config.benchmark,
     )
+    if isinstance(found, PublicAlone):
+        return replace(found, carries=bool(carried_by(config)))
+    return found
 
 
 def statement(config: RunConfig, *, checked: bool = True) -> PrivacyStatement:

@@ -61,12 +61,17 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     return PublicText(candidates(federation.public(), config), federation, validation)
 
 
-def _warn_of_a_claim(config: RunConfig) -> None:
-    """Say so where public text was made of users' text, as the statement beside it tells."""
+def carried_by(config: RunConfig) -> str:
+    """The statement that lies beside the public text; "" where none does."""
     place = config.data.public_path
     if not place or place.startswith("hub:"):
-        return
-    if carried(text_file(Path(place).expanduser())):
+        return ""
+    return carried(text_file(Path(place).expanduser()))
+
+
+def _warn_of_a_claim(config: RunConfig) -> None:
+    """Say so where public text was made of users' text, as the statement beside it tells."""
+    if carried_by(config):
         logger.warning(
             "data.public-path = %r: %s beside it says what this text carries already. What the run "
             "makes of it carries that, too, beside the run's own epsilon",

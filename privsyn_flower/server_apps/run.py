@@ -15,6 +15,7 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_li
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.work import Work
+from privsyn_flower.files import file_digest
 from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
@@ -22,12 +23,13 @@ from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.progress import PROGRESS, ProgressLog
 from privsyn_flower.report.claims import claimed
+from privsyn_flower.report.reading import SYNTHETIC
 from privsyn_flower.report.registry import write_statement
 from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
-from privsyn_flower.server_apps.public_text import PublicText
+from privsyn_flower.server_apps.public_text import PublicText, carried_by
 from privsyn_flower.server_apps.settings import public_settings
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.outcome import of_rounds
@@ -143,12 +145,14 @@ class Run:
             "method": self.config.method,
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
+            "public_text_carries": bool(carried_by(self.config)),
             **claimed(self.statement),
         }
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:
         """What summary.json holds for every method. done: rounds. samples: synthetic texts."""
         planned = self.config.rounds if self.has_rounds else 0
+        text = self.folder.path / SYNTHETIC
         return {
             **self.known(),
             **of_rounds(self.folder, done, planned, self.ended_early),
@@ -157,6 +161,7 @@ class Run:
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "synthetic_samples": samples,
+            **({"synthetic_sha256": file_digest(text)} if text.is_file() else {}),
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,
         }

@@ -25,7 +25,7 @@ from typing import IO, Any
 from privsyn_flower.tracking.events import Ended, Event, RoundReleased, RunStarted, Stage
 from privsyn_flower.tracking.named import adapter, notes
 from privsyn_flower.tracking.told import Remembering
-from privsyn_flower.tracking.tracker import CALLS, PATIENCE, tell
+from privsyn_flower.tracking.tracker import CALLS, PATIENCE, tell, told_of
 
 # The package may be a Flower bundle's, which is not installed. -P: nothing of the folder it is in.
 START = f"""\
@@ -110,8 +110,7 @@ def serve(name: str, folder: Path, answers: IO[str]) -> None:
                 tracker = Remembering(adapter(name, folder), notes(folder, name))
             tell(tracker, event)
         except BaseException as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            _answer(answers, {"error": text})
+            _answer(answers, {"error": told_of(error)})
             raise
         done = max(done, _round(event))
         _answer(answers, {"ok": True})

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from privsyn_flower.terminal import without_logins
 from privsyn_flower.tracking.events import (
     FACTS,
     WORDS,
@@ -31,6 +32,7 @@ from privsyn_flower.tracking.events import (
 logger = logging.getLogger("flwr")  # the log that Flower shows in every app; run.log has it, too
 
 WAITING = 10_000  # events that a tracker may lag behind: a resumed run tells its rounds at once
+LONGEST = 300  # characters of an error
 PATIENCE = 30.0  # seconds for all trackers at the end
 CALLS: dict[type[Event], str] = {
     RunStarted: "run_started",
@@ -62,6 +64,11 @@ class Tracker(Protocol):
 def tell(tracker: Tracker, event: Event) -> None:
     """Call the method that the event is for."""
     getattr(tracker, CALLS[type(event)])(event)
+
+
+def told_of(error: BaseException) -> str:
+    """What a library raised, on one line: its URLs without logins, which HTTP libraries repeat."""
+    return " ".join(without_logins(f"{type(error).__name__}: {error}").split())[:LONGEST]
 
 
 class Tracking:
@@ -177,7 +184,7 @@ class _Line:
             try:
                 tell(self.tracker, event)
             except BaseException as error:  # also what a library calls an exit
-                self._give_up(" ".join(f"{type(error).__name__}: {error}".split())[:300])
+                self._give_up(told_of(error))
                 return
 
     def _give_up(self, why: str) -> None:

@@ -131,6 +131,27 @@ def test_without_an_embedder_a_changed_text_takes_nobody_along(
     assert by_user(tmp_path / "fresh", USERS, absent) == {}
 
 
+@pytest.mark.parametrize(
+    "error", [ModelUnavailableError("no model"), ImportError("a normaliser")], ids=repr
+)
+def test_a_text_for_which_the_embedder_lacks_a_part_takes_nobody_along(
+    tmp_path: Path, error: BaseException
+) -> None:
+    embedder = Embedder()
+
+    def lacking(texts: list[str]) -> npt.NDArray[np.floating]:
+        if "rare script" in texts:
+            raise error
+        return embedder(texts)
+
+    users = {"first": ["rare script"], **USERS}
+    found = by_user(tmp_path, users, lacking)
+    alone = by_user(tmp_path / "without", USERS, embedder)
+    assert found.keys() == alone.keys() and len(alone) > 1
+    for user, rows in found.items():
+        np.testing.assert_array_equal(rows, alone[user])
+
+
 def test_an_embedder_that_mixes_its_texts_mixes_no_users(tmp_path: Path) -> None:
     """Padding and block sizes tie the rows of one call together; users never share one."""
 

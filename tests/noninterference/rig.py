@@ -34,6 +34,7 @@ from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
 from privsyn_flower.client_apps.dropin import training as dropin
 from privsyn_flower.report.html import charts, document
 from privsyn_flower.report.page import page
+from privsyn_flower.report.registry import FILE as RECORD
 from privsyn_flower.report.summaries import ReportError
 from privsyn_flower.runs import RUN_LOG
 from privsyn_flower.secagg import keys
@@ -48,6 +49,8 @@ from .hostile import RAISES, TARGET
 CLOCK_KEYS = {"wall_seconds", "stage_seconds", "seconds", "exchange_seconds", "time", "t"}
 CLOCK_FILES = {"checkpoints/seconds.json"}
 CLOCK = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", re.MULTILINE)  # of run.log's lines
+# Of privacy.yaml: the day on which it was made.
+DAY = re.compile(rb"(?m)^(url_slug: .*|    publication_date: .*)\d{4}-\d\d-\d\d")
 # What a simulation tells its owner's terminal, and nobody else, of what failed on its nodes.
 FAILED = re.compile(r"^warning: .* zeros and noise were sent \(.*\)\n", re.MULTILINE)
 # What a simulation keeps for its nodes, in folders of its owner's only: not the server's.
@@ -384,6 +387,8 @@ def _add_files(seen: Seen, folder: Path, top: str) -> None:
         content = b"" if name in CLOCK_FILES else path.read_bytes()
         if name == RUN_LOG:
             content = CLOCK.sub(b"", content)
+        if name == RECORD:
+            content = DAY.sub(rb"\1DAY", content)
         if path.suffix in (".json", ".jsonl"):
             private = {ORIGIN} if name == "data/FOLDER/meta.json" else set()
             content = _cleaned(content, CLOCK_KEYS | private)

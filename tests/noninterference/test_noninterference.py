@@ -14,13 +14,16 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from privsyn_flower.client_apps import votes
 from privsyn_flower.protocol.wire import Refusal, WireError
+from privsyn_flower.report import registry
 
 from .hostile import FORMATS, HOSTILE, TARGET, neighbour
 from .rig import Rig, Seen, differences, forced, rig
@@ -161,3 +164,15 @@ def test_a_vector_that_is_not_forced_is_found(
     monkeypatch.setattr("tests.noninterference.rig.TARGET", "nobody")
     found = differences(made(case, ""), made(case, "public"))
     assert any("reply" in name for name in found)
+
+
+def test_worlds_on_two_days_are_equal(
+    made: Callable[[Case, str], Seen], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock has no part in it, midnight neither."""
+    days = (datetime(2026, 12, 31, tzinfo=UTC), datetime(2027, 1, 1, tzinfo=UTC))
+    case, worlds = Case("pretext", True, "jsonl"), []
+    for day in days:
+        monkeypatch.setattr(registry, "datetime", SimpleNamespace(now=lambda _, day=day: day))
+        worlds.append(made(case, ""))
+    assert not differences(*worlds)

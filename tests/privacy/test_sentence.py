@@ -304,9 +304,10 @@ def every_statement() -> list[PrivacyStatement]:
         {"split": "private", "private_selection": True, "ledger_scope": "population"},
         {"simulation_seeded": True, "split": "private", "private_selection": True},
     ]
+    simulated = ({}, {"simulated": True}, {"simulated": True, "cluster": True})
     base = replace(PLAIN, epsilon=1234.56789, delta=1.23456e-10)
     found = []
-    for changes in itertools.product(trust, samplers, said, [{}, {"simulated": True}]):
+    for changes in itertools.product(trust, samplers, said, simulated):
         try:
             found.append(replace(base, **{k: v for part in changes for k, v in part.items()}))
         except ValueError:  # a trusted aggregator claims no coins and has no seed
@@ -334,7 +335,8 @@ def test_the_short_form_claims_nothing_that_the_long_one_does_not():
         assert ("TRUSTED" in short) is ("claims nothing against the server" in long and not void)
         assert ("it sees sums without noise" in short) <= ("sum without noise" in long)
         assert ("it sees each node's answer" in short) <= ("each node's own answer" in long)
-        assert ("one machine saw everything" in short) is ("one machine played" in long)
+        for who in ("one machine", "its machines"):
+            assert (f"{who} saw everything" in short) is (f"{who} played the server" in long)
         assert ("the split" in short) is ("EPSILON DOES NOT COVER THE SPLIT" in long)
         chosen = "EPSILON DOES NOT COVER THE SELECTION" in long
         assert ("checkpoints" in short.partition("Not covered")[2]) is chosen

@@ -15,6 +15,7 @@ from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, at_least
 from privsyn_flower.report.checklist import checklist
 from privsyn_flower.report.claims import claim_of
+from privsyn_flower.report.fact_sheet import fact_sheets
 from privsyn_flower.report.summaries import ReportError
 from privsyn_flower.server_apps.promised import baseline, statement
 
@@ -148,6 +149,26 @@ def test_what_claims_nothing() -> None:
     assert "DOES NOT COVER THE SPLIT" in seeded["2a"]
     nobody = checklist(summary_of(RunConfig.from_flat({"method": "public-only"})))
     assert "No item applies" in nobody and "Epsilon = 0" in nobody and "3c" not in nobody
+
+
+def test_without_rounds_private_text_may_be_opened_all_the_same() -> None:
+    upper = of(method="expand-private", benchmark=True)
+    assert "epsilon is infinite" in upper["3c"] and "users' own texts" in upper["2a"]
+    local = {"method": "dp-prompt", "benchmark": True}
+    items = of(**local)
+    assert "Local" in items["1"] and "Replace-one" in items["2d"]
+    assert "as local privacy" in items["3c"] and "NO PRIVACY" not in items["3c"]
+    assert "NO PRIVACY IS CLAIMED" in of(**local, **{"simulation-seeded-noise": True})["3c"]
+
+
+def test_no_place_is_told() -> None:
+    """A form is for others: of a file of private text, its name is enough."""
+    summary = summary_of(RunConfig(), dataset="files:/home/alice/patients.jsonl")
+    for form in (checklist(summary), fact_sheets([summary])):
+        title = form.splitlines()[0]
+        assert title.endswith("patients.jsonl**") and "alice" not in title
+    hub = summary_of(RunConfig(), dataset="hub:owner/name")
+    assert "hub:owner/name**" in checklist(hub)
 
 
 def test_a_claim_comes_back_as_it_was() -> None:

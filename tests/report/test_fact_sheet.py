@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,15 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.wording import CARRIED, delta_at_most
+from privsyn_flower.report.claims import claimed
 from privsyn_flower.report.fact_sheet import FactSheetItem, fact_sheet, fact_sheets
-from privsyn_flower.report.guarantee import curve
+from privsyn_flower.report.guarantee import CARRIES, curve
+from privsyn_flower.report.registry import record
 from privsyn_flower.report.source import code, commit, digest
 from privsyn_flower.report.summaries import ReportError
-from privsyn_flower.server_apps.promised import promised
+from privsyn_flower.server_apps.promised import baseline, promised, statement
+from privsyn_flower.server_apps.public_text import carried_by
 from tests.report.test_registry import RUNS, known
 
 POINTS = [
@@ -37,13 +42,14 @@ def of(name: str = "pretext", **more: Any) -> dict[str, str]:
 @pytest.mark.parametrize("name", RUNS)
 def test_every_point_has_an_answer(name: str) -> None:
     found = of(name)
-    asked = name not in ("public-only", "expand-only", "expand-private")
+    asked = name not in ("public-only", "expand-only", "expand-private", "split-public")
     local = name.startswith("dp-prompt")
     left_out = set() if asked and not local else {"privacy parameters", "variants"}
     assert list(found) == [point for point in POINTS if point not in left_out]
     assert all(answer.endswith(".") and "  " not in answer for answer in found.values())
     claimed = bool(RUNS[name][2])
-    assert found["the promise"].startswith("NO PRIVACY") != claimed
+    warned = ("NO PRIVACY", "Epsilon does not cover")
+    assert found["the promise"].startswith(warned) != claimed
 
 
 def test_the_promise_by_who_is_trusted() -> None:
@@ -70,9 +76,39 @@ def test_measures_and_the_curve() -> None:
     assert known(RUNS["coins"][0])["mu_gdp"] is None
 
 
+def test_public_text_that_users_made_carries_what_it_carries(tmp_path: Path) -> None:
+    place = tmp_path / "public.jsonl"
+    values = {"data.source": "files", "data.path": "u.jsonl", "data.public-path": str(place)}
+    public = RunConfig.from_flat({"method": "public-only", **values})
+
+    def told(config: RunConfig) -> tuple[str, dict[str, Any]]:
+        own = baseline(config) or statement(config)
+        beside = bool(carried_by(config))
+        summary = known(config.flat(), public_text_carries=beside, **claimed(own))
+        items = {item.question: item.answer for item in fact_sheet(summary)}
+        loss = record(summary, date.min)["deployment"]["privacy_loss"]
+        return f"{own.sentence()} {own.short()} {items}", loss["privacy_parameters"]
+
+    text, numbers = told(public)
+    assert "nothing private was used" in text and numbers == {"epsilon": 0.0}
+    assert CARRIED not in text
+    (tmp_path / "privacy.md").write_text("# Privacy of this run\n\nEpsilon = 3\n")
+    text, numbers = told(public)
+    assert numbers == {} and CARRIED in text and CARRIES in text
+    assert "nothing private was used" not in text and "anyone's texts" not in text
+    assert "beside that of the public text" in text
+    text, numbers = told(RunConfig.from_flat(values))
+    assert numbers["epsilon"] > 7 and text.count(CARRIES) == 2
+
+
 def test_delta_is_told_beside_the_users() -> None:
     told = of()["privacy parameters"]
     assert told == "Delta is 3e-06; times the 1,000 declared users that is 0.003."
+    told = of(users=700)["privacy parameters"]
+    assert told.endswith("that is 0.0021.")
+    assert [delta_at_most(one) for one in (1.2341e-6, 3e-6, 9.999e-6, 0.3, 0.0)] == [
+        "1.24e-06", "3e-06", "1e-05", "0.3", "0",
+    ]  # fmt: skip
 
 
 def test_which_code_it_was() -> None:

@@ -21,6 +21,7 @@ from privsyn_flower.report.html.markup import Html, data_script, element, number
 from privsyn_flower.report.html.private import MOST_ROWS
 from privsyn_flower.report.html.settings import value_text
 from privsyn_flower.report.page import page, write_page
+from privsyn_flower.report.places import HIDDEN
 from privsyn_flower.report.summaries import DISTRIBUTED, TRUSTED, UNASKED, ReportError
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 from privsyn_flower.server_apps.promised import statement
@@ -242,11 +243,13 @@ def test_refusals_are_counted_by_code(tmp_path: Path) -> None:
         "round 1: 3 of 8 nodes refused: policy (min-noise); 1 of 8 nodes sent nothing within 60 s",
         "stage mask: 2 of 8 nodes refused: policy (min-noise)",
         "round 1: 2 of 8 nodes refused: policy (min-noise); nothing was released",
+        "round 2: 4 of 8 nodes were lost (Flower error code 2)",
     )
     (folder / "run.log").write_text("".join(f"a b WARNING {line}\n" for line in lines), "utf-8")
     text = page([folder])
     assert re.search(r"refused: policy \(min-noise\)</th><td class=\"number\">5<", text)
     assert re.search(r"sent nothing within 60 s</th><td class=\"number\">1<", text)
+    assert re.search(r"were lost \(Flower error code 2\)</th><td class=\"number\">4<", text)
     assert "no release, and charged" in text  # of the ledger's
 
 
@@ -255,7 +258,7 @@ def test_a_shared_ledger_tells_of_all_its_runs(tmp_path: Path) -> None:
     run = RunFolder(folder)
     charged(run, 4, population="clinics")
     found = read(page([folder]))
-    assert "population 'clinics', shared by runs" in found.text
+    assert "the population's, shared by runs" in found.text and "clinics" not in found.text
     assert "spent by all 1 runs on it" in found.text
 
 
@@ -265,8 +268,76 @@ def test_what_others_could_misread_is_said_first(tmp_path: Path) -> None:
     found = read(page([folder]))
     head = found.text[: found.text.index("What was learned")]
     assert "Not for release" in head and "Ended early, after 4 of 4 rounds" in head
-    none = run_folder(tmp_path / "none", threat_model="none: the noise came from the run's seed")
-    assert "No privacy is claimed" in read(page([none])).text
+
+
+def test_of_a_run_that_claims_nothing_no_number_is_a_guarantee(tmp_path: Path) -> None:
+    """Its noise came from the seed, or private text chose its checkpoints: with a result, and
+    while it goes on."""
+    numbers: dict[str, Any] = {
+        "privacy_curve": [[1.0, 1e-3], [2.0, 1e-6]], "mu_gdp": 0.7, "rho_zcdp": 0.2,
+        "privacy_short": "NO PRIVACY.", "privacy": "NO PRIVACY.", "texts": topical(9),
+        "benchmark": benchmark(),
+    }  # fmt: skip
+    threat = "none: the noise came from the run's seed"
+    seeded = run_folder(tmp_path / "none", threat_model=threat, **numbers)
+    held = run_folder(tmp_path / "held", **numbers)
+    sign = "\u03b5\u00a0=\u00a0"
+    assert sign in read(page([held])).text and "each point of the curve" in read(page([held])).text
+    run = RunFolder(tmp_path / "run")
+    run.save_value("run", "abc")
+    run.save_value("promised", {"epsilon": 7.58, "delta": 1e-6, "private_selection": True})
+    run.save_checkpoint(1, {}, {"round": 1, "epsilon_so_far": 1.5})
+    charged(run, 2)
+    for folder in (seeded, run.path):
+        told = read(page([folder])).text
+        assert "No privacy is claimed: " in told and "not claimed" in told
+        assert "what real noise of the same size would spend" in told
+        for word in (sign, "each point", "for each user", "Gaussian: mu"):
+            assert word not in told
+    assert sign not in read(page([seeded, seeded])).text
+
+
+def test_numbers_of_the_guarantee_are_rounded_up(tmp_path: Path) -> None:
+    numbers = {"epsilon": 1.23441, "delta": 1.2341e-6, "mu_gdp": 1.23441, "rho_zcdp": 0.76191,
+               "privacy_curve": [[1.23441, 1.2341e-6], [2.0, 1e-9]]}  # fmt: skip
+    integers = {"claim": asdict(statement(RunConfig()))}
+    own = {"claim": {**integers["claim"], "noise_source": "aggregator", "aggregation": "plain"}}
+    found = [
+        read(page([run_folder(tmp_path / str(n), **json.loads(json.dumps(one)))])).text
+        for n, one in enumerate(({**numbers, **integers}, {**numbers, **own}, numbers))
+    ]
+    for text in found:
+        assert "1.2345" in text and "1.24e-06" in text and "0.762" in text
+        for word in ("1.234 ", "1.2344", "1.23e-06"):
+            assert word not in text
+    assert [text.count("but for the part of delta that pays") >= 2 for text in found] == [
+        True, False, True,
+    ]  # fmt: skip
+
+
+def test_texts_without_privacy_and_costs_of_private_text_are_marked(tmp_path: Path) -> None:
+    folder = run_folder(
+        tmp_path / "run", method="expand-private", texts=topical(9), benchmark=benchmark(),
+        threat_model="none: epsilon is infinite, the result is made of the private text itself",
+    )  # fmt: skip
+    text = page([folder])
+    marked = [one.partition("</div>")[0] for one in text.split('<div class="outside">')]
+    assert any(learned.REPEATS.partition("'")[0] in one for one in marked)
+    (costs,) = [one for one in text.split("<section") if "device CPU, a user in the run" in one]
+    assert costs.index("Not covered by epsilon") < costs.index("device CPU, a user in a round")
+    held = run_folder(tmp_path / "held", texts=topical(9), benchmark=benchmark())
+    assert "may repeat" not in page([held])
+
+
+def test_what_nodes_of_a_simulation_failed_of_stays_in_the_folder(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    said = "AllNodesFailed: round 1 released noise alone: 3 of 4 nodes failed: E at a.py:1 (/a/b/no"
+    said += "de.log); 1 of 4 nodes failed: F at b.py:2 (/a/c/node.log). Mend it and start again"
+    (folder / "error.txt").write_text(said, "utf-8")
+    found = read(page([folder])).text
+    for word in ("3 of 4 nodes failed (see node.log); 1 of 4 nodes failed (see", "Mend it"):
+        assert found.count(word) == 2 if "Mend" in word else word in found
+    assert "a.py" not in found and "b.py" not in found
 
 
 def test_paid_evaluations_are_told_apart_from_a_benchmark(tmp_path: Path) -> None:
@@ -279,6 +350,7 @@ def test_paid_evaluations_are_told_apart_from_a_benchmark(tmp_path: Path) -> Non
                   "gained": {"b": {"accuracy_gained": [0.01, 0.0, 0.02]}}},
     )  # fmt: skip
     found = read(page([folder]))
+    assert "nothing was measured outside of epsilon" in found.text
     assert "Covered by epsilon: a paid" in found.text and "Not covered by eps" not in found.text
     assert "too few nodes" in found.text and "+0.0100 [+0.0000, +0.0200]" in found.text
 
@@ -309,12 +381,37 @@ def test_several_runs_by_trust(tmp_path: Path) -> None:
 
 
 def test_a_path_of_the_machine_is_not_passed_on(tmp_path: Path) -> None:
-    assert value_text("/home/ada/users.jsonl") == '"\u2026/users.jsonl"'
+    assert value_text("models.generator", "/home/a b/model") == '"\u2026/model"'
+    assert value_text("measure.models", "a=/home/ada/x,b=hub:y/z") == '"a=\u2026/x,b=hub:y/z"'
+    assert value_text("data.text-column", "a/b") == '"a/b"' and value_text("rounds", 3) == "3"
+    assert value_text("generation.api-key-env", "OPENAI_API_KEY") == '"OPENAI_API_KEY"'
     folder = run_folder(tmp_path / "run", dataset=f"files:{tmp_path}/users.jsonl")
     other = run_folder(tmp_path / "other", dataset=f"files:{tmp_path}/more.jsonl")
     for text in (page([folder]), page([folder, other])):
         assert str(tmp_path) not in text
     assert "files:\u2026/more.jsonl" in page([folder, other])
+
+
+SECRET = {
+    "data.path": "~/patients/hospital-7.jsonl",
+    "generation.base-url": "http://alice:hunter2@10.0.0.7:8000/v1",
+    "generation.vllm-arguments": "--api-key sk-SECRET --download-dir /home/alice/x",
+    "models.accelerate-arguments": "--main_process_ip 10.0.0.8",
+}
+
+
+def test_servers_keys_and_places_are_not_passed_on(tmp_path: Path) -> None:
+    """Neither what the configuration says of them, nor what a library said when it failed."""
+    said = "FileNotFoundError: /home/alice/secret-client/x.npz at http://alice:hunter2@10.0.0.7/"
+    folders = [run_folder(tmp_path / "run", config=SECRET, ended_early=said, synthetic_samples=1)]
+    folders.append(run_folder(tmp_path / "other"))
+    (folders[0] / "run.log").write_text(f"a b WARNING round 1: {said}\n", "utf-8")
+    (folders[0] / "error.txt").write_text(f"{said}\nfor {said}", "utf-8")
+    (folders[0] / "checkpoints" / "ledger.json").write_text("[", "utf-8")
+    for found in (page(folders[:1]), page(folders)):
+        for word in ("alice", "hunter2", "SECRET", "patients", "10.0.0.8", "secret-client"):
+            assert word not in found
+        assert HIDDEN in found and "FileNotFoundError: \u2026/x.npz at http://10.0.0.7/" in found
 
 
 def test_the_command_writes_a_file_of_its_owner(tmp_path: Path) -> None:
@@ -327,7 +424,7 @@ def test_the_command_writes_a_file_of_its_owner(tmp_path: Path) -> None:
     nothing = CliRunner().invoke(app, ["report", str(tmp_path), "--html", str(file)])
     assert nothing.exit_code == 2 and "holds no run" in nothing.stderr
     both = CliRunner().invoke(app, ["report", str(folder), "--html", str(file), "--checklist"])
-    assert both.exit_code == 2 and "leave out --checklist" in both.stderr
+    assert both.exit_code == 2 and "name one of them" in both.stderr
 
 
 def test_pages_of_nothing_are_refused(tmp_path: Path) -> None:

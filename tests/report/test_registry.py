@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.config import RunConfig
@@ -53,8 +53,11 @@ RUNS: dict[str, tuple[dict[str, Any], str, str, set[str]]] = {
         set(),
     ),
     "split": (
-        {"data.near-duplicates": "remove", "benchmark": True}, "Federated", "Approximate DP",
-        {"epsilon", "delta"},
+        {"data.near-duplicates": "remove", "benchmark": True}, "Federated", "", set(),
+    ),
+    "split-public": (
+        {"method": "public-only", "data.near-duplicates": "remove", "benchmark": True}, "", "",
+        set(),
     ),
     "ledger": (
         {"population-name": "phones", "ledger-epsilon": 20.0}, "Federated", "Approximate DP",
@@ -115,10 +118,10 @@ def test_a_run_is_a_valid_record_that_claims_what_it_claims(name: str) -> None:
     # The whole statement goes along, and a warning stands before everything else.
     assert found["implementation"]["additional_information"] == summary["privacy"]
     begins = found["basic"]["description"].startswith(("NO PRIVACY", "Epsilon does not cover"))
-    assert begins == (name in ("seeded", "chosen", "split", "expand-private", "dp-prompt-seeded"))
+    assert begins == (not variant)
     assert found["administrative"]["tier"] == (3 if variant else 1)
     assert all(text.strip() for text in texts(found))
-    simulated = "public-only" != name != "expand-only"
+    simulated = name not in ("public-only", "expand-only", "split-public")
     assert ("A SIMULATION" in found["basic"]["description"]) == simulated
 
 
@@ -257,6 +260,9 @@ def test_a_strategy_in_somebody_elses_app(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80))
+@example("\x85")
+@example("one\u2028two\n\u2029")
+@example("\ufeff")
 def test_any_text_comes_back_as_it_was(text: str) -> None:
     value = {"a": text, "b": [text], "c": f"- {text}\n- {text}\n", "d": 1e-6, "e": "2026-11-23"}
     assert yaml.safe_load(to_yaml(value)) == value

@@ -119,6 +119,23 @@ def test_a_page_that_cannot_be_made_says_why(server: PageServer) -> None:
     assert status(answer) == 503 and answer.endswith(b"the folder is gone\n")
 
 
+def test_an_error_of_the_page_is_an_answer_and_one_line(
+    server: PageServer, caplog: pytest.LogCaptureFixture, capfd: Any
+) -> None:
+    def fails() -> str:
+        raise KeyError("epsilon")
+
+    server.render = fails
+    for _ in range(3):
+        answer = get(server)
+        assert status(answer) == 500
+        assert answer.endswith(b"the page cannot be made: KeyError: 'epsilon'\n")
+    assert [one.getMessage() for one in caplog.records] == [
+        "the page cannot be made: KeyError: 'epsilon'"
+    ]
+    assert "Traceback" not in capfd.readouterr().err
+
+
 def test_slow_clients_are_hung_up_on_and_keep_nobody_out_for_long(
     server: PageServer, monkeypatch: Any
 ) -> None:

@@ -97,6 +97,9 @@ def test_runs_on_other_users_are_said_not_to_be_comparable() -> None:
     text = report([summary("pretext", SECURE), other])
     assert text.startswith("These runs are not comparable: users differs: 1000, 900; held_out_tok")
     assert not report([summary("pretext", SECURE)]).startswith("These")
+    places = [f"files:/home/ada b/{one}/users.jsonl" for one in ("x", "y")]
+    text = report([summary("pretext", SECURE, dataset=dataset) for dataset in places])
+    assert 'dataset differs: "files:\u2026/users.jsonl" in 2 places.' in text and "ada" not in text
 
 
 def test_a_run_without_a_benchmark_has_no_figures_made_up() -> None:

@@ -13,6 +13,7 @@ import pytest
 from privsyn_flower.benchmark import private
 from privsyn_flower.cli.display import result_table
 from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.files import file_digest
 from privsyn_flower.preflight import check_ready
 from privsyn_flower.preflight.numbers import keys
 from privsyn_flower.progress import silent
@@ -101,6 +102,8 @@ def test_public_only_is_the_pool_and_is_measured(
     assert (summary["epsilon"], summary["delta"], summary["rounds"]) == (0, 0, 0)
     assert summary["rounds_planned"] == 0 and summary["epsilon_ledger"] is None
     assert summary["rho_zcdp"] is None and summary["claim"] is None
+    assert summary["public_text_carries"] is False
+    assert summary["synthetic_sha256"] == file_digest(tmp_path / "synthetic.jsonl")
     assert "nothing private was used" in (tmp_path / "privacy.md").read_text()
     assert not list(tmp_path.glob("*ledger*")) and not (tmp_path / "releases").exists()
     found = summary["benchmark"]

@@ -130,6 +130,25 @@ def test_the_statement_says_whether_this_was_a_simulation(
         assert strategy.attached == [tmp_path]
 
 
+def test_the_statement_says_which_machines_saw_everything(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+
+    def said(folder: str, deployed: bool = False) -> str:
+        options: dict[str, Any] = {"aggregation": PlainSum(), "delta": 1e-5, "epsilon": 4.0}
+        grid, place = grid_of(loopback, [deployed] * 3), tmp_path / folder
+        found = Counting().start(grid, folder=place, users=75, nodes=3, **options)
+        return found.statement.short()
+
+    assert "Simulated: one machine saw everything." in said("one")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert "Simulated: its machines saw everything." in said("cluster")
+    assert "Simulated" not in said("devices", deployed=True)
+    monkeypatch.delenv("RAY_ADDRESS")  # and is resumed without one: the others have seen it
+    assert "Simulated: its machines saw everything." in said("cluster")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

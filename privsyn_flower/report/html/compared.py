@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from privsyn_flower.report.html.overview import method_of, notices
 from privsyn_flower.report.html.parts import (
     OUTSIDE,
     Part,
+    delta,
     epsilon,
     guarded,
     mapping,
@@ -36,7 +36,6 @@ from privsyn_flower.report.summaries import RESULTS, TRUSTS, trust_of, verdict_l
 from privsyn_flower.report.tables import COLUMNS, differing
 
 CLAIMS, SETTINGS = "What each run claims, and came to", "Configuration: what differs"
-FOLDERS = re.compile(r'files:/[^"]*/')  # of private files, on the machine of the run
 PLACES = {"run-folder", "cache", "assets", "ledger"}  # keys that differ for every run
 PUBLIC = ("method", "epsilon", "delta", "accountant", "rounds / of one user",
           "down, user and round", "up, user and round", "signal / noise")  # fmt: skip
@@ -89,7 +88,7 @@ def _equal(runs: Sequence[RunFolder]) -> Part:
     return Part(
         "differs",
         "What differs",
-        joined([told, bullets(FOLDERS.sub("files:\u2026/", line) for line in unequal)]),
+        joined([told, bullets(unequal)]),
     )
 
 
@@ -127,6 +126,8 @@ def _cell(column: str, summary: Mapping[str, Any]) -> str:
     """A column of `privsyn report`; a summary that lacks what it needs has a dash."""
     if column == "epsilon":
         return epsilon(summary)
+    if column == "delta":
+        return delta(summary) or "-"
     try:
         return str(COLUMNS[column](summary))
     except (KeyError, TypeError, ValueError):
@@ -186,7 +187,7 @@ def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Part:
     rows = [
         [
             element("code", key),
-            *(value_text(v[key]) if key in v else "-" for _, v in known),
+            *(value_text(key, v[key]) if key in v else "-" for _, v in known),
         ]
         for key in different
     ]

@@ -18,7 +18,16 @@ from privsyn_flower.report.html.markup import (
     number,
     table,
 )
-from privsyn_flower.report.html.parts import OUTSIDE, Part, guarantee, mapping, paragraph, small
+from privsyn_flower.report.html.parts import (
+    OUTSIDE,
+    Part,
+    claim,
+    guarantee,
+    mapping,
+    paragraph,
+    small,
+    unclaimed,
+)
 from privsyn_flower.report.html.private import few, spread
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import RESULTS
@@ -42,9 +51,7 @@ def good(run: RunFolder) -> Part:
     elif "unfinished" in summary:
         body.append(paragraph("The benchmark of this run is not finished."))
     else:
-        body.append(
-            paragraph("No benchmark: nothing was measured on private or held-out text here.")
-        )
+        body.append(paragraph("No benchmark: nothing was measured outside of epsilon here."))
     return Part("good", "How good it is", joined(body))
 
 
@@ -140,6 +147,8 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
 
 def beside(run: RunFolder) -> str:
     """The run's guarantee beside a figure that it says nothing of."""
+    if unclaimed(claim(run)):
+        return "No privacy is claimed."
     return f"The run has {guarantee(run)}; this figure is not covered by it."
 
 

@@ -20,9 +20,12 @@ from privsyn_flower.report.html.markup import (
     size,
     table,
 )
+from privsyn_flower.report.html.overview import method_of
 from privsyn_flower.report.html.parts import Part, guarantee, mapping, paragraph, small, stripped
 from privsyn_flower.report.reading import RunFolder
 
+UNPROTECTED = "expand-private"  # made of the private text itself
+REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pass none of them on."
 SHOWN = 600  # texts on the page
 LONGEST = 1200  # characters of a text that are shown
 COUNTED = 20_000  # texts whose lengths and topics are counted
@@ -42,7 +45,10 @@ def learned(run: RunFolder) -> Part:
     if "parameters" in summary:
         told = f"A trained model, of {number(summary['parameters'])} trainable parameters"
         body.append(paragraph(f"{told}, in model/ of the run folder."))
-    if total:
+    if total and method_of(run) == UNPROTECTED:
+        mark = element("p", REPEATS, class_="mark")
+        body.append(element("div", mark, _texts(run, total), class_="outside"))
+    elif total:
         body.append(_texts(run, total))
     if "proximity" in summary:
         body.append(_kept(mapping(summary["proximity"])))

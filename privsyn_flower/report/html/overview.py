@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from privsyn_flower.report.html.markup import (
     Html,
@@ -15,10 +14,20 @@ from privsyn_flower.report.html.markup import (
     number,
     size,
 )
-from privsyn_flower.report.html.parts import claim, epsilon, guarantee, mapping
+from privsyn_flower.report.html.parts import (
+    claim,
+    delta,
+    epsilon,
+    guarantee,
+    mapping,
+    unclaimed,
+    why_failed,
+)
 from privsyn_flower.report.html.private import short_claim
+from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.reading import RunFolder
-from privsyn_flower.report.summaries import NONE, RESULTS, trust_of
+from privsyn_flower.report.summaries import RESULTS
+from privsyn_flower.terminal import without_places
 
 NOBODY = (
     "No process works on this run: it is about to begin, or it stopped before its result, and "
@@ -53,8 +62,7 @@ def _line(run: RunFolder) -> str:
     summary = run.summary or {}
     told = [method_of(run)]
     if dataset := summary.get("dataset"):
-        source, _, path = str(dataset).partition(":")
-        told.append(f"{source}:{PurePath(path).name}" if path else source)
+        told.append(dataset_name(dataset))
     elif run.config is not None:
         told.append(run.config.data.source)
     users = summary.get("users", run.promised.get("users"))
@@ -72,14 +80,14 @@ def notices(run: RunFolder) -> list[Html]:
     if run.state == "running":
         told.append(("state", "This run is going on: what follows is what is there so far."))
     elif run.error:
-        told.append(("bad", f"This run failed: {run.error.splitlines()[0][:300]}"))
+        told.append(("bad", f"This run failed: {why_failed(run).splitlines()[0][:300]}"))
     elif run.summary is None and run.config is not None:
         told.append(("state", NOBODY))
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
-        told.append(("warn", f"Ended early, after {of}: {early}"))
-    if run.summary is not None and trust_of(summary) == NONE:
-        told.append(("bad", f"No privacy is claimed: {summary['threat_model']}"))
+        told.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))
+    if why := unclaimed(found):
+        told.append(("bad", f"No privacy is claimed: {why}"))
     threat = str(found.get("threat_model", ""))
     if found.get("split") == "private" or "split was chosen by private text" in threat:
         told.append(
@@ -107,8 +115,12 @@ def _cards(run: RunFolder) -> Html:
     """A few figures, each with what it is."""
     summary = run.summary or {}
     found = claim(run)
-    delta = number(found["delta"], ".3g") if "delta" in found else "-"
-    cards = [("epsilon", epsilon(found), f"at delta {delta}, for each user")]
+    beside = (
+        "no privacy is claimed"
+        if unclaimed(found)
+        else f"at delta {delta(found) or '-'}, for each user"
+    )
+    cards = [("epsilon", epsilon(found), beside)]
     measured = mapping(mapping(summary.get("measured")).get("models"))
     if measured:
         cards.append(("models", number(len(measured)), "measured on users' text"))
@@ -142,7 +154,8 @@ def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
     beside = "no control"
     if other is not None:
         gained = interval(differences[f"{own}-{other}"], sign=True)
-        beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}, not covered by it"
+        beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}"
+        beside += "" if unclaimed(claim(run)) else ", not covered by it"
     return [("accuracy, benchmark", number(values[own], ".4f"), beside)]
 
 

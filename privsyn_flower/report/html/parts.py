@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import at_most, delta_at_most
 from privsyn_flower.report.html.markup import Html, element, is_number, number, shown
 from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.report.summaries import NONE, trust_of
+from privsyn_flower.terminal import without_places
 
+_CAUSE = re.compile(r"(\d nodes failed): [^;]* \(\u2026/node\.log\)")
 logger = logging.getLogger("privsyn_flower")
 
+NOTHING = "no privacy claim"
+PROMISED = {  # of a run without a result, by what it promised
+    "simulation_seeded": "the noise comes from the run's seed",
+    "private_selection": "checkpoints are chosen by private text, which epsilon does not cover",
+}
 OUTSIDE = "Not covered by epsilon: measured on private or held-out text."
 
 
@@ -38,7 +47,7 @@ def guarded(id_: str, title: str, make: Callable[[], Part]) -> Part:
         return make()
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
-        told = f"This part cannot be shown: {type(error).__name__}: {error}"
+        told = without_places(f"This part cannot be shown: {type(error).__name__}: {error}")
         return Part(id_, title, paragraph(told, "notice bad"))
 
 
@@ -64,21 +73,50 @@ def claim(run: RunFolder) -> Mapping[str, Any]:
     return run.promised
 
 
+def why_failed(run: RunFolder) -> str:
+    """What a run failed of, as far as it may be passed on: what nodes of a simulation failed of may
+    come of a user's text."""
+    return _CAUSE.sub(r"\1 (see node.log)", without_places(run.error))
+
+
+def unclaimed(found: Mapping[str, Any]) -> str:
+    """Why a run claims no privacy; "" of one that does. found: its `claim`."""
+    if "threat_model" in found:
+        return str(found["threat_model"]) if trust_of(found) == NONE else ""
+    return next((why for key, why in PROMISED.items() if found.get(key) is True), "")
+
+
 def epsilon(found: Mapping[str, Any]) -> str:
     """Rounded up, in words: null in JSON is no bound at all."""
+    if unclaimed(found):
+        return "not claimed"
     if "epsilon" not in found:
         return "not said"
     value = found["epsilon"]
-    if value is None:
-        return "infinity"
+    return "infinity" if value is None else rounded_up(value)
+
+
+def rounded_up(value: object) -> str:
+    """An epsilon, so that it never understates."""
     return at_most(float(value)) if is_number(value) else number(value)
+
+
+def delta(found: Mapping[str, Any]) -> str | None:
+    """Rounded up; None where there is none."""
+    if unclaimed(found) or "delta" not in found:
+        return None
+    value = found["delta"]
+    return delta_at_most(value) if is_number(value) else number(value)
 
 
 def guarantee(run: RunFolder) -> str:
     """The few words that go with a figure."""
     found = claim(run)
-    delta = f", \u03b4\u00a0=\u00a0{number(found['delta'], '.3g')}" if "delta" in found else ""
-    return f"\u03b5\u00a0=\u00a0{epsilon(found)}{delta}"
+    if unclaimed(found):
+        return NOTHING
+    told = delta(found)
+    beside = f", \u03b4\u00a0=\u00a0{told}" if told is not None else ""
+    return f"\u03b5\u00a0=\u00a0{epsilon(found)}{beside}"
 
 
 def stripped(text: str, most: int = 60) -> str:

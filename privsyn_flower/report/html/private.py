@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.privacy.ledger import Charge
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import at_most, delta_at_most
+from privsyn_flower.report.claims import claim_of, sources
 from privsyn_flower.report.fact_sheet import fact_sheet
 from privsyn_flower.report.html.charts import figure, lines
 from privsyn_flower.report.html.markup import (
@@ -21,11 +22,23 @@ from privsyn_flower.report.html.markup import (
     number,
     table,
 )
-from privsyn_flower.report.html.parts import Part, claim, epsilon, guarantee, paragraph, small
+from privsyn_flower.report.html.parts import (
+    Part,
+    claim,
+    delta,
+    epsilon,
+    guarantee,
+    paragraph,
+    rounded_up,
+    small,
+    unclaimed,
+)
 from privsyn_flower.report.ledgers import LedgerView
 from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import ReportError
 
+INTEGERS = ", but for the part of delta that pays for integers"
+WOULD = "No privacy is claimed: this is what real noise of the same size would spend."
 MOST_ROWS = 60  # of a table of releases or rounds
 STATES = {
     "committed": "released",
@@ -58,14 +71,12 @@ def short_claim(run: RunFolder) -> str:
 
 
 def _numbers(run: RunFolder, found: Mapping[str, Any]) -> Html:
-    rho = found.get("rho_zcdp")
     multiplier = found.get("noise_multiplier")
     return facts(
         [
             ("epsilon", epsilon(found)),
-            ("delta", number(found["delta"], ".3g") if "delta" in found else None),
-            ("zero-concentrated: rho", at_most(rho) if is_number(rho) else None),
-            ("Gaussian: mu", number(found.get("mu_gdp")) if found.get("mu_gdp") else None),
+            ("delta", delta(found)),
+            *_other_measures(found),
             ("unit", found.get("unit")),
             ("adjacency", found.get("adjacency")),
             ("accountant", found.get("accountant")),
@@ -78,8 +89,33 @@ def _numbers(run: RunFolder, found: Mapping[str, Any]) -> Html:
     )  # fmt: skip
 
 
+def _other_measures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """The same noise as zero-concentrated and Gaussian privacy, rounded up."""
+    if unclaimed(found):
+        return []
+    but = INTEGERS if _adds_integers(found) else ""
+    measures = {"zero-concentrated: rho": "rho_zcdp", "Gaussian: mu": "mu_gdp"}
+    return [
+        (name, f"{at_most(float(value))}{but}")
+        for name, key in measures.items()
+        if is_number(value := found.get(key))
+    ]
+
+
+def _adds_integers(found: Mapping[str, Any]) -> bool:
+    """Whether nodes add noise, which is Gaussian but for a part of delta; where it is not known,
+    it is taken to be so."""
+    try:
+        own = claim_of(found)
+    except (ReportError, TypeError, ValueError):
+        return True
+    return own is None or "nodes" in sources(own)
+
+
 def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
     """What the ledger says of everything on it."""
+    if unclaimed(found):
+        return []
     ledger = run.ledger
     if ledger is None:
         spent, total = found.get("epsilon_ledger"), found.get("epsilon_ledger_total")
@@ -90,9 +126,8 @@ def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, obje
     total = ledger.header.total_epsilon
     of = f" of {at_most(total)}" if total is not None else ", without a total"
     rows: list[tuple[str, object]] = [
-        ("ledger", f"population {ledger.header.population!r}, shared by runs" if ledger.shared
-         else "this run's own")
-    ]  # fmt: skip
+        ("ledger", "the population's, shared by runs" if ledger.shared else "this run's own")
+    ]
     if (own := _spent(ledger, ledger.own)) is not None:
         rows.append(("spent by this run so far", f"epsilon {own}{of}"))
     if ledger.shared:
@@ -132,6 +167,8 @@ def _releases(run: RunFolder) -> list[Html]:
     """What each release spent."""
     body = [element("h3", "What each release spent")]
     found = claim(run)
+    if unclaimed(found) and run.ledger is not None:
+        body.append(paragraph(WOULD))
     sofar = {str(row.get("charge")): row.get("epsilon_so_far") for row in run.metrics}
     drawn = [
         {"x": row["round"], "value": row["epsilon_so_far"], "series": "spent so far"}
@@ -153,7 +190,7 @@ def _releases(run: RunFolder) -> list[Html]:
             number(charge.noise_multiplier),
             *([number(charge.sampling_rate)] if any(c.sampling_rate < 1 for c in charges) else []),
             STATES[charge.state],
-            number(sofar.get(charge.id)),
+            rounded_up(sofar.get(charge.id)),
             _clock(run.ledger.times.get(charge.id)),
         ]
         for charge in spread(charges)
@@ -170,11 +207,13 @@ def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) ->
     """Epsilon against rounds, below the whole that was promised."""
     found = claim(run)
     total = found.get("epsilon")
-    budget = float(total) if is_number(total) else None
-    remark = (
-        f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for spare "
-        "rounds and evaluations."
-    )
+    budget = float(total) if is_number(total) and not unclaimed(found) else None
+    remark = WOULD
+    if not unclaimed(found):
+        remark = (
+            f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for "
+            "spare rounds and evaluations."
+        )
     return figure(
         "Epsilon spent by round",
         remark,
@@ -184,7 +223,7 @@ def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) ->
 
 
 def _spent_rows(drawn: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
-    rows = [[number(row["x"]), number(row["value"])] for row in spread(drawn)]
+    rows = [[number(row["x"]), rounded_up(row["value"])] for row in spread(drawn)]
     return f"Epsilon by round{few(len(rows), len(drawn))}", ["round", "epsilon so far"], rows
 
 
@@ -213,7 +252,7 @@ def few(listed: int, of: int) -> str:
 def _curve(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
     """The (epsilon, delta) curve of the run's releases."""
     points = found.get("privacy_curve")
-    if not isinstance(points, list):
+    if not isinstance(points, list) or unclaimed(found):
         return []
     pairs = [
         (float(one[0]), float(one[1]))
@@ -223,12 +262,10 @@ def _curve(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
     if len(pairs) < 2:
         return []
     rows = [
-        {"x": point, "value": math.log10(delta), "series": "curve"}
-        for point, delta in pairs
-        if delta > 0
+        {"x": point, "value": math.log10(one), "series": "curve"} for point, one in pairs if one > 0
     ]
     title = "Epsilon and delta: each point of the curve holds"
-    cells = [[number(point), number(delta, ".3g")] for point, delta in pairs]
+    cells = [[at_most(point), delta_at_most(one)] for point, one in pairs]
     listing = table("Epsilon and delta", ["epsilon", "delta"], cells)
     draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
     return [element("h3", "Epsilon and delta"), figure(title, guarantee(run), listing, draw)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import PurePath
 
 from privsyn_flower.config import (
     ConfigError,
@@ -17,9 +16,15 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.report.html.markup import element, folded, joined, number, table
 from privsyn_flower.report.html.parts import Part, paragraph, small
+from privsyn_flower.report.places import HIDDEN, passed_on
 from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.terminal import without_places
 
 LONGEST = 300  # characters of a value
+REMARK = (
+    "Of a path on the machine of the run, the last part alone is shown; where its files, servers "
+    "and keys are, not at all."
+)
 
 
 def settings(run: RunFolder) -> Part:
@@ -28,13 +33,20 @@ def settings(run: RunFolder) -> Part:
     try:
         stored = flatten(run.stored)
     except ConfigError as error:
-        return Part("settings", title, paragraph(f"config.toml cannot be shown: {error}"))
+        return Part(
+            "settings", title, paragraph(without_places(f"config.toml cannot be shown: {error}"))
+        )
     if not stored:
         return Part("settings", title, paragraph("The folder has no config.toml."))
     defaults, meanings = flat_defaults(), _meanings()
     different = differing(stored)
     rows = [
-        [element("code", key), value_text(stored[key]), _default(key, defaults), meanings.get(key)]
+        [
+            element("code", key),
+            value_text(key, stored[key]),
+            _default(key, defaults),
+            meanings.get(key),
+        ]
         for key in different
     ]
     body = [
@@ -42,10 +54,10 @@ def settings(run: RunFolder) -> Part:
         table("Keys that differ from defaults", HEADINGS, rows, words=4, stacked=True),
     ]
     rest = [key for key in stored if key not in set(different)]
-    same = [[element("code", key), value_text(stored[key])] for key in rest]
+    same = [[element("code", key), value_text(key, stored[key])] for key in rest]
     listing = table("Keys at their defaults", ["key", "value"], same, words=2)
     body.append(folded(f"The other {number(len(same))} keys", listing))
-    body.append(small("Of a path on the machine of the run, the last part alone is shown."))
+    body.append(small(REMARK))
     return Part("settings", title, joined(body))
 
 
@@ -58,12 +70,13 @@ def differing(stored: Mapping[str, Scalar]) -> list[str]:
     return [key for key, value in stored.items() if key not in defaults or value != defaults[key]]
 
 
-def value_text(value: Scalar) -> str:
-    """A value as TOML has it; of an absolute path, only its name, for pages are passed on."""
-    if isinstance(value, str) and PurePath(value).is_absolute():
-        value = f"\u2026/{PurePath(value).name}"
-        return f'"{value}"'
-    text = toml_value(value)
+def value_text(key: str, value: Scalar) -> str:
+    """A key's value as TOML has it, without places and logins, for pages are passed on."""
+    found = passed_on(key, value)
+    if found == HIDDEN:
+        return HIDDEN
+    # Of what it shortened, TOML would write the ellipsis as an escape.
+    text = toml_value(value) if found == value else f'"{found}"'
     return text if len(text) <= LONGEST else f"{text[:LONGEST]} \u2026"
 
 

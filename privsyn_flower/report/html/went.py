@@ -19,14 +19,15 @@ from privsyn_flower.report.html.markup import (
     seconds,
     table,
 )
-from privsyn_flower.report.html.parts import Part, paragraph, small
+from privsyn_flower.report.html.parts import Part, paragraph, rounded_up, small, why_failed
 from privsyn_flower.report.html.private import few, spread
 from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.terminal import without_places
 
 MOST_LINES = 40  # of warnings
 LONGEST = 500  # characters of one
 # As `messaging.tally` writes it: "3 of 8 nodes refused: policy (min-noise)".
-ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent)[^;]*)")
+ABSENT = re.compile(r"(\d+) of \d+ nodes ((?:refused|failed|sent|were lost)[^;]*)")
 AGAIN = "nothing was released"
 COLUMNS = {  # of a round's row -> heading and how it is shown; those that no row has are left out
     "attempt": ("attempt", number),
@@ -40,7 +41,7 @@ COLUMNS = {  # of a round's row -> heading and how it is shown; those that no ro
     "noise_std": ("noise std", number),
     "clip_norm": ("clip norm", number),
     "update_norm": ("update norm", number),
-    "epsilon_so_far": ("epsilon so far", number),
+    "epsilon_so_far": ("epsilon so far", rounded_up),
     "exchange_seconds": ("exchange", seconds),
     "seconds": ("all", seconds),
 }
@@ -63,7 +64,7 @@ def _counts(run: RunFolder) -> Html:
         [
             ("state", run.state),
             ("rounds released", f"{number(done)} of {number(planned)}" if planned else None),
-            ("ended early", early or None),
+            ("ended early", without_places(str(early)) if early else None),
             ("attempts charged without a release", number(states["reserved"]) if charges else None),
             ("attempts that cost nothing", number(states["void"]) if charges else None),
             ("warnings", number(len(run.warnings))),
@@ -136,7 +137,7 @@ def _absent(run: RunFolder) -> list[Html]:
         if not line.startswith(("stage ", "round ", "greeting:")) or line.endswith(AGAIN):
             continue
         for count, reason in ABSENT.findall(line):
-            reasons[reason.strip()] += int(count)
+            reasons[without_places(reason.strip())] += int(count)
     if not reasons:
         return []
     rows = [[reason, number(count)] for reason, count in reasons.most_common(MOST_LINES)]
@@ -148,15 +149,21 @@ def _said(run: RunFolder) -> list[Html]:
     """Warnings, what went wrong, and what could not be read."""
     parts = []
     if run.error:
-        parts += [element("h3", "Why it failed"), element("pre", run.error[: 8 * LONGEST])]
+        parts += [
+            element("h3", "Why it failed"),
+            element("pre", why_failed(run)[: 8 * LONGEST]),
+        ]
     if run.warnings:
-        lines_ = [_cut(line) for line in run.warnings[-MOST_LINES:]]
+        lines_ = [_cut(without_places(line)) for line in run.warnings[-MOST_LINES:]]
         title = (
             f"Warnings{few(len(lines_), len(run.warnings)).replace('evenly spread', 'the last')}"
         )
         parts.append(folded(title, bullets(lines_, "log"), open_=True))
     if run.problems:
-        parts += [paragraph("Not everything in the folder could be read:"), bullets(run.problems)]
+        parts += [
+            paragraph("Not everything in the folder could be read:"),
+            bullets(map(without_places, run.problems)),
+        ]
     if run.summary is None and run.config is None:
         parts.append(
             small("A strategy in somebody's ServerApp writes no summary: this is what it wrote.")

@@ -11,11 +11,13 @@ from typing import Any
 
 from privsyn_flower.privacy.wording import at_least, at_most
 from privsyn_flower.report.evaluations import interval, table
+from privsyn_flower.report.fact_sheet import fact_sheet
+from privsyn_flower.report.guarantee import carried
 from privsyn_flower.report.methods import METHODS, PUBLIC_AS_IT_WAS
 from privsyn_flower.report.publishing import sources
 from privsyn_flower.report.publishing.product import Product, PublishError
 from privsyn_flower.report.publishing.rows import COLUMNS, size_category
-from privsyn_flower.report.summaries import Summary
+from privsyn_flower.report.summaries import UNASKED, Summary, trust_of
 
 TAG = "differential-privacy"
 PARQUET, SETTINGS = "data/train.parquet", "run.toml"
@@ -57,10 +59,12 @@ def card(product: Product, facts: Facts) -> str:
             f"**{NOTHING_CLAIMED}: {product.unclaimed}.** What follows says what the run's "
             "noise was, not what this repository keeps private."
         )
+    blocks += [f"**{one}**" for one in carried(summary)]
     blocks += [
         _what(product, facts),
         "## Privacy",
         *_privacy(product),
+        *_fact_sheet(product.summary),
         "## Public text, models and licences",
         *_sources(product, facts),
         "## Known limits",
@@ -120,8 +124,9 @@ def _claim(summary: Summary) -> dict[str, Any]:
 
 def _what(product: Product, facts: Facts) -> str:
     summary, config = product.summary, product.config
-    simulated = (summary.get("claim") or {}).get("simulated", False)
-    where = " in a simulation on one machine" if simulated else ""
+    claim = summary.get("claim") or {}
+    machines = "several machines" if claim.get("cluster") else "one machine"
+    where = f" in a simulation on {machines}" if claim.get("simulated") else ""
     planned, done = summary.get("rounds_planned", 0), summary.get("rounds", 0)
     asked = f"{summary.get('users', 0):,} users{where} were asked"
     asked += f" in {done} rounds" if done else ""
@@ -179,6 +184,23 @@ def _privacy(product: Product) -> Iterator[str]:
         rows.append(["the ledger's total epsilon", at_most(summary["epsilon_ledger_total"])])
     yield "\n".join(table(rows))
     yield str(summary["privacy"])
+
+
+def _fact_sheet(summary: Summary) -> Iterator[str]:
+    """The points of NIST SP 800-226, where anything private was opened. None can be made of a
+    summary of a version that noted no claim."""
+    if trust_of(summary) == UNASKED or "claim" not in summary:
+        return
+    yield "## Fact sheet"
+    yield (
+        "The run's own answers to the points that NIST SP 800-226 (2025) goes through to evaluate "
+        "a guarantee; nobody has assessed them."
+    )
+    rows = [["point", "question", "answer"], ["---"] * 3]
+    for item in fact_sheet(summary):
+        cells = (item.source.removeprefix("NIST SP 800-226, "), item.question, item.answer)
+        rows.append([" ".join(cell.split()).replace("|", "\\|") for cell in cells])
+    yield "\n".join(table(rows))
 
 
 def _sources(product: Product, facts: Facts) -> Iterator[str]:

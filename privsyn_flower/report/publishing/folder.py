@@ -6,20 +6,30 @@ import json
 import shutil
 import tempfile
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from privsyn_flower import __version__
 from privsyn_flower.files import file_digest, share
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
+from privsyn_flower.privacy.wording import page
 from privsyn_flower.report.publishing.card import PARQUET, SETTINGS, Facts, card
-from privsyn_flower.report.publishing.product import Product, PublishError
+from privsyn_flower.report.publishing.product import (
+    SUMMARY,
+    Product,
+    PublishError,
+    is_own_file,
+)
 from privsyn_flower.report.publishing.rows import columns_of, write_parquet
 from privsyn_flower.report.publishing.settings import local_places, named_places, settings
+from privsyn_flower.report.registry import FILE as FORMS
+from privsyn_flower.report.registry import record
 from privsyn_flower.runs import write_json
 
 MANIFEST = "publish.json"  # the sha256 of every other file: what `privsyn publish` wrote
-FORMS = "privacy.yaml"  # of newer run folders
 # Of a model's folder; anything else there is not copied.
 MODEL_FILES = {
     "config.json",
@@ -104,6 +114,7 @@ def _fill(product: Product, folder: Path, facts: Facts) -> None:
     """All files but the manifest."""
     if product.kind == "text":
         rows, columns = columns_of(product.source)
+        _check_text(product, rows)
         facts = replace(facts, rows=rows, columns=columns)
         (folder / PARQUET).parent.mkdir()
         write_parquet(product.source, folder / PARQUET, columns)
@@ -111,9 +122,56 @@ def _fill(product: Product, folder: Path, facts: Facts) -> None:
         facts = replace(facts, **_copy_model(product.source, folder))
     _write(folder / "README.md", card(product, facts))
     _write(folder / SETTINGS, settings(product.config))
-    for name in (STATEMENT, FORMS):
-        if (product.run / name).is_file():
-            _write(folder / name, (product.run / name).read_text(encoding="utf-8"))
+    if text := _statement(product):
+        _write(folder / STATEMENT, text)
+    if is_own_file(product.run / FORMS):
+        _write(folder / FORMS, _record(product))
+
+
+def _check_text(product: Product, rows: int) -> None:
+    """Raises PublishError for text that is not what the run ended with."""
+    for key, found in (
+        ("synthetic_samples", rows),
+        ("synthetic_sha256", file_digest(product.source)),
+    ):
+        noted = product.summary.get(key, found)  # an earlier version noted no digest
+        if noted != found:
+            raise PublishError(
+                f"{product.source} was changed since its run wrote it: {key} = {noted} in "
+                f"{SUMMARY}, {found} here"
+            )
+
+
+def _statement(product: Product) -> str:
+    """The run's own, as its summary has it; a file only where an earlier version noted none."""
+    summary, path = product.summary, product.run / STATEMENT
+    if "privacy_short" in summary:
+        return page(str(summary["privacy_short"]), str(summary["privacy"]))
+    return path.read_text(encoding="utf-8") if is_own_file(path) else ""
+
+
+def _record(product: Product) -> str:
+    """The record of the run, in which whoever publishes may have filled in blanks. Raises
+    PublishError where it claims other numbers than the run."""
+    path = product.run / FORMS
+    text = path.read_text(encoding="utf-8")
+    try:
+        told = _numbers(yaml.safe_load(text))
+    except (yaml.YAMLError, TypeError, KeyError):
+        raise PublishError(f"{path} is damaged: delete it, or put the run's own back") from None
+    own = _numbers(record(product.summary, date.min))
+    if told != own:
+        raise PublishError(f"{path} claims {told}, its run {own}: delete it, or mend it")
+    return text
+
+
+def _numbers(made: dict[str, Any]) -> dict[str, Any]:
+    """What a record claims for programs."""
+    deployment = made["deployment"]
+    return {
+        **deployment["privacy_loss"]["privacy_parameters"],
+        "variant": deployment["dp_variant"].get("variant_name", "none"),
+    }
 
 
 def _copy_model(source: Path, folder: Path) -> dict[str, Any]:
@@ -124,7 +182,7 @@ def _copy_model(source: Path, folder: Path) -> dict[str, Any]:
     found = [
         path
         for path in sorted(source.iterdir())
-        if path.is_file() and (path.name in MODEL_FILES or path.suffix == ".safetensors")
+        if (path.name in MODEL_FILES or path.suffix == ".safetensors") and is_own_file(path)
     ]
     if not any(path.suffix == ".safetensors" for path in found):
         raise PublishError(f"{source} holds no weights (*.safetensors)")

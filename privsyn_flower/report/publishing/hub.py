@@ -51,6 +51,8 @@ def _push(api: Any, folder: Path, own: dict[str, str], public: bool) -> str:
             f"{folder} is written, but not pushed: {own['repo_id']} is public already; say "
             "--public if it is meant for everyone"
         )
-    api.upload_folder(**own, folder_path=folder, commit_message="Written by privsyn publish")
+    said = "Written by privsyn publish"
+    # What an earlier push left belongs to another card; the client keeps what is uploaded again.
+    api.upload_folder(**own, folder_path=folder, commit_message=said, delete_patterns="*")
     place = "datasets/" if own["repo_type"] == "dataset" else ""
     return f"{api.endpoint}/{place}{own['repo_id']}"

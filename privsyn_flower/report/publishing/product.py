@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.report.claims import claim_of
 from privsyn_flower.report.summaries import (
     NONE,
     UNASKED,
@@ -19,7 +22,7 @@ from privsyn_flower.runs import UNFINISHED
 
 Kind = Literal["text", "model"]
 
-TEXT, MODEL = "synthetic.jsonl", "model"  # of a run folder
+TEXT, MODEL, SUMMARY = "synthetic.jsonl", "model", "summary.json"  # of a run folder
 SPLIT = "the split was chosen by private text"  # in a threat model, after what it holds against
 ANYWAY = "--no-privacy-claimed"
 
@@ -57,8 +60,9 @@ def read_product(run: Path, *, model: bool = False, anyway: bool = False) -> Pro
     ConfigError for one of an earlier version.
     """
     folder = run.expanduser().absolute()
-    if not (folder / "config.toml").is_file():
+    if not is_own_file(folder / "config.toml"):
         raise PublishError(f"{folder} is no run folder of this app: it has no config.toml")
+    is_own_file(folder / SUMMARY)  # a link is refused; one that is missing, below
     summary = read_summary(folder)
     if UNFINISHED in summary:
         raise PublishError(
@@ -66,6 +70,7 @@ def read_product(run: Path, *, model: bool = False, anyway: bool = False) -> Pro
             f"`privsyn run --resume {folder}`"
         )
     kind, source = _result(folder, summary, model)
+    _check_claim(folder, summary)
     unclaimed = why_unclaimed(summary)
     if unclaimed and not anyway:
         raise PublishError(
@@ -85,12 +90,44 @@ def why_unclaimed(summary: Summary) -> str:
     return SPLIT if SPLIT in threat else ""
 
 
+def is_own_file(path: Path) -> bool:
+    """Whether a run's file is there. Raises PublishError for what is no plain file: a run writes
+    no links, and what one names is not the run's."""
+    try:
+        plain = stat.S_ISREG(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False
+    if not plain:
+        raise PublishError(f"{path} is a link, or no plain file: its run did not write it so")
+    return True
+
+
+def _check_claim(folder: Path, summary: Summary) -> None:
+    """Raises PublishError where the numbers that a card tells are not those of the run's claim."""
+    claim = claim_of(summary) if summary.get("claim") is not None else None
+    if claim is None:
+        return
+    told = {name: summary.get(name) for name in ("epsilon", "delta", "unit", "adjacency")}
+    own = {name: getattr(claim, name) for name in told}
+    own["epsilon"] = claim.epsilon if math.isfinite(claim.epsilon) else None
+    # The wording is a version's; what it comes to is not.
+    told["threat_model"], own["threat_model"] = (
+        (trust_of(one), SPLIT in str(one["threat_model"]))
+        for one in (summary, {"threat_model": claim.threat_model})
+    )
+    if wrong := [name for name in own if told[name] != own[name]]:
+        raise PublishError(
+            f"{folder / SUMMARY} was changed since its run wrote it: {', '.join(wrong)} in it "
+            "differ from its `claim`: put the run's own back"
+        )
+
+
 def _result(folder: Path, summary: Summary, model: bool) -> tuple[Kind, Path]:
     """What is to be published. Raises PublishError when it is not there."""
     text, trained = folder / TEXT, folder / MODEL
-    if not model and text.is_file():
+    if not model and is_own_file(text):
         return "text", text
-    if (trained / "config.json").is_file():
+    if not trained.is_symlink() and is_own_file(trained / "config.json"):
         return "model", trained
     what = f"no {MODEL}/" if model else f"neither {TEXT} nor {MODEL}/"
     raise PublishError(

@@ -6,21 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from privsyn_flower.config import RunConfig, Scalar, flat_defaults, toml_value
-
-# Of the machine, or of whoever ran it: where things lie, which servers and keys were used.
-HERE = (
-    "run-folder",
-    "cache",
-    "assets",
-    "ledger",
-    "data.path",
-    "generation.base-url",
-    "generation.api-key-env",
-    "generation.vllm-python",
-    "generation.vllm-arguments",
-)
-_PLACE = re.compile(r"(?:^|[\s,=:])((?:~|[A-Za-z]:)?[/\\][^\s,]+)")
+from privsyn_flower.config import RunConfig, flat_defaults, toml_value
+from privsyn_flower.report.places import passed_on, places
 
 
 def settings(config: RunConfig) -> str:
@@ -31,7 +18,7 @@ def settings(config: RunConfig) -> str:
     for key, value in config.flat().items():
         if value == defaults[key] and key != "method":
             continue
-        if key in HERE or places(value):
+        if passed_on(key, value) != value or places(value):
             left_out.append(key)
             continue
         table, _, name = key.rpartition(".")
@@ -42,13 +29,6 @@ def settings(config: RunConfig) -> str:
     blocks = ["\n".join([*head, *top])]
     blocks += ["\n".join([f"[{table}]", *lines]) for table, lines in tables.items()]
     return "\n\n".join(blocks) + "\n"
-
-
-def places(value: Scalar) -> list[str]:
-    """The absolute paths in a value, which may be a list of NAME=PATH."""
-    if not isinstance(value, str) or "://" in value:
-        return []
-    return _PLACE.findall(value)
 
 
 def local_places(config: RunConfig, run: Path) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.public.claims import TITLE, carried
 from privsyn_flower.report.evaluations import table
-from privsyn_flower.report.publishing.settings import places
+from privsyn_flower.report.places import places
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
 HUB = "hub:"

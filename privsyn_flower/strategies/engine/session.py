@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -190,7 +191,10 @@ class Session:
             before = self.folder.load_value("simulated")
             self.folder.save_value("simulated", not deployed and before is not False)
         simulated = self.folder.load_value("simulated") is True
-        self.statement = replace(self.statement, simulated=simulated)
+        cluster = simulated and (in_cluster() or self.folder.load_value("cluster") is True)
+        if cluster:  # also where a resume is back on one machine
+            self.folder.save_value("cluster", True)
+        self.statement = replace(self.statement, simulated=simulated, cluster=cluster)
         self.write_statement()
 
     def ask(
@@ -329,7 +333,7 @@ class Session:
     def _promised(self) -> dict[str, Any]:
         """What must not change while a run of any method lasts, as JSON has it."""
         promised = asdict(self.statement)
-        del promised["simulated"]  # known when the nodes have answered
+        del promised["simulated"], promised["cluster"]  # known when the nodes have answered
         del promised["data"]  # a word of the sentence
         promised["epsilon"] = self.promise.target  # what it comes to is the accountant's last digit
         del promised["rho_zcdp"]  # follows from the noise, which is promised
@@ -342,6 +346,12 @@ class Session:
         promised |= self.kept
         as_stored: dict[str, Any] = json.loads(json.dumps(promised))
         return as_stored
+
+
+def in_cluster() -> bool:
+    """Whether Flower's simulation, if this is one, has the machines of a Ray cluster of the user's:
+    RAY_ADDRESS is what its Ray goes by, and "local" is one of its own."""
+    return os.environ.get("RAY_ADDRESS", "").strip() not in ("", "local")
 
 
 def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> AggregatorNoise:

@@ -11,6 +11,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.files import file_digest
+from privsyn_flower.report.registry import write_record
 from privsyn_flower.server_apps.promised import baseline, statement
 
 SECRET = "what-nobody-may-read"  # in every file that must not be copied
@@ -60,12 +62,18 @@ def make_run(
         "privacy_short": said.short(),
         **(summary or {}),
     }
-    (folder / "summary.json").write_text(json.dumps(found))
-    (folder / "config.toml").write_text(to_toml(config))
-    (folder / "privacy.md").write_text(said.page())
     if rows is not None:
         lines = [json.dumps(row, ensure_ascii=False) for row in rows]
         (folder / "synthetic.jsonl").write_text("".join(f"{line}\n" for line in lines))
+        found = {
+            "synthetic_samples": len(rows),
+            "synthetic_sha256": file_digest(folder / "synthetic.jsonl"),
+            **found,
+        }
+    (folder / "summary.json").write_text(json.dumps(found))
+    (folder / "config.toml").write_text(to_toml(config))
+    (folder / "privacy.md").write_text(said.page())
+    write_record(folder, found)
     if model:
         write_model(folder / "model", folder)
     for name in ("run.log", "ledger.jsonl", "benchmark/PRIVATE-user-sums.npz", "error.txt",

@@ -11,13 +11,17 @@ from typing import Any
 import pytest
 from huggingface_hub import DatasetCard, ModelCard
 
+from privsyn_flower.report.fact_sheet import fact_sheet
+from privsyn_flower.report.guarantee import CARRIES
 from privsyn_flower.report.publishing.card import NOTHING_CLAIMED, TAG, Facts
 from privsyn_flower.report.publishing.folder import publish
 from privsyn_flower.report.publishing.product import SPLIT, PublishError, read_product
 from tests.report.publishing.runs import BENCHMARK, FIGURE, ROWS, SECRET, make_run
 
 FACTS = Facts(loaded=["embedder", "infiller"])
-FILES = {"README.md", "data/train.parquet", "privacy.md", "publish.json", "run.toml"}
+FILES = {
+    "README.md", "data/train.parquet", "privacy.md", "privacy.yaml", "publish.json", "run.toml"
+}  # fmt: skip
 
 
 def published(run: Path, target: Path, facts: Facts = FACTS, **how: Any) -> Path:
@@ -73,7 +77,8 @@ def test_the_card_of_a_model_and_its_files(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rows=None, model=True, method="dp-fedavg")
     folder = published(run, tmp_path / "out", Facts(["downstream"], name="me/it"))
     assert set(files_of(folder)) == {
-        "README.md", "config.json", "model.safetensors", "privacy.md", "publish.json", "run.toml"
+        "README.md", "config.json", "model.safetensors", "privacy.md", "privacy.yaml",
+        "publish.json", "run.toml",
     }  # fmt: skip
     card = ModelCard.load(folder / "README.md")
     about = card.data.to_dict()
@@ -115,14 +120,13 @@ def test_nothing_private_and_no_place_goes_along(tmp_path: Path) -> None:
         "ledger": str(tmp_path / "own/ledger.jsonl"), "models.embedder": "sentence/t5",
     }  # fmt: skip
     run = make_run(tmp_path / "run", model=True, summary={"benchmark": BENCHMARK}, **flat)
-    (run / "privacy.yaml").write_text("tier: 1\n")
     for model in (False, True):
         folder = published(run, tmp_path / f"out-{model}", model=model)
         for name, content in files_of(folder).items():
             for secret in (SECRET, str(tmp_path), "10.0.0.7", str(FIGURE), "PRIVATE"):
                 assert secret.encode() not in content, (name, secret)
     found = files_of(tmp_path / "out-False")
-    assert set(found) == FILES | {"privacy.yaml"}
+    assert set(found) == FILES
     settings = found["run.toml"].decode()
     assert tomllib.loads(settings)["models"] == {"embedder": "sentence/t5"}
     assert "data.public-path, models.infiller, generation.base-url" in settings
@@ -133,7 +137,8 @@ def test_nothing_private_and_no_place_goes_along(tmp_path: Path) -> None:
 
 def test_a_file_that_names_a_place_stops_it(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    (run / "privacy.yaml").write_text(f"where: {run}/ledger.jsonl\n")
+    with (run / "privacy.yaml").open("a") as file:
+        file.write(f"where: {run}/ledger.jsonl\n")
     with pytest.raises(PublishError, match=r"privacy.yaml would name .*run, a place"):
         published(run, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -272,3 +277,84 @@ def test_models_that_are_loaded_in_other_ways(
     (run / "model" / "model.safetensors").unlink()
     with pytest.raises(PublishError, match="holds no weights"):
         published(run, tmp_path / "none")
+
+
+def test_the_card_has_the_fact_sheet_of_what_opened_private_text(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", epsilon=1.29)
+    card = (published(run, tmp_path / "out") / "README.md").read_text()
+    sheet = card.partition("## Fact sheet")[2].partition("\n## ")[0]
+    items = fact_sheet(json.loads((run / "summary.json").read_text()))
+    rows = [line for line in sheet.splitlines() if line.startswith("| section ")]
+    assert len(rows) == len(items) > 15 and all(row.count(" | ") == 2 for row in rows)
+    assert "| section 2: the promise | What is promised? | (epsilon = 1.29, delta = 3e-06)" in sheet
+    again = (published(run, tmp_path / "again") / "README.md").read_text()
+    assert again == card
+    public = make_run(tmp_path / "public", method="public-only")
+    assert "Fact sheet" not in (published(public, tmp_path / "out-p") / "README.md").read_text()
+    local = make_run(tmp_path / "local", method="dp-prompt", benchmark=True)
+    assert "| Replace-one: " in (published(local, tmp_path / "out-l") / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("epsilon", 0.1), ("delta", 1e-9), ("threat_model", "local: nobody is trusted")],
+)
+def test_numbers_that_the_claim_does_not_have_stop_it(key: str, value: Any, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", summary={key: value})
+    with pytest.raises(PublishError, match=rf"summary\.json was changed .*: {key} in it differ"):
+        published(run, tmp_path / "out")
+
+
+def test_text_that_the_run_did_not_end_with_stops_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    text = (run / "synthetic.jsonl").read_text()
+    (run / "synthetic.jsonl").write_text(text + '{"text": "somebody has something"}\n')
+    with pytest.raises(PublishError, match=r"synthetic_samples = 5 in summary\.json, 6 here"):
+        published(run, tmp_path / "out")
+    (run / "synthetic.jsonl").write_text(text.replace("text 3", "mine"))
+    with pytest.raises(PublishError, match="synthetic_sha256 = "):
+        published(run, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["synthetic.jsonl", "privacy.yaml", "summary.json", "config.toml", "model/model.safetensors",
+     "model/config.json"],
+)  # fmt: skip
+def test_no_link_is_followed(name: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", model=True, method="ctcl")
+    (run / name).rename(tmp_path / "elsewhere")
+    (run / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PublishError, match=r"is a link, or no plain file"):
+        published(run, tmp_path / "out", model=name.startswith("model/"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_statement_is_the_summarys(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    own = (run / "privacy.md").read_text()
+    (run / "privacy.md").unlink()
+    (run / "privacy.md").symlink_to(run / "private/users.jsonl")
+    assert (published(run, tmp_path / "out") / "privacy.md").read_text() == own
+
+
+def test_a_record_may_be_filled_in_and_claims_what_the_run_claims(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    text = (run / "privacy.yaml").read_text()
+    filled = text.replace("TO BE FILLED IN: what it is for.", "Testing keyboards.")
+    (run / "privacy.yaml").write_text(filled)
+    assert (published(run, tmp_path / "out") / "privacy.yaml").read_text() == filled != text
+    (run / "privacy.yaml").write_text(text.replace("epsilon: 7.5", "epsilon: 0.5"))
+    with pytest.raises(PublishError, match=r"privacy.yaml claims .*0\.5.* its run .*7\.5"):
+        published(run, tmp_path / "out")
+    (run / "privacy.yaml").write_text("tier: 1\n")
+    with pytest.raises(PublishError, match=r"privacy\.yaml is damaged"):
+        published(run, tmp_path / "out")
+
+
+def test_a_card_begins_with_what_the_public_text_carries(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", method="public-only", summary={"public_text_carries": True})
+    (run / "privacy.yaml").unlink()
+    card = (published(run, tmp_path / "out") / "README.md").read_text()
+    assert f"**{CARRIES}**" in card.partition("## Privacy")[0]

@@ -38,8 +38,11 @@ def test_a_private_data_set_is_made_and_filled(api: MagicMock, tmp_path: Path) -
     assert api.mock_calls == [
         call.repo_exists(**own),
         call.create_repo(**own, private=True),
-        call.upload_folder(**own, folder_path=folder, commit_message="Written by privsyn publish"),
-    ]
+        call.upload_folder(
+            **own, folder_path=folder, commit_message="Written by privsyn publish",
+            delete_patterns="*",
+        ),
+    ]  # fmt: skip
     assert found.stdout.splitlines()[-1] == "https://hub.test/datasets/me/texts"
     assert 'load_dataset("me/texts"' in (folder / "README.md").read_text()
 

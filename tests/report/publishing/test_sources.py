@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import RunConfig
+from privsyn_flower.report.places import places
 from privsyn_flower.report.publishing.rows import columns_of, size_category, write_parquet
-from privsyn_flower.report.publishing.settings import named_places, places, settings
+from privsyn_flower.report.publishing.settings import named_places, settings
 from privsyn_flower.report.publishing.sources import (
     base_model,
     licence_of,
@@ -89,11 +90,17 @@ def test_settings_are_told_without_places() -> None:
     config = of(
         epsilon=1.5, rounds=3, method="evaluation", measure__models="a=/home/me/a,b=downstream",
         data__source="files", data__path="~/users.jsonl", data__users=500,
+        **{"models.accelerate-arguments": "--main_process_ip head.clinic"},
     )  # fmt: skip
     assert settings(config).splitlines()[1:] == [
-        "# Left out, as they name places: data.path, measure.models", 'method = "evaluation"',
+        "# Left out, as they name places: data.path, models.accelerate-arguments, measure.models",
+        'method = "evaluation"',
         "epsilon = 1.5", "rounds = 3", "", "[data]", 'source = "files"', "users = 500",
     ]  # fmt: skip
+    named = {"data.source": "files", "data.path": "x", "data.public-path": "clients/acme/x.jsonl",
+             "population-name": "acme-patients"}  # fmt: skip
+    assert "acme" not in settings(of(**named))
+    assert "hub:a/b" in settings(of(**{**named, "data.public-path": "hub:a/b"}))
     assert settings(of()).splitlines()[1:] == ['method = "pretext"']
     assert places("a=/x/y,b=C:\\z") == ["/x/y", "C:\\z"] and places("hub:a/b") == []
     assert places("either/or, and 3/4") == []
