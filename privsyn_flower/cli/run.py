@@ -32,7 +32,7 @@ from privsyn_flower.local.federation import FederationRun, LocalFederation, find
 from privsyn_flower.local.last_word import LAST_WORD
 from privsyn_flower.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.local.simulation import FlowerError, LocalFlower, users_cluster
-from privsyn_flower.preflight import check_ready
+from privsyn_flower.preflight import NotReady, check_ready
 from privsyn_flower.progress import BENCHMARK, PROGRESS, read_events
 from privsyn_flower.report.summaries import read_summary
 from privsyn_flower.runs import (
@@ -54,14 +54,6 @@ NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to h
 RESTARTS = 3  # in a row, without a new release between them, of a cluster that loses machines
 CLOSING = 180.0  # seconds a ServerApp has after its summary: it writes the report page
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
-
-
-class NotReady(ConfigError):
-    """The run could not work. errors: why, a line for each reason."""
-
-    def __init__(self, errors: list[str]) -> None:
-        super().__init__("\nerror: ".join(errors))
-        self.errors = errors
 
 
 class RunFailed(RuntimeError):

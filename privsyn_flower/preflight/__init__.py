@@ -17,11 +17,11 @@ from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.server_apps.promised import baseline
 
 from .data import docstring_packages, private_file, public_file
-from .findings import Finding, Findings
+from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, libraries, models, places, trackers
 from .numbers import budget, candidates, integers, keys, promise
 
-__all__ = ["Finding", "check_ready"]
+__all__ = ["Finding", "NotReady", "check_ready"]
 
 
 def check_ready(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from privsyn_flower.config import ConfigError
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -18,3 +20,11 @@ class Finding:
 
 
 Findings = Iterator[Finding]
+
+
+class NotReady(ConfigError):
+    """The run could not work. errors: why, a line for each reason."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\nerror: ".join(errors))
+        self.errors = errors
