@@ -28,17 +28,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7.58
 	$(BIN)/privsyn run $(CONFIG) $(if $(SET),--set $(SET))
 
-# A process of two has a core: models as small as the tests' lose more to threads than they gain.
+# One thread each: models as small as the tests' lose more to threads than they gain. Three files at a
+# time for two cores: a test of real Flower runs waits, for Flower's looks and starts, half of its time.
 test fast e2e noninterference fuzz: export OMP_NUM_THREADS := 1
 
-test: install browser  ## the whole suite, two files at a time
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+test: install browser  ## the whole suite, three files at a time
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 fast: install  ## the fast part of the suite: nothing slow, no Flower runs
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not e2e and not slow"
 
 e2e: install browser  ## the rest of the suite: what is slow, and real Flower runs
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
+	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "e2e or slow"
 
 check: lint fast
 
