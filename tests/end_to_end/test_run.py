@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
@@ -72,7 +73,9 @@ def whole_run(mini: Path) -> tuple[Path, list[str]]:
     process = privsyn("run", mini / "long.toml", "--set", f"run-folder={folder}", cwd=mini)
     wait_for(folder / "metrics.jsonl", '"round": 1,')
     pids = descendants(process.pid) | set(started_under(folder / ".flower"))
-    OPENED.extend(tried(listener) for listener in listeners(pids))
+    for listener in listeners(pids):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            OPENED.append(tried(listener))
     code, out, err = finish(process)
     assert code == 0, "\n".join(err)
     return folder, out
