@@ -6,7 +6,6 @@ newline was never acknowledged to anyone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from privsyn_flower.privacy.ledger.charges import Charge, replay
 from privsyn_flower.privacy.ledger.filters import Header, charged_epsilon, parse_header
-from privsyn_flower.privacy.ledger.journal import LedgerError
+from privsyn_flower.privacy.ledger.journal import parsed
 
 COPY = "ledger.jsonl"  # in a run folder: the run's own rows, when it last held the ledger
 
@@ -82,13 +81,4 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         content = path.read_bytes()
     except OSError:
         return []
-    rows = []
-    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        if not isinstance(row, dict):
-            raise LedgerError(f"{path}, line {number} is damaged")
-        rows.append(row)
-    return rows
+    return parsed(content, path)

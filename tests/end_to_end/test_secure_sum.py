@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import socket
 import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from privsyn_flower.local.simulation import QUIET
-from tests.end_to_end.conftest import processes_mentioning
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parents[2]
@@ -37,36 +28,10 @@ clientapp = "client_app:app"
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A Flower of its own; the daemon that `flwr run` starts ends with the test."""
-    home = tmp_path / "flower-home"
-    home.mkdir()
-    binaries = Path(sys.executable).parent
-    yield {
-        **os.environ,
-        **QUIET,
-        "HOME": str(tmp_path),
-        "FLWR_HOME": str(home),
-        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
-    }
-    deadline = time.monotonic() + 20
-    while (left := processes_mentioning(str(home))) and time.monotonic() < deadline:
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGTERM)
-            except ProcessLookupError:
-                continue
-        time.sleep(0.5)
+def environment(tmp_path: Path, flower_environment: dict[str, str]) -> dict[str, str]:
+    """A Flower of its own, and a home: keys are kept there."""
+    return {**flower_environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
 
 
 def test_the_example_runs(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -50,11 +50,15 @@ def locked(path: Path, *, create: bool = False) -> Iterator[int]:
 
 
 def read_rows(descriptor: int, path: Path) -> list[Row]:
+    """All complete rows of the open file. Raises LedgerError as `parsed` does."""
+    return parsed(_read_all(descriptor), path)
+
+
+def parsed(content: bytes, path: Path) -> list[Row]:
     """All complete rows. A last line without newline is skipped: nobody relied on it.
 
     Raises LedgerError naming the line when a complete one is not a JSON object.
     """
-    content = _read_all(descriptor)
     complete = content[: content.rfind(b"\n") + 1]
     rows = []
     for number, line in enumerate(complete.splitlines(), start=1):
