@@ -78,6 +78,13 @@ def test_its_project_has_what_a_simulation_needs(bundle: Path) -> None:
     assert not [row for row in needed if "privsyn" in row or "pytest" in row]
 
 
+def test_no_folder_of_somebody_elses_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("# mine\n", encoding="utf-8")
+    with pytest.raises(SystemExit, match="not of an earlier call"):
+        write(ROOT, tmp_path)
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == "# mine\n"
+
+
 def test_what_the_hub_would_refuse_is_named(bundle: Path, tmp_path: Path) -> None:
     folder = tmp_path / "other-name"
     folder.mkdir()

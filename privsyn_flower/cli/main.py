@@ -318,8 +318,6 @@ def report(
     from privsyn_flower.report.summaries import ReportError, read_named
     from privsyn_flower.report.tables import report as tables
 
-    if checklist and fact_sheet:
-        raise fail("--checklist and --fact-sheet: give one of them")
     try:
         summaries = [read_named(folder) for folder in runs]
         form = checklists if checklist else fact_sheets if fact_sheet else tables

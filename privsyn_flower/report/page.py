@@ -1,8 +1,8 @@
 """A run folder as one HTML file that needs no network: what a person reads of a run.
 
-Everything on it comes from the run folder and is public, but for what stands under `benchmark` in
-the summary and for the texts of expand-private, which are marked where they are shown. No private
-text is opened.
+Everything on it comes from the run folder and the ledger that it names, and is public, but for what
+stands under `benchmark` in the summary and for the texts of expand-private, which are marked where
+they are shown. No private text is opened.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig
-from privsyn_flower.report.html import charts, learned
+from privsyn_flower.report.html import learned
 from privsyn_flower.report.html.charts import INSTALL
-from privsyn_flower.report.html.document import SECTIONS
 from privsyn_flower.report.html.markup import Html, data_script, element, number, shown
 from privsyn_flower.report.html.private import MOST_ROWS
 from privsyn_flower.report.html.settings import value_text
@@ -94,7 +93,9 @@ def test_every_method_has_a_page(method: str, tmp_path: Path) -> None:
 
 def test_without_the_extra_the_tables_are_open_and_it_says_what_to_install(tmp_path: Path) -> None:
     found = read(page([run_folder(tmp_path / "run", texts=topical(30))]))
-    assert INSTALL in found.text and not [tag for tag, _ in found.tags if tag == "figure.chart"]
+    assert INSTALL in found.text and not [
+        own for tag, own in found.tags if tag == "figure" and own.get("class") == "chart"
+    ]
     assert "The same as a table" not in found.text and "epsilon after it" in found.text
     assert sum(tag == "script" for tag, _ in found.tags) == 1
 
@@ -332,7 +333,7 @@ def test_texts_without_privacy_and_costs_of_private_text_are_marked(tmp_path: Pa
 def test_what_nodes_of_a_simulation_failed_of_stays_in_the_folder(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     said = "AllNodesFailed: round 1 released noise alone: 3 of 4 nodes failed: E at a.py:1 (/a/b/no"
-    said += "de.log); 1 of 4 nodes failed: F at b.py:2 (/a/c/node.log). Mend it and start again"
+    said += "de.log); 1 of 4 nodes failed: F at b.py:2 (/my (2)/c;d/node.log). Mend it and go on"
     (folder / "error.txt").write_text(said, "utf-8")
     found = read(page([folder])).text
     for word in ("3 of 4 nodes failed (see node.log); 1 of 4 nodes failed (see", "Mend it"):
@@ -435,7 +436,6 @@ def test_pages_of_nothing_are_refused(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "progress.jsonl", [])
     with pytest.raises(ValueError, match="live = True"):
         page([tmp_path, tmp_path], live=True)
-    assert len(SECTIONS) == 6 and charts.INSTALL
 
 
 def test_a_fact_sheet_and_a_curve(tmp_path: Path) -> None:

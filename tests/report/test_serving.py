@@ -182,3 +182,18 @@ def test_nothing_of_a_request_is_written_anywhere(server: PageServer, capfd: Any
     get(server, "/nothing/")
     ask(server, b"nonsense\r\n\r\n")
     assert capfd.readouterr() == ("", "")
+
+
+def test_a_machine_without_threads_takes_no_place_for_good(
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        for _ in range(serving.AT_ONCE + 1):
+            with pytest.raises(RuntimeError):
+                server.process_request(socket.socket(), ("127.0.0.1", 1))
+    with urllib.request.urlopen(server.address, timeout=5) as answer:
+        assert answer.read().decode() == PAGE

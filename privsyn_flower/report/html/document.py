@@ -89,8 +89,8 @@ def _document(title: str, header: Html, parts: Sequence[Part], *, live: bool = F
 def _footer() -> Html:
     told = [
         paragraph(
-            f"Written by privsyn-flower {__version__} from the run folder alone. This file loads "
-            "nothing and sends nothing."
+            f"Written by privsyn-flower {__version__} from the run folder and its ledger. This "
+            "file loads nothing and sends nothing."
         )
     ]
     if not library():

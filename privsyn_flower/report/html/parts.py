@@ -14,7 +14,8 @@ from privsyn_flower.report.reading import RunFolder
 from privsyn_flower.report.summaries import NONE, trust_of
 from privsyn_flower.terminal import without_places
 
-_CAUSE = re.compile(r"(\d nodes failed): [^;]* \(\u2026/node\.log\)")
+# Before places are cut: what stands for a place depends on its spaces and commas.
+_CAUSE = re.compile(r"(\d nodes failed): .*? \([^\n]*?/node\.log\)")
 logger = logging.getLogger("privsyn_flower")
 
 NOTHING = "no privacy claim"
@@ -76,7 +77,7 @@ def claim(run: RunFolder) -> Mapping[str, Any]:
 def why_failed(run: RunFolder) -> str:
     """What a run failed of, as far as it may be passed on: what nodes of a simulation failed of may
     come of a user's text."""
-    return _CAUSE.sub(r"\1 (see node.log)", without_places(run.error))
+    return without_places(_CAUSE.sub(r"\1 (see node.log)", run.error))
 
 
 def unclaimed(found: Mapping[str, Any]) -> str:

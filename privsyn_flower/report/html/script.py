@@ -90,6 +90,7 @@ SCRIPT = """
       const fresh = new DOMParser().parseFromString(await answer.text(), 'text/html');
       take(fresh);
       if (!fresh.documentElement.dataset.live) return;
+      delete root.dataset.lost;
     } catch (error) {
       root.dataset.lost = 'yes';
     }

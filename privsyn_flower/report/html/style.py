@@ -42,6 +42,8 @@ section { margin: 2.25rem 0 0; padding-top: 1.5rem; border-top: 1px solid var(--
 nav + main > section:first-child { border-top: 0; margin-top: .5rem; }
 .notice, .mark { padding: .5rem .75rem; border-left: 4px solid; max-width: none; }
 .notice { margin: 0 0 .5rem; }
+html[data-lost] header::before { display: block; font-weight: 600;
+  content: "Not followed at the moment: privsyn watch does not answer."; }
 .state { background: var(--raised); border-color: var(--own); }
 .warn, .mark { background: var(--warn); color: var(--warn-ink); border-color: var(--warn-line); }
 .covered { background: var(--raised); color: var(--ink); border-color: var(--own); }

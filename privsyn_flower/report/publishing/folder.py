@@ -157,7 +157,7 @@ def _record(product: Product) -> str:
     text = path.read_text(encoding="utf-8")
     try:
         told = _numbers(yaml.safe_load(text))
-    except (yaml.YAMLError, TypeError, KeyError):
+    except (yaml.YAMLError, TypeError, KeyError, AttributeError):
         raise PublishError(f"{path} is damaged: delete it, or put the run's own back") from None
     own = _numbers(record(product.summary, date.min))
     if told != own:

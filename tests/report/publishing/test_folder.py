@@ -348,9 +348,11 @@ def test_a_record_may_be_filled_in_and_claims_what_the_run_claims(tmp_path: Path
     (run / "privacy.yaml").write_text(text.replace("epsilon: 7.5", "epsilon: 0.5"))
     with pytest.raises(PublishError, match=r"privacy.yaml claims .*0\.5.* its run .*7\.5"):
         published(run, tmp_path / "out")
-    (run / "privacy.yaml").write_text("tier: 1\n")
-    with pytest.raises(PublishError, match=r"privacy\.yaml is damaged"):
-        published(run, tmp_path / "out")
+    empty = "deployment:\n  privacy_loss:\n    privacy_parameters: {}\n  dp_variant:\n"
+    for damaged in ("tier: 1\n", empty):
+        (run / "privacy.yaml").write_text(damaged)
+        with pytest.raises(PublishError, match=r"privacy\.yaml is damaged"):
+            published(run, tmp_path / "out")
 
 
 def test_a_card_begins_with_what_the_public_text_carries(tmp_path: Path) -> None:
