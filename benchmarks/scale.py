@@ -6,7 +6,7 @@ For each number of users a file of made-up users (8 texts of 12 words each), has
 embeddings, and two rounds of votes for 1,024 candidates under secure aggregation on 8 simulated
 SuperNodes, with empty caches. Memory is the largest resident set (VmHWM) of a process, as Linux
 counts it; processor seconds are of all processes of that kind together. A million users take
-about 25 GB of disk in the folder for temporary files.
+about 15 GB of disk in the folder for temporary files.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from privsyn_flower.evaluation.rows import Rows, TokenRows
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.files import private_folder, replace_private
 from privsyn_flower.progress import Progress
+from privsyn_flower.text.models.devices import loopback_only
 
 JOB, DONE, TRAINED, ERRORS = "job.json", "done.json", "trained.safetensors", "errors.txt"
 TOLD = "privsyn-progress "  # begins a line of progress
@@ -155,10 +156,8 @@ def _group(rank: int, processes: int) -> dict[str, str]:
     """What torch and accelerate read of a group of processes; one alone is none."""
     if processes == 1:
         return {}
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    loopback = dict.fromkeys(names, "lo") if sys.platform == "linux" else {}
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
-    return {"RANK": str(rank), "LOCAL_RANK": str(rank), **sizes, **loopback}
+    return {"RANK": str(rank), "LOCAL_RANK": str(rank), **sizes, **loopback_only()}
 
 
 def _wait(

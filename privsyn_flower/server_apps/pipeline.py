@@ -45,9 +45,9 @@ class Pipeline(Run):
                 figures = self._judged(method, figures)
             if self.config.benchmark:
                 # The result stands, whatever becomes of its benchmark.
-                due = {UNFINISHED: "benchmark"}
-                self._write({**self.summary(done, samples), **figures, **due})
-                self.told({**self.summary(done, samples), **figures})
+                found = {**self.summary(done, samples), **figures}
+                self._write({**found, UNFINISHED: "benchmark"})
+                self.told(found)
                 figures = {**figures, "benchmark": self._benchmark(method, strategy)}
         finally:
             models.close()

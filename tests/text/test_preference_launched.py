@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +20,11 @@ from privsyn_flower.text.preference.launched import (
     launch_environment,
 )
 from privsyn_flower.text.preference.trainer import FINISHED, PreferenceTrainer
+from tests.end_to_end.conftest import left_running, processes_mentioning
 from tests.text.test_preference import PAIRS, trainer
 
 pytest.importorskip("trl")
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_command_is_one_of_accelerates() -> None:
@@ -78,3 +83,32 @@ def test_a_process_that_fails_is_told(causal_folder: Path, tmp_path: Path) -> No
     with pytest.raises(RuntimeError, match=r"status 2.*accelerate\.log(.|\n)*no_such_flag"):
         one.train(pairs, start=None, work=work, seed=0)
     assert (work / LOG).is_file() and not (work / FINISHED).exists()
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from privsyn_flower.text.preference import launched
+from privsyn_flower.text.preference.tuning import Setting
+from tests.text.test_preference import trainer
+
+work = Path(sys.argv[1])
+lasting = [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]]
+launched.launch_command = lambda *_: lasting
+setting = Setting("model", "cpu", "float32", False, 60.0, False)
+launched.fit_launched(setting, trainer(work).tuning, [], start=None, work=work, seed=0)
+"""
+
+
+def test_the_processes_end_with_a_run_that_is_killed(tmp_path: Path) -> None:
+    run = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT)
+    try:
+        deadline = time.monotonic() + 60
+        while len(processes_mentioning(str(tmp_path))) != 3 and time.monotonic() < deadline:
+            assert run.poll() is None
+            time.sleep(0.05)
+        assert len(processes_mentioning(str(tmp_path))) == 3  # the run, its supervisor, the rest
+    finally:
+        run.kill()
+        run.wait()
+    assert left_running(str(tmp_path), 20) == []

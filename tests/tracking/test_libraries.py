@@ -17,7 +17,7 @@ import pytest
 
 from privsyn_flower.tracking import process as process_file
 from privsyn_flower.tracking.of_run import tracking_of
-from privsyn_flower.tracking.process import TrackerProcess
+from tests.end_to_end.conftest import left_running
 
 RUN = "0f" * 16
 SENTENCE = "Epsilon = 1 at delta = 1e-06 for each user."
@@ -216,6 +216,7 @@ KILLED = """
 import sys, time
 from pathlib import Path
 from privsyn_flower.tracking.of_run import tracking_of
+from tests.end_to_end.conftest import left_running
 found = tracking_of(["tensorboard"], Path(sys.argv[1]))
 found.run_started({run!r}, "run", {{}}, {{}}, 0)
 found.released("rounds", [{{"round": 1, "noise_std": 2.0}}], main=True)
@@ -242,11 +243,14 @@ def test_a_run_that_is_killed_is_written_to_its_end(sign: int, tmp_path: Path) -
     folder, notes = tmp_path / "tensorboard", tmp_path / "checkpoints" / "tracked-tensorboard.json"
     while not notes.exists():  # the process has begun
         time.sleep(0.05)
+    before = notes.stat().st_mtime_ns
     os.kill(run.pid, sign)
     run.wait(30)
     deadline = time.monotonic() + 60
-    while '"over": false' not in notes.read_text() and time.monotonic() < deadline:
+    while notes.stat().st_mtime_ns == before and time.monotonic() < deadline:
         time.sleep(0.05)
+    assert notes.stat().st_mtime_ns > before  # it was told of the end
+    assert left_running(str(tmp_path)) == []
     found = EventAccumulator(str(folder))
     found.Reload()
     assert [one.step for one in found.Scalars("rounds/noise_std")] == [1]
@@ -258,8 +262,7 @@ def test_the_process_opens_nothing_of_its_working_folder(
     """A module that lies where the run was started is not taken for a library."""
     (tmp_path / "tensorboard.py").write_text("raise SystemExit('a stray module')")
     monkeypatch.chdir(tmp_path)
-    one = TrackerProcess("tensorboard", tmp_path)
     found = tracking_of(["tensorboard"], tmp_path)
     found.run_started(RUN, "run", {}, {}, 0)
     found.ended("finished")
-    assert (tmp_path / "tensorboard").is_dir() and one.process is None
+    assert (tmp_path / "tensorboard").is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -92,6 +93,13 @@ def one_worker() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def loopback_only() -> dict[str, str]:
+    """Variables by which processes of one machine that train together exchange gradients on
+    loopback alone, where the interface's name is known."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return dict.fromkeys(names, "lo") if sys.platform == "linux" else {}
 
 
 def map_batches(

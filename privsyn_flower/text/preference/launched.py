@@ -11,18 +11,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from privsyn_flower.files import replace_private
 from privsyn_flower.progress import bar, silent
+from privsyn_flower.text.models.devices import loopback_only
 from privsyn_flower.text.preference.tuning import Setting, Tuning
+from privsyn_flower.text.serving import supervisor
 
 JOB, METRICS, STEPS, LOG = "job.json", "metrics.json", "steps", "accelerate.log"
 MODULE = "privsyn_flower.text.preference.launched"
@@ -57,10 +58,12 @@ def fit_launched(
 ) -> list[dict[str, float]]:
     """As `fit.fit`, in `tuning.processes` processes. Raises RuntimeError with the end of their log.
 
-    They end with this process's wait for them, however it ends.
+    They end with this process, however it ends.
     """
+    device = setting.device.partition(":")[0]  # of which each process has one of its own
+    plain = replace(setting, model=os.fspath(setting.model), device=device, progress=False)
     job = {
-        "setting": {**asdict(setting), "model": os.fspath(setting.model), "progress": False},
+        "setting": asdict(plain),
         "tuning": asdict(tuning),
         "pairs": [dict(pair) for pair in pairs],
         "start": str(start) if start else "",
@@ -71,9 +74,10 @@ def fit_launched(
     (work / STEPS).unlink(missing_ok=True)
     log = work / LOG
     with log.open("ab") as output:
+        command = launch_command(work.absolute(), tuning.processes, setting.launch_arguments)
         process = subprocess.Popen(
-            launch_command(work.absolute(), tuning.processes, setting.launch_arguments),
-            env={**os.environ, **launch_environment(setting.device)},
+            [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
+            env={**loopback_only(), **os.environ, **launch_environment(device)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -82,9 +86,7 @@ def fit_launched(
     try:
         _wait(process, setting, tuning, len(pairs), work)
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        supervisor.end_group(process, 1.0)
     if process.returncode or not (work / METRICS).is_file():
         tail = log.read_text("utf-8", errors="replace").splitlines()[-TAIL:]
         raise RuntimeError(

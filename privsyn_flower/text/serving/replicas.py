@@ -97,15 +97,17 @@ class ReplicatedGenerator:
     def _others(self, at: int) -> bool:
         """Whether any other server is there."""
         with self._lock:
-            return any(i != at and i not in self._gone for i in range(len(self.replicas)))
+            return self._is_there_another(at)
+
+    def _is_there_another(self, at: int) -> bool:
+        """The same, under the lock."""
+        return any(i != at and i not in self._gone for i in range(len(self.replicas)))
 
     def _somewhere(self, ask: Callable[[OpenAIGenerator], Result]) -> Result:
         """What `ask` makes of the least busy server, or of another one when that fails."""
         while True:
             with self._lock:
                 here = [i for i in range(len(self.replicas)) if i not in self._gone]
-                if not here:
-                    raise ServerError("none of the servers of generation.base-url answers any more")
                 at = min(here, key=self._under_way.__getitem__)
                 self._under_way[at] += 1
             try:
@@ -124,9 +126,9 @@ class ReplicatedGenerator:
         """
         if (error.status and error.status not in RETRIED) or self.replicas[at].client.closed:
             return False
-        if not self._others(at):
-            return False
-        with self._lock:
+        with self._lock:  # of servers that fail together the last one stays, with its error
+            if not self._is_there_another(at):
+                return False
             known = at in self._gone
             self._gone[at] = time.monotonic()
             left = len(self.replicas) - len(self._gone)
@@ -138,8 +140,8 @@ class ReplicatedGenerator:
         """Let every server that is there do something, side by side; ServerError if none can."""
         with self._lock:
             here = [i for i in range(len(self.replicas)) if i not in self._gone]
-        with ThreadPoolExecutor(max(1, len(here)), thread_name_prefix="servers") as pool:
-            doing = {at: pool.submit(act, self.replicas[at]) for at in here or [0]}
+        with ThreadPoolExecutor(len(here), thread_name_prefix="servers") as pool:
+            doing = {at: pool.submit(act, self.replicas[at]) for at in here}
         for at, done in doing.items():
             try:
                 done.result()
