@@ -2,7 +2,8 @@
 
     python scripts/update_results.py      (`make results` runs the grid first)
 
-A method's part is written when all of its runs are there, finished or kept in docs/results.
+A method's part is written when all of its runs are there, finished or kept in docs/results; the
+comparisons of methods as far as they are there.
 """
 
 from __future__ import annotations
@@ -13,14 +14,17 @@ from pathlib import Path
 
 from privsyn_flower.cli.compare.cells import Outcome, cells_of, look
 from privsyn_flower.cli.compare.details import details, introduction, training_texts
-from privsyn_flower.cli.compare.estimates import lines_of
-from privsyn_flower.cli.compare.tables import point_label
+from privsyn_flower.cli.compare.estimates import differences, lines_of
+from privsyn_flower.cli.compare.figures import draw
+from privsyn_flower.cli.compare.pairs import completed, load_pairs, place
+from privsyn_flower.cli.compare.tables import measured, point_label
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
 from privsyn_flower.report.tables import report
 
 ROOT = Path(__file__).resolve().parent.parent
-GRID = ROOT / "configs" / "compare-results.toml"
-RUNS = ROOT / "results" / GRID.stem
+CONFIGS, RUNS = ROOT / "configs", ROOT / "results"
+GRID = CONFIGS / "compare-results.toml"
+COMPARED = ("compare-demo", "compare-users", "compare-ctcl")  # grids, and markers of their parts
 PAGE, FRONT, IMAGES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "images"
 MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
@@ -44,10 +48,10 @@ PICTURES = {  # of the first run
 }
 
 
-def measured() -> tuple[GridConfig, list[Outcome]]:
-    """The grid of the demos, and what there is of it."""
-    grid = load_grid(GRID)
-    return grid, [look(cell) for cell in cells_of(grid, GRID, RUNS)]
+def here(path: Path = GRID) -> tuple[GridConfig, list[Outcome]]:
+    """A grid, the demos' by default, and what there is of it."""
+    grid = load_grid(path)
+    return grid, [look(cell) for cell in cells_of(grid, path, RUNS / path.stem)]
 
 
 def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
@@ -65,6 +69,23 @@ def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
     if len(found) == len(grid.methods):
         found["compare"] = report(_first_runs(outcomes))
     return found
+
+
+def compared_block(name: str, outcomes: Sequence[Outcome], images: Path | None = None) -> str:
+    """The figures of a grid as far as they are there; "" for none. images: folder for pictures."""
+    path = CONFIGS / f"{name}.toml"
+    grid = load_grid(path)
+    done = [outcome for outcome in outcomes if outcome.summary is not None]
+    if not done:
+        return ""
+    lines = lines_of(grid, done)
+    found = completed(differences(grid, lines), load_pairs(place(grid, path)))
+    if images is not None:
+        for picture in draw(grid, lines, found, images):
+            picture.replace(images / f"{name}-{picture.name}")
+    told = f"Measured: {len(done)} of the {len(outcomes)} runs of [{name}](../configs/{name}.toml)."
+    deeper = [part.replace("## ", "### ", 1) for part in measured(grid, lines, found)]
+    return "\n\n".join([told, *filter(None, deeper)])
 
 
 def front_block(grid: GridConfig, outcomes: Sequence[Outcome]) -> str:
@@ -104,7 +125,7 @@ def fill(page: Path, marker: str, text: str) -> None:
 
 def main() -> None:
     """Fill both pages."""
-    grid, outcomes = measured()
+    grid, outcomes = here()
     for method in grid.methods:
         copy_pictures(method, outcomes)
     found = blocks(grid, outcomes)
@@ -112,6 +133,9 @@ def main() -> None:
         fill(PAGE, marker, text)
     if PLACES[grid.methods[0].name][0] in found:
         fill(FRONT, "result", front_block(grid, outcomes))
+    for name in COMPARED:
+        if text := compared_block(name, here(CONFIGS / f"{name}.toml")[1], IMAGES):
+            fill(PAGE, name, text)
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def test_the_tables_of_results_are_those_of_the_summaries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(update_results, "RUNS", tmp_path)  # what is kept, whoever has runs besides
-    grid, outcomes = update_results.measured()
+    grid, outcomes = update_results.here()
     kept = [outcome for outcome in outcomes if outcome.folder is None]
     found = update_results.blocks(grid, kept)
     assert found, "no method has all of its summaries in docs/results"
@@ -106,6 +106,10 @@ def test_the_tables_of_results_are_those_of_the_summaries(
         assert f"<!-- {marker}:start -->\n{block}\n<!-- {marker}:end -->" in page
     if "results" in found:
         assert update_results.front_block(grid, kept) in text_of(update_results.FRONT)
+    for name in update_results.COMPARED:
+        _, outcomes = update_results.here(update_results.CONFIGS / f"{name}.toml")
+        block = update_results.compared_block(name, [o for o in outcomes if o.folder is None])
+        assert block and f"<!-- {name}:start -->\n{block}\n<!-- {name}:end -->" in page
 
 
 def test_a_table_needs_its_markers(tmp_path: Path) -> None:

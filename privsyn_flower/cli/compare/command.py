@@ -9,8 +9,9 @@ from pathlib import Path
 
 from privsyn_flower.cli.compare.cells import Outcome, cells_of, keep, look, price
 from privsyn_flower.cli.compare.details import details
-from privsyn_flower.cli.compare.estimates import differences, lines_of
+from privsyn_flower.cli.compare.estimates import Difference, differences, lines_of
 from privsyn_flower.cli.compare.figures import draw
+from privsyn_flower.cli.compare.pairs import Kept, completed, keep_pairs, load_pairs, place
 from privsyn_flower.cli.compare.running import run_cells
 from privsyn_flower.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
 from privsyn_flower.cli.endings import stoppable
@@ -44,15 +45,17 @@ def compare_command(
     # Its runs show private text (`benchmark`): the owner alone may look.
     private_folder(folder)
     with locked(folder / ".lock"):
+        kept = load_pairs(place(grid, path))
         outcomes = [look(cell) for cell in cells]
         try:
             if run:
                 outcomes = _run(outcomes, folder, jobs, program)
         except KeyboardInterrupt:
-            write(grid, [look(cell) for cell in cells], folder)
+            write(grid, [look(cell) for cell in cells], folder, kept=kept)
             raise
         keep(outcomes)
-        write(grid, outcomes, folder, f"privsyn compare {path}")
+        found = write(grid, outcomes, folder, f"privsyn compare {path}", kept)
+        keep_pairs(found, place(grid, path))
     return folder, outcomes
 
 
@@ -68,11 +71,16 @@ def _run(outcomes: list[Outcome], folder: Path, jobs: int, program: Sequence[str
 
 
 def write(
-    grid: GridConfig, outcomes: Sequence[Outcome], folder: Path, made_by: str = "privsyn compare"
-) -> None:
-    """table.md, table.csv, differences.csv, runs.csv, methods/NAME.md and the pictures."""
+    grid: GridConfig,
+    outcomes: Sequence[Outcome],
+    folder: Path,
+    made_by: str = "privsyn compare",
+    kept: Kept | None = None,
+) -> list[Difference]:
+    """table.md, table.csv, differences.csv, runs.csv, methods/NAME.md and the pictures; the
+    differences that are in them. kept: intervals of runs whose users' figures are not here."""
     lines = lines_of(grid, outcomes)
-    found = differences(grid, lines)
+    found = completed(differences(grid, lines), kept or {})
     pictures = draw(grid, lines, found, folder)
     page = markdown(grid, lines, found, outcomes)
     page += "".join(f"\n![{picture.stem}]({picture.name})\n" for picture in pictures)
@@ -85,6 +93,7 @@ def write(
     files |= {f"methods/{m.name}.md": f"{details(m, lines, made_by)}\n" for m in grid.methods}
     for name, text in files.items():
         write_atomic(folder / name, text.encode())
+    return found
 
 
 def listed(

@@ -99,7 +99,8 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """A method minus another at one point. alike: whether both trust the same parties."""
+    """A method minus another at one point. alike: whether both trust the same parties. figures:
+    of the paired runs, the method's and the other's."""
 
     method: GridMethod
     against: GridMethod
@@ -107,6 +108,7 @@ class Difference:
     measure: str
     estimate: Estimate
     alike: bool = True
+    figures: Sequence[Sequence[float]] = ()
 
     @property
     def reach(self) -> Bounds | None:
@@ -166,17 +168,11 @@ def differences(grid: GridConfig, lines: Sequence[Line]) -> list[Difference]:
         other = next((o for o in results if o.method.name == base and o.point == line.point), None)
         if other is None or other is line:
             continue
-        found += [
-            Difference(
-                line.method, other.method, line.point, measure, gained, line.trust == other.trust
-            )
-            for measure in MEASURES
-            if (gained := paired(line, other, measure)) is not None
-        ]
+        found += [own for measure in MEASURES if (own := paired(line, other, measure)) is not None]
     return found
 
 
-def paired(line: Line, other: Line, measure: str) -> Estimate | None:
+def paired(line: Line, other: Line, measure: str) -> Difference | None:
     """One row minus another over the seeds that both have; None without such a pair."""
     pairs = [
         (one, two)
@@ -196,7 +192,10 @@ def paired(line: Line, other: Line, measure: str) -> Estimate | None:
     users = None
     if mine is not None and theirs is not None and mine[0] == theirs[0]:
         users = _bounds(over_users(mine[1], theirs[1], rng=_rng(measure)))
-    return Estimate(statistics.mean(gains), users, _bounds(over_seeds(gains)), len(gains))
+    gained = Estimate(statistics.mean(gains), users, _bounds(over_seeds(gains)), len(gains))
+    alike = line.trust == other.trust
+    figures = [here, there]
+    return Difference(line.method, other.method, line.point, measure, gained, alike, figures)
 
 
 def comparable(one: Outcome, two: Outcome) -> bool:

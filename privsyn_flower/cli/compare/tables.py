@@ -69,23 +69,10 @@ def markdown(
     outcomes: Sequence[Outcome],
 ) -> str:
     """The whole page: figures by trust, differences, costs and the meaning of epsilon, gaps."""
-    measures = [m for m in MEASURES if any(line.values(m) for line in lines)]
-    estimates = {(line, m): own for line in lines for m in measures if (own := estimate(line, m))}
     parts = [f"# {escaped(grid.title)}"] if grid.title else []
-    parts.append(f"{READING} {COVERED}")
-    if any(not own.exact and own.users for own in estimates.values()):
-        parts.append(AVERAGED)
-    for measure in measures:
-        parts.append(f"## {measure.replace('_', '-')}")
-        groups = by_trust(lines)
-        for trust in sorted(groups, key=_rank):
-            parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
-    if found:
-        against = escaped(found[0].against.title)
-        parts += [f"## minus {against}", _paired(), "\n".join(_gains(found))]
-        parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, found))]
+    parts += measured(grid, lines, found)
     parts += ["## What epsilon means, and what it cost", *_costs(lines)]
-    if len(grid.methods) == 1 and len(lines) > 1 and "loss" in measures:
+    if len(grid.methods) == 1 and len(lines) > 1 and any(line.values("loss") for line in lines):
         parts.append(_lowest(lines))
     if unequal := _fine_tuning(lines):
         parts.append(unequal)
@@ -99,6 +86,25 @@ def markdown(
         told = [f"{run.cell.says}: {run.reason or 'not run yet'}" for run in gaps]
         parts += ["## Not here", "\n".join(f"- {escaped(line)}" for line in told)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def measured(grid: GridConfig, lines: Sequence[Line], found: Sequence[Difference]) -> list[str]:
+    """Its first part, in paragraphs: every measure by trust, the differences, the crossings."""
+    measures = [m for m in MEASURES if any(line.values(m) for line in lines)]
+    estimates = {(line, m): own for line in lines for m in measures if (own := estimate(line, m))}
+    parts = [f"{READING} {COVERED}"]
+    if any(not own.exact and own.users for own in estimates.values()):
+        parts.append(AVERAGED)
+    for measure in measures:
+        parts.append(f"## {measure.replace('_', '-')}")
+        groups = by_trust(lines)
+        for trust in sorted(groups, key=_rank):
+            parts += [f"**{trust}**", "\n".join(_figures(grid, groups[trust], measure, estimates))]
+    if found:
+        against = escaped(found[0].against.title)
+        parts += [f"## minus {against}", _paired(), "\n".join(_gains(found))]
+        parts += ["\n".join(f"- {escaped(line)}" for line in crossings(grid, found))]
+    return parts
 
 
 def _rank(trust: str) -> tuple[int, str]:

@@ -122,8 +122,10 @@ def test_pairs_have_the_same_seed_and_held_out_users(tmp_path: Path) -> None:
     text, train = grid.methods
     ones = [outcome(text, point, s, 0.2 + 0.1 * s, tmp_path / f"t{s}") for s in (0, 1, 2)]
     twos = [outcome(train, point, s, 0.1 + 0.1 * s, tmp_path / f"f{s}") for s in (1, 2, 3)]
-    gained = paired(Line(text, "", point, ones), Line(train, "", point, twos), "accuracy")
-    assert gained is not None and gained.count == 2
+    found = paired(Line(text, "", point, ones), Line(train, "", point, twos), "accuracy")
+    assert found is not None and found.estimate.count == 2
+    assert found.figures == [pytest.approx([0.3, 0.4]), pytest.approx([0.2, 0.3])]
+    gained = found.estimate
     assert gained.value == pytest.approx(0.1) and gained.seeds == pytest.approx((0.1, 0.1))
     # the same users are better in both: the difference varies less than either
     assert gained.users is not None and gained.users[0] > 0.05
@@ -138,8 +140,9 @@ def test_pairs_have_the_same_seed_and_held_out_users(tmp_path: Path) -> None:
         paired(Line(text, "", point, ones[1:2]), Line(train, "", point, twos[:1]), "accuracy")
         is None
     )
-    gained = paired(Line(text, "", point, ones), Line(train, "", point, twos), "accuracy")
-    assert gained is not None and gained.count == 1 and gained.users is not None
+    found = paired(Line(text, "", point, ones), Line(train, "", point, twos), "accuracy")
+    assert found is not None
+    assert found.estimate.count == 1 and found.estimate.users is not None
 
 
 def test_no_privacy_and_strange_names_in_tables() -> None:
