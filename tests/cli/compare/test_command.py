@@ -145,7 +145,7 @@ def test_kept_summaries_stand_for_their_configuration_alone(
     grid.write_text(grid.read_text().replace("title", 'kept = "kept"\ntitle'))
     compare_command(grid, out=tmp_path / "one", program=stand_in)
     kept = tmp_path / "kept"
-    assert len(list(kept.glob("*.json"))) == len(list(kept.glob("*.toml"))) == 9
+    assert len(list(kept.glob("*-seed?.json"))) == len(list(kept.glob("*.toml"))) == 9
     summary = json.loads((kept / "pretext-epsilon2-seed1.json").read_text())
     assert summary["cell"]["point"] == {"epsilon": "2"} and summary["cell"]["seed"] == 1
     # the users' own figures stay in the run folder
@@ -153,6 +153,10 @@ def test_kept_summaries_stand_for_their_configuration_alone(
     _, outcomes = compare_command(grid, out=tmp_path / "two", program=stand_in)
     assert len(calls()) == 9 and failures(outcomes) == []
     assert "users~ [" in (tmp_path / "two" / "table.md").read_text()
+    # but for the intervals of paired differences, which no summary has
+    assert (kept / "grid.pairs.json").exists()
+    one, two = ((tmp_path / n / "differences.csv").read_text() for n in ("one", "two"))
+    assert one == two and ",," not in one.splitlines()[1]
     changed = kept / "pretext-epsilon2-seed1.toml"
     changed.write_text(changed.read_text().replace("\nrounds = 2", "\nrounds = 9"))
     cells = cells_of(load_grid(grid), grid, tmp_path / "two")
