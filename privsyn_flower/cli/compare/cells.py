@@ -26,6 +26,7 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.summaries import RESULTS, ReportError, Summary, read_summary
 from privsyn_flower.runs import UNFINISHED, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -156,7 +157,7 @@ def price(config: RunConfig) -> str:
     if not recipe_of(config).phases(config):
         return "asks no user anything"
     said = statement(config)
-    return f"epsilon {said.epsilon:.4g}, noise multiplier {said.noise_multiplier:.4g}"
+    return f"epsilon {at_most(said.epsilon)}, noise multiplier {said.noise_multiplier:.4g}"
 
 
 def digest(config: RunConfig) -> str:
