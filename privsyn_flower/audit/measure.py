@@ -34,6 +34,7 @@ from privsyn_flower.audit.trials import Setting, Trials, run_trials
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.question import encoded_bound, encoded_length
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.strategies.ctcl import TOPICS
@@ -202,7 +203,7 @@ def described(found: Audit) -> str:
         "query": f"{found.kind}, {releases}, of a user who {takes_part}",
         "noise multiplier": f"{found.noise_multiplier:.4f}, {where}",
         "trials": f"{found.trials}, the canary in half of them",
-        "claimed epsilon": f"{found.claimed_epsilon:.4f} at delta = {found.delta:g}",
+        "claimed epsilon": f"{at_most(found.claimed_epsilon)} at delta = {found.delta:g}",
         "lower bound": f"{found.lower_bound:.4f} with confidence {found.confidence:g}",
         "noise variance": f"{found.noise_variance_ratio:.4f} of what is charged",
         "its p-value": f"{found.variance_p_value:.3g} (two-sided)",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import math
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -23,7 +22,7 @@ from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.reading import first_texts
 from privsyn_flower.report.stages import counted, named
-from privsyn_flower.report.summaries import verdict_lines
+from privsyn_flower.report.summaries import epsilon_of, verdict_lines
 from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
@@ -220,7 +219,7 @@ def _figures(summary: Mapping[str, Any]) -> Table:
     table.add_column("figure")
     table.add_column("value", justify="right")
     for key in ("users", "rounds", "epsilon", "delta", "noise_multiplier", "synthetic_samples"):
-        value = math.inf if summary[key] is None else summary[key]  # epsilon: JSON has no infinity
+        value = epsilon_of(summary) if key == "epsilon" else summary[key]
         table.add_row(key, f"{value:.6g}" if isinstance(value, float) else str(value))
     if summary.get("ended_early"):
         table.add_row("rounds planned", str(summary["rounds_planned"]))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower.cli.errors import Commands, fail
+from privsyn_flower.privacy.wording import at_most
 
 node_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look after this device's node.")
 roster_app = typer.Typer(
@@ -200,14 +201,14 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
         f"{mark['attempt']}; {mark['answers']} answers"
         for mark in records["runs"]
     ]
-    most = f"epsilon = {records['max_spent_epsilon']:.4g}"
+    most = f"epsilon = {at_most(records['max_spent_epsilon'])}"
     if math.isinf(records["max_spent_epsilon"]):
         most = "all (under an earlier version's noise, or in integers too coarse for any epsilon)"
     return [
         *lines,
         f"users = {records['users']}, of them withdrawn {records['withdrawn']}",
         f"most participations of a user = {records['max_participations']}",
-        f"most spent by a user: {most} of {lifetime_epsilon:g} at delta = "
+        f"most spent by a user: {most} of {at_most(lifetime_epsilon)} at delta = "
         f"{records['delta']:g}, over all runs of this node",
         f"peers' keys kept = {records['pins']}",
     ]

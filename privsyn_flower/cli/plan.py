@@ -18,6 +18,7 @@ from privsyn_flower.config import (
     parse_override,
 )
 from privsyn_flower.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
 from privsyn_flower.server_apps.estimates.stages import spoken
 from privsyn_flower.server_apps.estimates.timing import timed
@@ -84,12 +85,13 @@ def _privacy(plan: Plan) -> list[str]:
     if made is None or signal is None:
         claim = plan.claim
         return [
-            f"privacy: epsilon {claim.epsilon:g}, {claim.threat_model}",
+            f"privacy: epsilon {at_most(claim.epsilon)}, {claim.threat_model}",
             "  no rounds: no noise, no signal, and no question to a device",
         ]
     return [
-        f"privacy: epsilon {made.epsilon:.4f} of {made.target:g} at delta {made.delta:g}, "
-        f"{releases(made.phases)} releases, noise multiplier {made.main.multiplier:.4f}",
+        f"privacy: epsilon {at_most(made.epsilon)} of {at_most(made.target)} at delta "
+        f"{made.delta:g}, {releases(made.phases)} releases, noise multiplier "
+        f"{made.main.multiplier:.4f}",
         *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
                     f"{p.source}" for p in made.phases]),
         f"signal ({signal.kind}): " + signal.lines()[0],
@@ -109,9 +111,10 @@ def _device(plan: Plan) -> list[str]:
     bits = "" if found.bits is None else f" of {found.bits} bits"
     secure = plan.config.aggregation == "secure"
     beside = "; keys and shares of secure aggregation come on top" if secure else ""
+    once = f"; down {_bytes(found.once)} once for the histogram" if found.once else ""
     lines = [
         f"a device and round: down {_bytes(found.down)}, up {_bytes(found.up)} ({size} "
-        f"coordinates{bits}{beside})"
+        f"coordinates{bits}{beside}){once}"
     ]
     if found.seconds is None or found.first_seconds is None:
         return [*lines, "  its computing: unknown, the size of its model is not known here"]

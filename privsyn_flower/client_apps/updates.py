@@ -67,7 +67,7 @@ def check_update(query: Query, node: Node) -> None:
     folder = base_model(query, node)
     if query.rows.size or query.extra:  # else this is the head alone
         _shipped(query, folder, options)
-        _conditions(query)
+        query.once(_conditions)
     if asked is not None and asked.topics:
         if node.policy is not None:
             check_model(node.policy, asked.embedder)
@@ -159,7 +159,7 @@ def user_updates(
     options = LocalTraining.from_options(query.options)
     parameters = _shipped(query, folder, options)
     clip_norm, indicator = clipping(query)
-    conditions = _conditions(query)
+    conditions = query.once(_conditions)
     with load_model(folder, node.device).load(parameters, options.trained) as model:
         try:
             model.rehearse(options, conditions.max_source if conditions else 0)

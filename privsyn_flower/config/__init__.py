@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
     from privsyn_flower.config.toml import (
         absolute_paths,
+        differences,
         load_config,
         parse_override,
         relocated,
@@ -61,6 +62,7 @@ else:
         cache_folder="schema",
         flat_defaults="schema",
         ledger_folder="schema",
+        differences="toml",
         load_config="toml",
         parse_override="toml",
         relocated="toml",
@@ -91,6 +93,7 @@ __all__ = [
     "TrainingConfig",
     "absolute_paths",
     "cache_folder",
+    "differences",
     "explain",
     "flat_defaults",
     "flatten",

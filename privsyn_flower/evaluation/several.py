@@ -21,6 +21,7 @@ from privsyn_flower.evaluation.rows import Rows, TokenRows
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.files import private_folder, replace_private
 from privsyn_flower.progress import Progress
+from privsyn_flower.python_path import finding_us
 from privsyn_flower.text.models.devices import loopback_only
 
 JOB, DONE, TRAINED, ERRORS = "job.json", "done.json", "trained.safetensors", "errors.txt"
@@ -142,7 +143,7 @@ def _started(processes: int, folder: Path, line: Line) -> list[subprocess.Popen[
             started.append(
                 subprocess.Popen(
                     command,
-                    env={**os.environ, **_group(rank, processes)},
+                    env={**finding_us(os.environ), **_group(rank, processes)},
                     stdin=line.end,
                     stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                     stderr=errors,

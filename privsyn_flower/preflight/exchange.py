@@ -20,7 +20,8 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import scoring
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
-TOPIC_BYTES = 4 + 10 * 12  # of a topic beside its row: the row's scale, and ten keywords in JSON
+# At most, of a topic beside its row: the row's scale, and ten keywords in JSON.
+TOPIC_BYTES = 4 + 10 * 12
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Exchange:
 
     coordinates: of an answer. down, up: bytes of the question and of the masked answer; keys and
     shares of secure aggregation come on top. first_seconds: of a round in which the user's texts
-    are embedded; seconds: of another; timed: by such work on this machine. memory: bytes.
+    are embedded; seconds: of another; timed: by such work on this machine. memory: bytes. once:
+    bytes of a question beside the rounds.
     """
 
     coordinates: int | None
@@ -40,6 +42,7 @@ class Exchange:
     seconds: float | None
     timed: bool
     memory: int | None
+    once: int = 0
 
 
 def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
@@ -105,13 +108,16 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
     )  # fmt: skip
     work = estimate(task, shape, machine)
     need = memory(task, shape, machine.device) + 8 * (length or 0)
-    first, topics = 0.0, recipe_of(config).candidates(config)
+    first, once, topics = 0.0, 0, recipe_of(config).candidates(config)
     embedder = shape_of("embedder", config)
-    if topics and embedder is not None:  # they travel with the parameters, for texts that have rows
-        down = None if down is None else down + topics * (embedder.dimension + TOPIC_BYTES)
+    if topics and embedder is not None:
+        rows = topics * (embedder.dimension + TOPIC_BYTES)
+        once = rows if config.ctcl.histogram else 0
+        if config.ctcl.condition == "topic" and down is not None:
+            down += rows  # the node finds each text's condition by them
         first = estimate(_embedding(config), embedder, machine).seconds
     seconds = work.seconds
-    return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need)
+    return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need, once)
 
 
 def _measuring(config: RunConfig, machine: Machine) -> Exchange:

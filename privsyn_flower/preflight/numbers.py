@@ -17,6 +17,7 @@ from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.protocol.question import OptionValue, Query
 from privsyn_flower.runs import RunFolder
@@ -146,19 +147,20 @@ def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Finding
         raise
     wanted = _charges(config, _released(folder))
     room = ledger.room_for(wanted, run=run)
-    if room is None or room >= len(wanted):
+    total = ledger.header.total_epsilon
+    if room is None or total is None or room >= len(wanted):
         return
-    spent, total = ledger.spent_epsilon(), ledger.header.total_epsilon
+    spent = ledger.spent_epsilon()
     whose = f"population {config.population_name!r}" if config.population_name else "this run"
     facts = (
-        f"the ledger of {whose} ({path}) has spent epsilon = {spent:.4g} of {total:g} and has "
-        f"room for {room} of {len(wanted)} releases at this noise"
+        f"the ledger of {whose} ({path}) has spent epsilon = {at_most(spent)} of "
+        f"{at_most(total)} and has room for {room} of {len(wanted)} releases at this noise"
     )
     if room or resumed:  # a begun run ends with the rounds that it has
         yield Finding(f"{facts}: the run will end early", fatal=False)
     else:
-        way = f"set a smaller epsilon beside ledger-epsilon = {total:g}, or ask another population"
-        yield Finding(f"{facts}: {way}")
+        way = f"set a smaller epsilon beside ledger-epsilon = {at_most(total)}"
+        yield Finding(f"{facts}: {way}, or ask another population")
 
 
 def _run_id(folder: Path) -> str:

@@ -61,9 +61,9 @@ def page(short: str, sentence: str) -> str:
     return f"# Privacy of this run\n\n{short}\n\n{sentence}\n"
 
 
-def at_most(value: float) -> str:
-    """Four decimals, rounded up: a printed epsilon never understates."""
-    return _rounded(value, ROUND_CEILING)
+def at_most(value: float, decimals: int = 4) -> str:
+    """So many decimals, rounded up: a printed epsilon never understates."""
+    return _rounded(value, ROUND_CEILING, decimals)
 
 
 def delta_at_most(delta: float) -> str:
@@ -84,8 +84,8 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def _rounded(value: float, rounding: str) -> str:
+def _rounded(value: float, rounding: str, decimals: int = 4) -> str:
     if math.isinf(value):
         return "infinity"
-    exact = Decimal(repr(float(value))).quantize(Decimal("0.0001"), rounding=rounding)
+    exact = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), rounding=rounding)
     return f"{exact.normalize():f}"

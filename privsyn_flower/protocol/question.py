@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from privsyn_flower.privacy.encoding.rotation import padded_length
 from privsyn_flower.privacy.noise.integer_noise import release_distance
 from privsyn_flower.protocol.packing import pack_rows
 
+T = TypeVar("T")
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 OptionValue = str | int | float
 Source = Literal["nodes", "aggregator"]
@@ -204,6 +205,13 @@ class Query:
         given = {**options, "encoding": "dense", "rotation": rotation.hex()}
         extra = {"parameters": parameters}
         return cls("update", rows, scales, length, float(bound), model, given, extra)
+
+    def once(self, make: Callable[[Query], T]) -> T:
+        """make(self), made by the first who asks: the question does not change."""
+        made: dict[Any, T] = self.__dict__.setdefault("_made", {})
+        if make not in made:
+            made[make] = make(self)
+        return made[make]
 
     @property
     def dense(self) -> bool:

@@ -6,6 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 NOISE = "Intervals cover the noise of the releases, not the choice of users."
+TOGETHER = "Those of all {} models hold together, at 95 % (Bonferroni)."
+
+
+def covered(found: Mapping[str, Any]) -> str:
+    """What the intervals of models of one release are about."""
+    models = found.get("together", 0)  # a run of an earlier version has each at 95 %
+    return f"{NOISE} {TOGETHER.format(models)}" if models > 1 else NOISE
 
 
 def curve_table(summary: Mapping[str, Any], epsilon: str) -> str:
@@ -27,7 +34,7 @@ def measured_table(summary: Mapping[str, Any], epsilon: str) -> str:
     title = f"**Models on users' text: {summary['method']}, epsilon {epsilon}**"
     if "failed" in found:
         return "\n".join([title, "", _line(found["failed"])])
-    return "\n".join([title, "", *table(measured_rows(found)), "", NOISE])
+    return "\n".join([title, "", *table(measured_rows(found)), "", covered(found)])
 
 
 def measured_rows(found: Mapping[str, Any]) -> list[list[str]]:

@@ -65,7 +65,7 @@ def _ledger(claim: PrivacyStatement, summary: Summary) -> str:
     spent, total = summary.get("epsilon_ledger"), summary.get("epsilon_ledger_total")
     charged = ""
     if spent is not None:
-        charged = f", {at_most(spent)}{'' if total is None else f' of {total:g}'} charged"
+        charged = f", {at_most(spent)}{'' if total is None else f' of {at_most(total)}'} charged"
     if claim.ledger_scope == "run":
         return f"This run's own{charged}; other runs on these users add theirs. More: {FILE}."
     return f"Of all runs that declare this population{charged}; other ledgers add. More: {FILE}."

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.privacy.wording import at_most
+
 Summary = Mapping[str, Any]
 
 RESULTS = ("synthetic", "trained")  # the run's own result among the benchmark's names
@@ -82,6 +84,6 @@ def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def epsilon_of(summary: Summary) -> str:
-    """In words; JSON has no infinity, so null is that."""
+    """In words, rounded up; JSON has no infinity, so null is that."""
     value = summary["epsilon"]
-    return f"{math.inf if value is None else value:.4g}"
+    return at_most(math.inf if value is None else value)

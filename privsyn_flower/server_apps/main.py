@@ -14,7 +14,7 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import RunConfig, cache_folder, flatten, relocated, to_toml
+from privsyn_flower.config import RunConfig, cache_folder, differences, flatten, relocated, to_toml
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
 from privsyn_flower.local.ray_cluster import NoCluster, check_here
@@ -97,13 +97,9 @@ def _same_config(folder: RunFolder, config: RunConfig) -> None:
             write_atomic(folder.path / "config.toml", to_toml(config, comments=True).encode())
         return
     place = folder.path.absolute()
-    now = relocated(config.flat(), place)
-    then = relocated(flatten(tomllib.loads(stored)), place)
-    changed = [
-        f"{key} = {now.get(key)!r} was {then.get(key)!r}"
-        for key in sorted({*now, *then})
-        if now.get(key) != then.get(key)
-    ]
+    changed = differences(
+        relocated(config.flat(), place), relocated(flatten(tomllib.loads(stored)), place)
+    )
     if changed:
         raise ValueError(
             f"run folder {folder.path} was made with another configuration: {', '.join(changed)}; "

@@ -6,6 +6,7 @@ a method does in a stage is in its recipe (`methods/`).
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
 from privsyn_flower.strategies.engine.rounds import Strategy
+
+MADE_OF, BENCHMARK = "made-of", "benchmark"  # in the run folder: after how many rounds; figures
 
 
 class Pipeline(Run):
@@ -92,11 +95,25 @@ class Pipeline(Run):
         method.between(strategy, engine.cohort)
         done = engine.run()
         self.ended_early = engine.ended_early
+        self._drop_earlier(method, done)
         return done
+
+    def _drop_earlier(self, method: Recipe[Any], done: int) -> None:
+        """Remove what the run has made of fewer rounds: it ended early, and then went on."""
+        if self.folder.load_value(MADE_OF) == done:
+            return
+        for name in method.made():
+            path = self.folder.path / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+        if self.folder.load_value(BENCHMARK) is not None:
+            self.folder.save_value(BENCHMARK, None)
+        self.folder.save_value(MADE_OF, done)
 
     def _benchmark(self, method: Recipe[Any], strategy: Any) -> dict[str, Any]:
         """Figures on private and held-out users; simulation only, not covered by epsilon."""
-        stored: dict[str, Any] | None = self.folder.load_value("benchmark")
+        stored: dict[str, Any] | None = self.folder.load_value(BENCHMARK)
         if stored is None:
             found = method.benchmark(strategy)
             stored = {
@@ -104,5 +121,5 @@ class Pipeline(Run):
                 "verdict": benchmark_verdict(found),
                 "costs": costs(self.config, self.folder, self.clock.seconds),
             }
-            self.folder.save_value("benchmark", stored)
+            self.folder.save_value(BENCHMARK, stored)
         return stored

@@ -106,7 +106,9 @@ def _best(measured: Mapping[str, Any]) -> str:
     found = measured["models"]
     best = max(found, key=lambda name: float(found[name]["accuracy"]))
     own = [found[best][key] for key in ("accuracy", "accuracy_low", "accuracy_high")]
-    said = f"evaluated on the nodes: {best!r} is right most often, {_interval(own, sign=False)}"
+    many = measured.get("together", 0)
+    of = f" of {many}, in intervals that hold for all of them" if many > 2 else ""
+    said = f"evaluated on the nodes: {best!r} is right most often{of}, {_interval(own, sign=False)}"
     if best == measured["against"]:
         return said
     gained = measured["gained"][best]["accuracy_gained"]

@@ -18,7 +18,13 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64, I64
-from privsyn_flower.config import CtclConfig, ExpandConfig, FtrlConfig, TrainingConfig
+from privsyn_flower.config import (
+    CtclConfig,
+    ExpandConfig,
+    FtrlConfig,
+    TrainingConfig,
+    differences,
+)
 from privsyn_flower.config.section import checked
 from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
@@ -348,13 +354,7 @@ class CTCL(SynthesisStrategy):
 
 def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
-    before = folder.load_value(ASKED) or asked
-    changed = [
-        f"{key} = {asked.get(key)!r} was {before.get(key)!r}"
-        for key in sorted({*asked, *before})
-        if asked.get(key) != before.get(key)
-    ]
-    if changed:
+    if changed := differences(asked, folder.load_value(ASKED) or asked):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "
             f"{', '.join(changed)}; restore them, or start a run in another folder"

@@ -22,18 +22,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
+from privsyn_flower.python_path import finding_us
 from privsyn_flower.tracking.events import Ended, Event, RoundReleased, RunStarted, Stage
 from privsyn_flower.tracking.named import adapter, notes
 from privsyn_flower.tracking.told import Remembering
 from privsyn_flower.tracking.tracker import CALLS, PATIENCE, tell, told_of
 
-# The package may be a Flower bundle's, which is not installed. -P: nothing of the folder it is in.
-START = f"""\
-import sys
-sys.path.append({str(Path(__file__).parents[2])!r})
-from privsyn_flower.tracking.process import main
-main(*sys.argv[1:])
-"""
+START = "import sys; from privsyn_flower.tracking.process import main; main(*sys.argv[1:])"
 EVENTS = {call: kind for kind, call in CALLS.items()}
 
 
@@ -51,7 +46,9 @@ class TrackerProcess:
     def run_started(self, event: RunStarted) -> None:
         """Start the process."""
         self.process = subprocess.Popen(
+            # -P: nothing of the folder that it is started in.
             [sys.executable, "-P", "-c", START, self.name, str(self.folder)],
+            env=finding_us(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

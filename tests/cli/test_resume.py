@@ -18,7 +18,7 @@ import pytest
 from privsyn_flower import preflight
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.run import RunFailed, run_command
-from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.config import RunConfig, differences, flat_defaults, load_config
 from privsyn_flower.local.federation import find_run
 from privsyn_flower.local.simulation import LocalFlower
 from privsyn_flower.privacy.ledger import Ledger
@@ -235,6 +235,34 @@ def test_another_configuration_is_named_by_its_keys(begun: Path, home: Path) -> 
     (begun / "config.toml").write_text(text.replace("epsilon = 20.0", "epsilon = 30.0"))
     with pytest.raises(RunFailed, match=r"another configuration: epsilon = 30\.0 was 20\.0;"):
         run_command(None, [], begun)
+
+
+def test_a_run_of_an_earlier_version_goes_on_by_the_defaults_of_newer_keys(
+    begun: Path, home: Path, nodes: dict[int, VotingNode]
+) -> None:
+    """Its configuration lacks them; it goes on, unless one is set to something else."""
+
+    def without_it(text: str) -> str:
+        (line,) = (row for row in text.splitlines() if row.startswith("node-memory = "))
+        return text.replace(f"{line}\n", "")
+
+    config, run = begun / "config.toml", RunFolder(begun)
+    config.write_text(without_it(config.read_text()))
+    run.save_value("config", without_it(run.load_value("config")))
+    asked = len(nodes[100].seen)
+    written = config.read_text()
+    config.write_text(f"node-memory = 7\n{written}")
+    with pytest.raises(RunFailed, match=r"another configuration: node-memory = 7 was \d+;"):
+        run_command(None, [], begun)
+    assert len(nodes[100].seen) == asked
+    config.write_text(written)
+    assert run_command(None, [], begun) == begun
+    assert charges(home) == ALL
+
+
+def test_a_stored_key_that_is_no_more_is_another_configuration() -> None:
+    stored = {**flat_defaults(), "retired": 3}
+    assert differences(flat_defaults(), stored) == ["retired = None was 3"]
 
 
 def test_a_copy_does_not_end_the_flower_of_its_original(begun: Path, tmp_path: Path) -> None:

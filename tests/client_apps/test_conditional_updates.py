@@ -109,6 +109,26 @@ def by_hand(base: Path, query: Query, user: str) -> Any:
         return loaded.train(USERS[user], options, rng, told, SOURCE)
 
 
+def test_a_questions_topics_are_read_once(
+    tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its first check, and not again by the next and the answer."""
+    reads, real = [], Conditions.from_query
+
+    def read(*arguments: Any) -> Any:
+        reads.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(Conditions, "from_query", read)
+    query, device = about(base), node(tmp_path, base)
+    for _ in range(2):
+        updates.check_update(query, device)
+        answer(query, device, PEOPLE)
+    assert len(reads) == 1
+    updates.check_update(about(base), device)
+    assert len(reads) == 2  # another question's are its own
+
+
 def test_each_text_is_learned_from_the_keywords_of_its_own_topic(
     tmp_path: Path, base: Path
 ) -> None:

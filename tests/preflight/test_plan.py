@@ -20,6 +20,7 @@ from privsyn_flower.preflight import check_ready
 from privsyn_flower.preflight.exchange import question_bytes, trained
 from privsyn_flower.preflight.plan import Plan, plan_of
 from privsyn_flower.preflight.signal import one_users_votes, signal_of
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.scores import shard_scores
 from privsyn_flower.queries.votes import shard_votes
@@ -77,7 +78,7 @@ def rounds_are_told(plan: Plan, told: dict[str, Any], text: str) -> None:
         assert device["up"] >= device["coordinates"] * device["bits"] // 8 > 0
         assert device["down"] > 0
     assert device["first_seconds"] >= device["seconds"] > 0
-    assert f"epsilon {made.epsilon:.4f}" in text and "together: at least" in text
+    assert f"epsilon {at_most(made.epsilon)} of" in text and "together: at least" in text
 
 
 def nobody_is_asked(plan: Plan, told: dict[str, Any], text: str) -> None:
@@ -87,7 +88,9 @@ def nobody_is_asked(plan: Plan, told: dict[str, Any], text: str) -> None:
     assert told["privacy"]["releases"] == 0 and told["privacy"]["phases"] == []
     known = claim.epsilon if math.isfinite(claim.epsilon) else None
     assert told["privacy"]["epsilon"] == known
-    assert f"epsilon {claim.epsilon:g}, {claim.threat_model}" in text and "signal (" not in text
+    assert (
+        f"epsilon {at_most(claim.epsilon)}, {claim.threat_model}" in text and "signal (" not in text
+    )
     assert all(stage["stage"] in ("models", "expansion", "benchmark") for stage in told["stages"])
 
 
@@ -155,6 +158,18 @@ def test_unknown_models_are_said_to_be_unknown(tmp_path: Path) -> None:
     expansion = next(stage for stage in demo.stages if stage.stage == "expansion")
     assert expansion.seconds is None and "models.generator" in expansion.unknown[0]
     assert "without expansion" in plans.described(demo)
+
+
+def test_topics_travel_in_every_round_only_where_texts_are_learned_by_them(tmp_path: Path) -> None:
+    """Clusters of resampled text are asked about once, after the rounds."""
+    path, plain = ROOT / "configs" / "ctcl-test.toml", {"ctcl.condition": "none"}
+    own = planned(load_config(path), tmp_path / "run").exchange
+    resampled = planned(load_config(path, {**plain, "ctcl.resample-pool": 60}), tmp_path / "run")
+    without = load_config(path, {**plain, "ctcl.histogram": False})
+    none = planned(without, tmp_path / "run").exchange
+    assert none.once == 0 < resampled.exchange.once == own.once
+    assert resampled.exchange.down == none.down == own.down - own.once
+    assert " once for the histogram" in plans.described(resampled)
 
 
 def test_memory_that_is_not_there_names_a_key(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from privsyn_flower.privacy.accounting import gaussian_mu
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import SLACK, charged_epsilon, new_header, why_refused
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
+from privsyn_flower.privacy.wording import at_most
 from tests.privacy.test_ledger import DELTA, LEFT, make, path, reserve
 
 __all__ = ["path"]
@@ -153,7 +154,7 @@ def test_the_refusal_names_spent_wanted_total_and_key(path):
         gaussian_epsilon(6.0, LEFT),
         gaussian_epsilon(compose_gaussians([6.0, 5.0]), LEFT),
     )
-    for words in (f"{spent:.6g}", f"{wanted:.6g}", "of 1 ", "key ledger"):
+    for words in (at_most(spent, 6), at_most(wanted, 6), "of 1 ", "key ledger"):
         assert words in str(refused.value)
 
 

@@ -381,6 +381,16 @@ def test_several_runs_by_trust(tmp_path: Path) -> None:
     assert "run-folder" not in found.text
 
 
+def test_a_key_that_an_earlier_version_had_not_is_no_difference(tmp_path: Path) -> None:
+    folders = [run_folder(tmp_path / name, config={"rounds": 3}) for name in ("one", "two")]
+    config = folders[0] / "config.toml"
+    text = config.read_text()
+    config.write_text("".join(f"{x}\n" for x in text.splitlines() if "node-memory" not in x))
+    assert "node-memory" in text and "None of the keys differ." in read(page(folders)).text
+    config.write_text(config.read_text().replace("rounds = 3", "rounds = 4"))
+    assert "None of the keys differ." not in read(page(folders)).text
+
+
 def test_a_path_of_the_machine_is_not_passed_on(tmp_path: Path) -> None:
     assert value_text("models.generator", "/home/a b/model") == '"\u2026/model"'
     assert value_text("measure.models", "a=/home/ada/x,b=hub:y/z") == '"a=\u2026/x,b=hub:y/z"'

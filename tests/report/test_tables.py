@@ -15,6 +15,7 @@ from privsyn_flower.report.summaries import (
     NONE,
     TRUSTED,
     ReportError,
+    epsilon_of,
     read_named,
     read_summary,
 )
@@ -60,7 +61,7 @@ def test_each_kind_of_trust_has_a_table_of_its_own() -> None:
     (row,) = [line for line in tables[1].splitlines() if line.startswith("| dp-ftrl")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
-        "dp-ftrl", "0.2500", "+0.0500 [+0.0400, +0.0600]", "4.250", "-", "7.58", "3e-06", "exact",
+        "dp-ftrl", "0.2500", "+0.0500 [+0.0400, +0.0600]", "4.250", "-", "7.5799", "3e-06", "exact",
         "user, zero-out", "trusted aggregator", "8 / 2", "0.299 MB", "0.012 MB", "0.042 s",
         "0.337 s", "81 s",
     ]  # fmt: skip
@@ -82,13 +83,21 @@ def test_runs_of_folders_are_named_with_their_seeds(tmp_path: Path) -> None:
     assert "| run | seed | method |" in out
     assert "| a\\|b | 7 | pretext |" in out and "| plain | - | pretext |" in out
     told = summary("pretext", SECURE, run="plain", verdict={"sentences": ["heard"]})
-    assert "- plain, pretext, epsilon 7.58: verdict: heard" in report([told])
+    assert "- plain, pretext, epsilon 7.5799: verdict: heard" in report([told])
 
 
 def test_a_verdict_without_privacy_is_at_infinite_epsilon() -> None:
     none = summary("expand-private", "none: epsilon is infinite", epsilon=None)
     none["verdict"] = {"sentences": ["something was heard"]}
-    assert "- expand-private, epsilon inf: verdict: something was heard" in report([none])
+    assert "- expand-private, epsilon infinity: verdict: something was heard" in report([none])
+
+
+def test_no_epsilon_is_shown_smaller_than_it_is() -> None:
+    told = report([summary("pretext", SECURE, epsilon=12.34001)])
+    assert " 12.3401 " in told and " 12.34 " not in told
+    assert [epsilon_of({"epsilon": value}) for value in (None, 4.0, 7.5799999)] == [
+        "infinity", "4", "7.58",
+    ]  # fmt: skip
 
 
 def test_runs_on_other_users_are_said_not_to_be_comparable() -> None:

@@ -393,6 +393,31 @@ def test_a_run_killed_in_every_stage_ends_as_if_it_had_not_been(
         assert array.tobytes() == final[array_name].tobytes()
 
 
+def test_the_model_is_the_last_one_of_a_run_that_ended_early_and_went_on(
+    configured: Any, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed after it had exported an earlier one."""
+    config, path = configured(cache=str(tmp_path / "cache")), tmp_path / "run"
+    released = Rounds._released
+    with monkeypatch.context() as patch:
+        early = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
+        patch.setattr(Rounds, "_released", early)
+        killing(patch, stages, "write_json", None)
+        with pytest.raises(Killed):
+            run(config, loopback, path)
+    first = arrays(path / "model" / "model.safetensors")
+    assert (RunFolder(path).last_checkpoint() or {})["round"] == 1
+    summary, _ = run(config, loopback, path)
+    assert summary["rounds"] == config.rounds > 1
+    final = arrays(path / "models" / "final.safetensors")
+    wanted = arrays(
+        public.export_model(public_folder(config), final, tmp_path / "wanted") / "model.safetensors"
+    )
+    model = arrays(path / "model" / "model.safetensors")
+    assert all(np.array_equal(model[name], wanted[name]) for name in wanted)
+    assert any(not np.array_equal(first[name], wanted[name]) for name in wanted)
+
+
 def public_folder(config: RunConfig) -> Path:
     (found,) = (Path(config.cache) / "models").glob("start-" + "?" * 24)
     return found

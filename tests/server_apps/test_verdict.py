@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import NormalDist
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from privsyn_flower.cli.display import product_lines, result_table
+from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.signal import excess
 from privsyn_flower.report.summaries import verdict_lines
 from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
+from privsyn_flower.strategies.evaluation import read_estimates
 from tests.report.test_tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for
 
@@ -78,6 +83,32 @@ def test_a_selection_is_told_with_its_interval() -> None:
     assert "round 2 is best, loss 4.0000 [3.9000, 4.1000]" in found["sentences"][1]
     failed = judge(2.0, selection={"round": 3, "estimates": {}, "failed": "no release"})
     assert len(failed["sentences"]) == 1
+
+
+def test_the_best_of_many_models_has_an_interval_that_holds_for_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each at 1 - 0.05 / K; two have one comparison and need no words."""
+    caps = evaluation.Caps()
+
+    def released(models: dict[str, Path], *, confidence: float, **_: Any) -> dict[str, Any]:
+        sums = np.array([1000.0, *(x for i in range(len(models)) for x in (200.0 + i, 400.0))])
+        return read_estimates(sums, list(models), 5.0, caps, confidence)
+
+    monkeypatch.setattr(evaluation, "evaluate", released)
+    recipe: Any = object.__new__(evaluation.Evaluation)
+    recipe.config = RunConfig.from_flat({"method": "evaluation", "measure.models": "a=x,b=y"})
+    recipe.run, recipe.base = SimpleNamespace(session=None), Path()
+    widths = {}
+    for many in (1, 2, 16):
+        found = recipe._asked({f"m{i}": Path() for i in range(many)})
+        last = found["models"][f"m{many - 1}"]
+        widths[many] = last["accuracy_high"] - last["accuracy_low"]
+        (said,) = judge(0.0, measured=found)["sentences"][1:]
+        assert (f"of {many}, in intervals that hold for all of them" in said) == (many > 2)
+        assert f"'m{many - 1}' is right most often" in said
+    z = [NormalDist().inv_cdf(1 - 0.025 / many) for many in widths]
+    assert [w / widths[1] for w in widths.values()] == pytest.approx([x / z[0] for x in z], 0.01)
 
 
 @pytest.mark.parametrize(

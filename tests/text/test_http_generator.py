@@ -337,8 +337,8 @@ def test_slow_server(fake: Fake) -> None:
         return echo(body)
 
     fake.answers["/v1/completions"] = hang
-    with pytest.raises(ServerError, match=r"generation.timeout = 0.2 s"):
-        make(fake, timeout=0.2, retries=1).complete(["p"], 1, rng())
+    with pytest.raises(ServerError, match=r"generation.timeout = 1 s"):
+        make(fake, timeout=1, retries=1).complete(["p"], 1, rng())
     over.set()
     assert len(fake.bodies()) == 2
 
@@ -354,6 +354,34 @@ def test_an_answer_is_not_read_for_longer_than_the_timeout(fake: Fake) -> None:
     with pytest.raises(ServerError, match=r"generation.timeout = 0.2 s"):
         make(fake, timeout=0.2, retries=0).complete(["p"], 1, rng())
     assert time.monotonic() - began < 3
+
+
+def test_headers_are_not_read_for_longer_than_the_timeout(fake: Fake) -> None:
+    """A byte now and then never is the silence that httpx waits for."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def trickle() -> None:
+            with contextlib.suppress(OSError), server.accept()[0] as there:
+                there.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+                while not over.wait(0.05):
+                    there.sendall(b"a")
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        address = f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        client = http_client.JsonClient(address, timeout=0.5, retries=0)
+        end = threading.Timer(20, over.set)  # of a client that would read on
+        end.start()
+        try:
+            with pytest.raises(ServerError, match=r"generation.timeout = 0.5 s"):
+                client.get("/models")
+            assert not over.is_set()
+        finally:
+            over.set()
+            end.cancel()
+            client.close()
+            thread.join()
 
 
 def test_an_answer_without_an_end_is_not_held_in_memory(

@@ -19,12 +19,14 @@ from privsyn_flower.config import (
     RunConfig,
     Scalar,
     absolute_paths,
+    differences,
     flat_defaults,
     load_config,
     to_toml,
 )
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.summaries import RESULTS, ReportError, Summary, read_summary
 from privsyn_flower.runs import UNFINISHED, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -155,7 +157,7 @@ def price(config: RunConfig) -> str:
     if not recipe_of(config).phases(config):
         return "asks no user anything"
     said = statement(config)
-    return f"epsilon {said.epsilon:.4g}, noise multiplier {said.noise_multiplier:.4g}"
+    return f"epsilon {at_most(said.epsilon)}, noise multiplier {said.noise_multiplier:.4g}"
 
 
 def digest(config: RunConfig) -> str:
@@ -194,16 +196,6 @@ def _short(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def changed(now: RunConfig, stored: RunConfig) -> list[str]:
-    """Keys in which two configurations differ: "epsilon = 1.29, was 7.58"."""
-    before = settings(stored)
-    return [
-        f"{key} = {value!r}, was {before[key]!r}"
-        for key, value in settings(now).items()
-        if value != before[key]
-    ]
-
-
 def look(cell: Cell) -> Outcome:
     """What is there of a cell: a finished run, a kept summary, or why neither counts."""
     if cell.config is None:
@@ -221,7 +213,7 @@ def _of_run(cell: Cell, config: RunConfig) -> Outcome:
     stored = _stored(cell.folder / "config.toml")
     wrong = stored if isinstance(stored, str) else ""
     if isinstance(stored, RunConfig):
-        differing = changed(absolute_paths(config, cell.folder), stored)
+        differing = differences(settings(absolute_paths(config, cell.folder)), settings(stored))
         wrong = "; ".join(differing)
         if not differing and _note(cell.folder / NOTE) != cell.note():
             wrong = "it was started with other models, or by hand"
@@ -245,7 +237,7 @@ def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
     stored = _stored(path.with_suffix(".toml"))
     if isinstance(stored, str):
         return Outcome(cell, None, f"{path} is not used: {stored}")
-    differing = changed(config, stored)
+    differing = differences(settings(config), settings(stored))
     try:
         summary = read_summary(path)
     except ReportError as error:

@@ -20,6 +20,7 @@ from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.evaluation.across import over_seeds, over_users
 from privsyn_flower.evaluation.bootstrap import Interval
 from privsyn_flower.evaluation.user_sums import load_user_sums
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.randomness import seeded
 from privsyn_flower.report.summaries import NONE, UNASKED, trust_of
 from privsyn_flower.report.tables import ALIKE_BENCHMARK
@@ -73,7 +74,7 @@ class Line:
     @property
     def stated_epsilon(self) -> str:
         """In a table; one that promises nothing says so."""
-        return f"{self.epsilon:.4g}" + ("" if self.guaranteed else " (no guarantee)")
+        return at_most(self.epsilon) + ("" if self.guaranteed else " (no guarantee)")
 
     def name(self, run: Outcome) -> str:
         """What the row shows, in the benchmark of one run."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from privsyn_flower.privacy.wording import at_most
+
 # Share of the users who must say the same thing to stand out by one standard deviation; above it
 # a run is doubtful. A choice of this project: the papers' settings stay far below it.
 DOUBTFUL_SHARE = 0.1
@@ -57,9 +59,9 @@ def _noise_doubt(
     if noise < DOUBTFUL_SHARE * answers:
         return None
     facts = (
-        f"epsilon = {epsilon:g}: the noise of {summed} has a standard deviation of {noise:,.4g} in "
-        f"bounds of one user's answer, and {answers:,.4g} is all that the users in it reach when "
-        "they agree"
+        f"epsilon = {at_most(epsilon)}: the noise of {summed} has a standard deviation of "
+        f"{noise:,.4g} in bounds of one user's answer, and {answers:,.4g} is all that the "
+        "users in it reach when they agree"
     )
     way = f"raise epsilon, or ask more users ({key})"
     if noise >= answers:

@@ -31,6 +31,7 @@ from privsyn_flower.privacy.accounting.composition import (
 from privsyn_flower.privacy.ledger.charges import Charge
 from privsyn_flower.privacy.ledger.journal import LedgerError, Row
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
+from privsyn_flower.privacy.wording import at_most
 
 VERSION = 4  # up to version 3 the nodes' noise was Skellam, accounted by Renyi bounds
 UNIT = "user"
@@ -264,10 +265,11 @@ def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | 
     if fits(header, [*charges, wanted]):
         return None
     return (
-        f"population {header.population!r} has spent epsilon = {header.epsilon_of(charges):.6g} of "
-        f"{header.total_epsilon:.6g} (delta = {header.total_delta:.3g}); a round at noise "
-        f"multiplier {wanted.noise_multiplier:.6g} would make it "
-        f"{_with_one_more(header, charges, wanted):.6g}: "
+        f"population {header.population!r} has spent epsilon = "
+        f"{at_most(header.epsilon_of(charges), 6)} of {at_most(header.total_epsilon, 6)} "
+        f"(delta = {header.total_delta:.3g}); a round at noise multiplier "
+        f"{wanted.noise_multiplier:.6g} would make it "
+        f"{at_most(_with_one_more(header, charges, wanted), 6)}: "
         "raise noise-multiplier, lower rounds or spare-rounds, or use another ledger (key ledger)"
     )
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.config import ConfigError, Scalar, flatten
+from privsyn_flower.config import ConfigError, Scalar, flat_defaults, flatten
 from privsyn_flower.report.html.charts import figure, intervals
 from privsyn_flower.report.html.markup import (
     Html,
@@ -198,7 +198,8 @@ def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Part:
 
 
 def _flat(run: RunFolder) -> dict[str, Scalar]:
+    """With the defaults of keys that are newer than the run; {} without a configuration."""
     try:
-        return flatten(run.stored)
+        return {**flat_defaults(), **flatten(run.stored)} if run.stored else {}
     except ConfigError:
         return {}

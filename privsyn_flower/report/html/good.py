@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.report.evaluations import NOISE, covered
 from privsyn_flower.report.html.charts import bars, figure, intervals, lines
 from privsyn_flower.report.html.markup import (
     Html,
@@ -34,7 +35,6 @@ from privsyn_flower.report.summaries import RESULTS
 
 MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
 COVERED = "Covered by epsilon: a paid, noisy release of the nodes."
-NOISE = "Intervals cover the noise of the releases, not the choice of users."
 
 
 def good(run: RunFolder) -> Part:
@@ -139,7 +139,7 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
     title = f"Accuracy gained over {str(against)!r} on users' text"
     listing = table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
     draw = (lambda: intervals(data, value="accuracy gained", zero=True)) if data else None
-    return figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
+    return figure(title, f"{guarantee(run)}. {covered(found)}", listing, draw)
 
 
 # The benchmark -------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from privsyn_flower.text.models.tokens import same_tokens
 logger = logging.getLogger("privsyn_flower")
 
 MEASURED, PICTURE = "measured", "accuracy.png"
+CONFIDENCE = 0.95  # of the intervals of all models together, for each figure
 Folders = dict[str, Path]
 
 
@@ -134,7 +135,14 @@ class Evaluation(Recipe[Folders]):
             gap=own.gap,
         )
         try:
-            found = evaluate(dict(strategy), base=self.base, session=self.run.session, caps=caps)
+            found = evaluate(
+                dict(strategy),
+                base=self.base,
+                session=self.run.session,
+                caps=caps,
+                # Bonferroni: whoever looks for the best looks at all of them.
+                confidence=1 - (1 - CONFIDENCE) / len(strategy),
+            )
         except TooNoisyError as error:  # it is paid for, and no other answer will come
             logger.warning("the evaluation says nothing: %s", error)
             return {"failed": str(error)}
@@ -142,6 +150,7 @@ class Evaluation(Recipe[Folders]):
         return {
             "models": {name: figures(estimate) for name, estimate in found.items()},
             "against": first,
+            "together": len(found),
             "gained": {name: gains(found[name], found[first]) for name in others},
         }
 

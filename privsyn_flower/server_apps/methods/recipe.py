@@ -140,6 +140,10 @@ class Recipe(ABC, Generic[S]):
     def result(self, strategy: S) -> int:
         """Write the result; the number of synthetic texts."""
 
+    def made(self) -> list[str]:
+        """Files and folders of the run that are made of what its rounds released."""
+        return ["model", "synthetic.jsonl", "control", "control.jsonl"]
+
     def figures(self, strategy: S) -> Mapping[str, Any]:
         """The method's own part of the summary."""
         return {}

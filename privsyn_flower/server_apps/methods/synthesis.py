@@ -127,6 +127,9 @@ class Writing(Recipe[T]):
             )
         return [LabelledText(text) for text in texts]
 
+    def made(self) -> list[str]:
+        return [*super().made(), *(f"{name}.jsonl" for name in self.compared())]
+
     def compared(self) -> list[str]:
         """The chosen controls that write text, by their names in figures."""
         return []

@@ -21,6 +21,7 @@ from privsyn_flower.evaluation.signal import excess_of
 from privsyn_flower.local.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.release import TooFewSurvivors, release
+from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query, Ticket
@@ -163,7 +164,7 @@ class Rounds:
             if self.learned is not None:
                 self.learned(metrics)
             done = rnd
-            note = f"epsilon so far {metrics['epsilon_so_far']:.3f}"
+            note = f"epsilon so far {at_most(metrics['epsilon_so_far'])}"
             alive = learned.get("candidates_alive")
             note += f", {alive} candidates alive" if alive is not None else ""
             self.progress("rounds", rnd, self.strategy.rounds, note)

@@ -21,6 +21,7 @@ from typing import Any
 
 from privsyn_flower.files import replace_private
 from privsyn_flower.progress import bar, silent
+from privsyn_flower.python_path import finding_us
 from privsyn_flower.text.models.devices import loopback_only
 from privsyn_flower.text.preference.tuning import Setting, Tuning
 from privsyn_flower.text.serving import supervisor
@@ -77,7 +78,7 @@ def fit_launched(
         command = launch_command(work.absolute(), tuning.processes, setting.launch_arguments)
         process = subprocess.Popen(
             [sys.executable, "-I", supervisor.__file__, str(os.getpid()), *command],
-            env={**loopback_only(), **os.environ, **launch_environment(device)},
+            env={**loopback_only(), **finding_us(os.environ), **launch_environment(device)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

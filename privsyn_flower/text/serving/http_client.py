@@ -10,10 +10,12 @@ import email.utils
 import ipaddress
 import json
 import logging
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -31,6 +33,10 @@ SHOWN = 300  # characters of a server's answer in an error
 # Bytes that are read of an answer, and of an error. Far more than texts are: a request for 1,000
 # completions of 1,000 tokens each has some 5 MB.
 LONGEST, LONGEST_ERROR = 2**24, 2**16
+
+
+# Of httpx's trace: each brings a stream, the second in the place of the first.
+_OPENED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 
 
 class ServerError(RuntimeError):
@@ -57,14 +63,33 @@ class _Response(NamedTuple):
         return 200 <= self.status < 300
 
 
+class _Line:
+    """One thread's connections, of which one is in use; another thread can cut it."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self.client = client
+        self._stream: Any = None
+
+    def note(self, event: str, info: Mapping[str, Any]) -> None:
+        """Told by httpx what it does: keeps the connection that it opened last."""
+        if event in _OPENED:
+            self._stream = info["return_value"]
+
+    def cut(self) -> None:
+        """Whoever waits for bytes is told that there are no more."""
+        if self._stream is not None:
+            with suppress(OSError):  # it was closed meanwhile
+                self._stream.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+
 class JsonClient:
     """Requests to one server, safe to use from several threads.
 
     Args:
         base_url: `http://host:port/v1`; without a path, /v1 is added.
         api_key: sent as a bearer token; empty: none.
-        timeout: seconds for one attempt, after which no more of an answer is read, and the longest
-            wait a server may ask for.
+        timeout: seconds for one attempt, after which nothing more is read, headers neither, and
+            the longest wait a server may ask for.
         retries: further attempts after a passing failure.
         lost: called with what went wrong when a connection failed, before the next attempt; what
             it raises ends the request.
@@ -86,8 +111,8 @@ class JsonClient:
         self._closing = threading.Event()
         # One for each thread at work: the time that one client of many connections takes for a
         # request grows with their number (of 128, to four times that of one).
-        self._clients = list[httpx.Client]()
-        self._idle = deque[httpx.Client]()
+        self._lines = list[_Line]()
+        self._idle = deque[_Line]()
         self._certificates = httpx.create_ssl_context()  # read once
 
     @property
@@ -98,8 +123,8 @@ class JsonClient:
     def close(self) -> None:
         """End waits and connections; requests under way fail."""
         self._closing.set()
-        for client in self._clients:
-            client.close()
+        for line in self._lines:
+            line.client.close()
 
     def post(
         self,
@@ -171,19 +196,33 @@ class JsonClient:
 
     def _send(self, method: str, address: str, content: bytes | None) -> _Response:
         """One attempt, on a connection that no other thread uses meanwhile."""
+        import httpx
+
         deadline = time.monotonic() + self.timeout
         try:
-            client = self._idle.pop()
+            line = self._idle.pop()
         except IndexError:
-            client = self._connect()
+            line = self._connect()
+        # httpx waits so long for each piece that comes, of headers a byte maybe.
+        cut = threading.Timer(self.timeout, line.cut)
+        cut.daemon = True
+        cut.start()
+        traced = {"trace": line.note}
         try:
-            with client.stream(method, address, content=content) as response:
+            with line.client.stream(
+                method, address, content=content, extensions=traced
+            ) as response:
                 text = _read(response, address, deadline)
                 return _Response(response.status_code, text, response.headers.get("Retry-After"))
+        except (httpx.NetworkError, httpx.ProtocolError) as error:
+            if time.monotonic() < deadline:
+                raise
+            raise httpx.ReadTimeout("it was cut at the deadline") from error
         finally:
-            self._idle.append(client)
+            cut.cancel()
+            self._idle.append(line)
 
-    def _connect(self) -> httpx.Client:
+    def _connect(self) -> _Line:
         import httpx
 
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -195,10 +234,11 @@ class JsonClient:
             # A proxy from the environment cannot reach this machine's own loopback.
             trust_env=not is_loopback(self.base_url),
         )
-        self._clients.append(client)
+        line = _Line(client)
+        self._lines.append(line)
         if self.closed:
             client.close()
-        return client
+        return line
 
     def _unreachable(self, address: str, error: Exception) -> ServerError:
         import httpx
@@ -302,6 +342,8 @@ def _read(response: httpx.Response, address: str, deadline: float) -> str | None
             if response.is_success:
                 return None
             break
+    if time.monotonic() > deadline:  # a cut connection looks like the end of some bodies
+        raise httpx.ReadTimeout("the answer was cut")
     return data.decode("utf-8", "replace")
 
 

@@ -183,7 +183,7 @@ def test_where_curves_cross() -> None:
     [
         ({}, DISTRIBUTED, True, "2"),
         ({"epsilon": 1000.0}, DISTRIBUTED, False, "1000 (no guarantee)"),
-        ({"epsilon": None, "threat_model": "none: seeded"}, NONE, False, "inf (no guarantee)"),
+        ({"epsilon": None, "threat_model": "none: seeded"}, NONE, False, "infinity (no guarantee)"),
         ({"threat_model": "trusted aggregator: x"}, TRUSTED, True, "2"),
     ],
 )

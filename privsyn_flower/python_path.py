@@ -1,0 +1,25 @@
+"""How a Python that this process starts comes to run the same package."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+HOLDER = Path(__file__).resolve().parents[1]  # the folder that the running package lies in
+
+
+def finding_us(environment: Mapping[str, str], holder: Path = HOLDER) -> dict[str, str]:
+    """The environment, with the package's folder first in PYTHONPATH and the rest of it kept.
+
+    The package may be a Flower bundle's, which is not installed, or beside another that is. Where
+    all packages are installed, a Python looks anyway: put first, it would hide the standard
+    library's modules.
+    """
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib")}
+    if holder in installed:
+        return dict(environment)
+    # An empty entry would be the folder that the process is in.
+    folders = [str(holder), environment.get("PYTHONPATH", "")]
+    return {**environment, "PYTHONPATH": os.pathsep.join(filter(None, folders))}

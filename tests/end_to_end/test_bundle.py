@@ -1,0 +1,96 @@
+"""The Flower Hub bundle by plain `flwr run`, where privsyn-flower itself is not installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import time
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from scripts.hub_bundle import NAME, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+ROOT = Path(__file__).parent.parent.parent
+
+
+def without_us(folder: Path) -> Path:
+    """The programs of an environment with all that ours has, by links, but this package."""
+    venv.create(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    ours = Path(sysconfig.get_path("purelib"))
+    for path in ours.iterdir():
+        if NAME not in path.name.replace("_", "-") and not (packages / path.name).exists():
+            (packages / path.name).symlink_to(path)
+    programs = folder / "bin"
+    for path in Path(sys.executable).parent.glob("fl*"):  # Flower's
+        text = path.read_text("utf-8").partition("\n")[2]
+        (programs / path.name).write_text(f"#!{programs / 'python'}\n{text}", "utf-8")
+        (programs / path.name).chmod(0o755)
+    return programs
+
+
+@contextmanager
+def superlink(programs: Path, environment: dict[str, str], folder: Path) -> Iterator[None]:
+    """The one that `flwr run` would start itself, and give up on after 15 seconds."""
+    port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
+    command = [programs / "flower-superlink", "--insecure", "--simulation", "--isolation"]
+    command += ["subprocess", "--host", "127.0.0.1", "--port", port]
+    log = folder / "superlink.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def test_a_bundle_runs_where_the_package_is_not_installed(
+    mini: Path, tmp_path: Path, flower_environment: dict[str, str]
+) -> None:
+    """Its ServerApp, its nodes, and a process that it starts by the package's name."""
+    programs = without_us(tmp_path / "venv")
+    environment = {**flower_environment, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
+    command = [programs / "python", "-c", "import privsyn_flower"]
+    absent = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert "No module named 'privsyn_flower'" in absent.stderr
+    bundle, folder, config = tmp_path / NAME, tmp_path / "run", tmp_path / "run.toml"
+    write(ROOT, bundle)
+    config.write_text(
+        f'run-folder = "{folder}"\ntrackers = "tensorboard"\n' + (mini / "mini.toml").read_text()
+    )
+    command = [programs / "flwr", "run", bundle, "--stream", "--run-config", config]
+    command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
+    with superlink(programs, environment, tmp_path):
+        result = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900
+        )
+    log = result.stdout + result.stderr
+    assert result.returncode == 0 and (folder / "summary.json").exists(), log
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["rounds"] == 2 and summary["synthetic_samples"] > 0
+    assert (folder / "report.html").exists()
+    assert list(folder.rglob("events.out.tfevents*")), log  # its tracker's process found the code
+    assert "Traceback" not in log
