@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
+from privsyn_flower.config.section import Section, split_list
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.schema import RunConfig
 
 TEXT, STYLE = "{text}", "{style}"
+LABEL = "{label}"  # in an instruction: the class of what is to be written
 
 
 class PreTextConfig(Section):
@@ -29,6 +33,9 @@ class PreTextConfig(Section):
     threshold: float = Field(1.0, ge=0, description="H: taken off every candidate's votes")
     threshold_unit: Literal["noise-std", "votes"] = Field(
         "noise-std", description="unit of H: std of the released noise, or votes (the paper)"
+    )
+    labels: str = Field(
+        "", description="public class list: texts vote within their classes; empty: no classes"
     )
     variation: Literal["mask-fill", "retrieval", "mixed", "rewrite", "continue"] = Field(
         "mask-fill", description="how survivors are varied: masks filled, a public neighbour, "
@@ -71,6 +78,34 @@ class PreTextConfig(Section):
         if self.variation == "rewrite":
             check_instruction(self.rewrite, bool(self.styles.strip()), f"{self.table}.rewrite")
         return self
+
+    @model_validator(mode="after")
+    def _has_classes(self) -> Self:
+        names = split_list(self.labels)
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"{self.table}.labels = {self.labels!r} has a class twice: name each once"
+            )
+        self.check_room(len(names))
+        return self
+
+    def check_room(self, classes: int) -> None:
+        """Raises ValueError unless each of so many classes has candidates that a text can vote for;
+        without classes (0) the population is one."""
+        fewest = self.population // max(1, classes) * (self.candidates // self.population)
+        if classes and fewest < self.neighbors:
+            raise ValueError(
+                f"{self.table}.population = {self.population} for {classes} classes "
+                f"({self.table}.labels) leaves one with {fewest} candidates, and a text votes for "
+                f"{self.table}.neighbors = {self.neighbors}: raise the population"
+            )
+
+    def check(self, config: RunConfig) -> None:
+        """What classes need of the data."""
+        if self.labels and not config.data.label_column:
+            raise ValueError(
+                f"{self.table}.labels needs data.label-column, where a text's class stands"
+            )
 
 
 def check_instruction(instruction: str, styled: bool, key: str) -> None:

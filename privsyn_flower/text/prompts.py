@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from privsyn_flower.config.pretext import LABEL
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
 
 HEADING = "Original Text Sample"
-LABEL = "{label}"
 CHUNK = 16384  # prompts per call of the generator: long enough to sort by length, not all of 2M
 
 
@@ -244,7 +244,7 @@ def generate(
 
 
 def expand(
-    seeds: Sequence[str],
+    seeds: Sequence[str] | Mapping[str, Sequence[str]],
     generator: Generator,
     *,
     samples: int,
@@ -253,32 +253,34 @@ def expand(
     min_words: int = 4,
     max_rounds: int = 4,
     progress: bool | Progress = True,
-) -> list[str]:
+) -> list[LabelledText]:
     """Seeds -> `samples` distinct synthetic texts, none of them a seed (PrE-Text, section 3 (6)).
 
-    Each text comes from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at
-    random. At most max_rounds * samples completions are asked for. Raises ValueError for too few
-    distinct seeds and TooFewTextsError when the completions are used up.
+    seeds: or class -> seeds; a text is then of the class whose seeds it was shown. Each text comes
+    from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at random. At most
+    max_rounds * samples completions are asked for. Raises ValueError for too few distinct seeds and
+    TooFewTextsError when the completions are used up.
     """
-    pool = _distinct_lines(seeds)
+    by_class = seeds if isinstance(seeds, Mapping) else {"": seeds}
+    pool = {label: _distinct_lines(own) for label, own in by_class.items()}
     if samples == 0:
         return []
-    if not 1 <= seeds_per_prompt <= len(pool):
+    fewest = min(map(len, pool.values()))
+    if not 1 <= seeds_per_prompt <= fewest:
         raise ValueError(
-            f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {len(pool)}], "
+            f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {fewest}], "
             f"the number of distinct seeds"
         )
-    texts = generate(
-        ExamplePrompts(pool, seeds_per_prompt),
+    return generate(
+        ExamplePrompts(pool if isinstance(seeds, Mapping) else pool[""], seeds_per_prompt),
         generator,
         samples=samples,
         rng=rng,
         min_words=min_words,
-        exclude=pool,
+        exclude={text for own in pool.values() for text in own},
         max_rounds=max_rounds,
         progress=progress,
     )
-    return [synthetic.text for synthetic in texts]
 
 
 def _balanced(labels: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:
