@@ -55,7 +55,8 @@ class PreTextConfig(Section):
     rewrite: str = Field(
         "Write this text anew {style}, with the same subject and of the same kind, and answer "
         "with the new text alone: {text}",
-        description="rewrite: the instruction; {text}: the survivor, {style}: one of styles",
+        description="rewrite: the instruction; {text}: the survivor, {style}: one of styles, "
+        "{label}: its class",
     )
     styles: str = Field(
         "in other words, in plain words, in formal words, in fewer words, in more detail, "
@@ -77,6 +78,11 @@ class PreTextConfig(Section):
     def _rewrites(self) -> Self:
         if self.variation == "rewrite":
             check_instruction(self.rewrite, bool(self.styles.strip()), f"{self.table}.rewrite")
+            if LABEL in self.rewrite and not self.labels:
+                raise ValueError(
+                    f"{self.table}.rewrite = {self.rewrite!r} holds {LABEL}, and "
+                    f"{self.table}.labels names no class"
+                )
         return self
 
     @model_validator(mode="after")

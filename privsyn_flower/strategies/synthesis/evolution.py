@@ -40,7 +40,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         initial: Sequence[str] | Mapping[str, Sequence[str]],
         *,
         embedder: Embedder,
-        infiller: Infiller,
+        infiller: Infiller | Mapping[str, Infiller],
         rounds: int,
         config: C | None = None,
         samples_cap: int = 8,
@@ -112,7 +112,8 @@ class Evolution(SynthesisStrategy, Generic[C]):
         self.progress(f"round {rnd}: candidates", 0, 2)
         if copies > 1:
             repeated = [text for text in self.population for _ in range(copies)]
-            lookahead = self.infiller.vary(repeated, seeded(self.seed, rnd, "lookahead"))
+            classes = np.repeat(self.classes, copies)
+            lookahead = self._varied(repeated, classes, seeded(self.seed, rnd, "lookahead"))
         else:
             lookahead = self.population
         self.progress(f"round {rnd}: candidates", 1, 2)
@@ -182,8 +183,21 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return [LabelledText(text, self.labels[number]) for text, number in dict.fromkeys(pairs)]
 
     def vary(self, rnd: int, survivors: Sequence[str]) -> list[str]:
-        """One variation of each survivor."""
-        return self.infiller.vary(survivors, seeded(self.seed, rnd, "variation"))
+        """One variation of each survivor, in the order of the last candidates."""
+        classes = self.classes[-len(survivors) :]
+        return self._varied(survivors, classes, seeded(self.seed, rnd, "variation"))
+
+    def _varied(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
+        """Variations of texts of these classes, each by the infiller of its class if it has one."""
+        if not isinstance(self.infiller, Mapping):
+            return self.infiller.vary(texts, rng)
+        found = list(texts)
+        for number, label in enumerate(self.labels):
+            places = np.flatnonzero(classes == number).tolist()
+            varied = self.infiller[label].vary([texts[i] for i in places], rng)
+            for place, text in zip(places, varied, strict=True):
+                found[place] = text
+        return found
 
     def facts(
         self, released: F64, weights: F64, survivors: Sequence[str], noise_std: float
