@@ -64,11 +64,15 @@ class ExamplePrompts:
 
     pool: the texts; or class -> texts, and then a prompt for a class shows texts of that class
     only. The class is not named in the prompt: the examples say it. Raises ValueError when there
-    are fewer distinct texts than examples.
+    are fewer distinct texts than examples; with `fewer` a class that has some shows all of them.
     """
 
     def __init__(
-        self, pool: Sequence[str] | Mapping[str, Sequence[str]], examples: int = 3
+        self,
+        pool: Sequence[str] | Mapping[str, Sequence[str]],
+        examples: int = 3,
+        *,
+        fewer: bool = False,
     ) -> None:
         by_class = pool if isinstance(pool, Mapping) else {"": pool}
         self._texts = {label: _distinct_lines(texts) for label, texts in by_class.items()}
@@ -76,7 +80,7 @@ class ExamplePrompts:
         self.shown = frozenset(text for texts in self._texts.values() for text in texts)
         self.examples = examples
         for label, texts in self._texts.items():
-            if not 1 <= examples <= len(texts):
+            if not 1 <= examples <= (max(examples, 1) if fewer and texts else len(texts)):
                 of_class = f" of class {label!r}" if label else ""
                 raise ValueError(
                     f"{examples} examples in a prompt (popri.examples): must lie in "
@@ -88,7 +92,8 @@ class ExamplePrompts:
         prompts = []
         for label in _balanced(self.labels, count, rng):
             texts = self._texts[label]
-            shown = [texts[i] for i in rng.choice(len(texts), self.examples, replace=False)]
+            size = min(self.examples, len(texts))
+            shown = [texts[i] for i in rng.choice(len(texts), size, replace=False)]
             total = max(6, self.examples + 1)
             prompts.append(Prompt(expand_prompt(shown, total=total), label))
         return prompts
@@ -256,8 +261,9 @@ def expand(
 ) -> list[LabelledText]:
     """Seeds -> `samples` distinct synthetic texts, none of them a seed (PrE-Text, section 3 (6)).
 
-    seeds: or class -> seeds; a text is then of the class whose seeds it was shown. Each text comes
-    from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at random. At most
+    seeds: or class -> seeds; a text is then of the class whose seeds it was shown, all of them where
+    a class has fewer than `seeds_per_prompt`, as drawn votes may leave it. Each text comes from a
+    prompt of its own with `seeds_per_prompt` distinct seeds drawn at random. At most
     max_rounds * samples completions are asked for. Raises ValueError for too few distinct seeds and
     TooFewTextsError when the completions are used up.
     """
@@ -265,14 +271,15 @@ def expand(
     pool = {label: _distinct_lines(own) for label, own in by_class.items()}
     if samples == 0:
         return []
-    fewest = min(map(len, pool.values()))
-    if not 1 <= seeds_per_prompt <= fewest:
+    most = max(map(len, pool.values()))
+    if not 1 <= seeds_per_prompt <= most:
         raise ValueError(
-            f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {fewest}], "
+            f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {most}], "
             f"the number of distinct seeds"
         )
+    named = isinstance(seeds, Mapping)
     return generate(
-        ExamplePrompts(pool if isinstance(seeds, Mapping) else pool[""], seeds_per_prompt),
+        ExamplePrompts(pool if named else pool[""], seeds_per_prompt, fewer=named),
         generator,
         samples=samples,
         rng=rng,
