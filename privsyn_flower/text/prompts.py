@@ -80,7 +80,7 @@ class ExamplePrompts:
         self.shown = frozenset(text for texts in self._texts.values() for text in texts)
         self.examples = examples
         for label, texts in self._texts.items():
-            if not 1 <= examples <= (max(examples, 1) if fewer and texts else len(texts)):
+            if not 1 <= (min(examples, len(texts)) if fewer else examples) <= len(texts):
                 of_class = f" of class {label!r}" if label else ""
                 raise ValueError(
                     f"{examples} examples in a prompt (popri.examples): must lie in "
@@ -261,9 +261,9 @@ def expand(
 ) -> list[LabelledText]:
     """Seeds -> `samples` distinct synthetic texts, none of them a seed (PrE-Text, section 3 (6)).
 
-    seeds: or class -> seeds; a text is then of the class whose seeds it was shown, all of them where
-    a class has fewer than `seeds_per_prompt`, as drawn votes may leave it. Each text comes from a
-    prompt of its own with `seeds_per_prompt` distinct seeds drawn at random. At most
+    seeds: or class -> seeds; a text is then of the class whose seeds it was shown, all of them
+    where a class has fewer than `seeds_per_prompt`, as drawn votes may leave it. Each text comes
+    from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at random. At most
     max_rounds * samples completions are asked for. Raises ValueError for too few distinct seeds and
     TooFewTextsError when the completions are used up.
     """
