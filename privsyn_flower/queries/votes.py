@@ -133,6 +133,7 @@ def _classes(
     own = np.asarray(sample_classes)  # (n,)
     if own.shape != (size,):
         raise ValueError(f"sample_classes has shape {own.shape}, expected one for each of {size}")
+    own = own.astype(np.intp)  # -1 has no place among unsigned numbers
     if named is None:
         return own, None
     own = np.where(np.isin(own, named), own, -1)

@@ -113,6 +113,20 @@ def test_texts_of_no_class_and_of_one_without_candidates_give_zeros():
         assert votes.shape == (37,) and votes.dtype == np.int64 and not votes.any()
 
 
+def test_classes_may_be_numbers_of_any_kind():
+    rows, users, candidates, own, named = population()
+    own = np.maximum(own, 0)
+    options = {"bound": 1.0, "samples_cap": 9}
+    votes = [
+        shard_votes(
+            rows, users, candidates, **options,
+            sample_classes=own.astype(kind), candidate_classes=named.astype(kind),
+        )
+        for kind in (np.int64, np.uint16, np.int8)
+    ]  # fmt: skip
+    assert votes[0].any() and all(np.array_equal(one, votes[0]) for one in votes)
+
+
 def test_near_ties_within_a_class_are_decided_exactly_and_alone():
     """All candidates are within float32's error of each other, those of other classes too."""
     rng = np.random.default_rng(3)
