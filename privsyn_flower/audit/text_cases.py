@@ -24,16 +24,28 @@ def votes_case(config: RunConfig) -> Case:
     """All of the canary's samples vote for the same candidates: the longest vector there is.
 
     Its node's other user has one sample, so that a clip of the node's sum would let the canary
-    push that user's vote aside.
+    push that user's vote aside. With classes each has the same candidates, and the canary has
+    samples of as many as it can, so that a clip of every class by itself would be too long; of one
+    alone where the bound is the number of samples (worst-case), which no other vector reaches.
     """
     _, options = recipe_of(config).question(config)
     cap, names = config.data.samples_per_user, range(3 * options.get("neighbors", 1) + 2)
     texts = [f"candidate {at} {'abcdefghijklmnopqrstuvwxyz'[at % 26] * 8} {at}" for at in names]
+    labels = config.classes[: 1 if options.get("clip") == "worst-case" else cap]
     embedder = load_embedder(EMBEDDER)
     query = Query.votes(
-        embedder.embed(texts), model=embedder.fingerprint, samples_cap=cap, **options
+        embedder.embed(texts * max(1, len(labels))),
+        model=embedder.fingerprint,
+        samples_cap=cap,
+        classes=[label for label in labels for _ in texts] or None,
+        labels=labels,
+        **options,
     )
-    return Case(query, VOTES, [texts[0]] * cap, [texts[1]], [texts[2]] * cap)
+    canary, other, crowd = (
+        [LabelledText(text, (labels or [""])[at % max(1, len(labels))]) for at in range(cap)]
+        for text in texts[:3]
+    )
+    return Case(query, VOTES, canary, other[:1], crowd)
 
 
 def topics_case(config: RunConfig) -> Case:

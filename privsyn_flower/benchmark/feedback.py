@@ -36,9 +36,11 @@ class RunRecord(Protocol):
 
 
 def vote_feedback(record: RunRecord, private: Private, seeds: Sequence[str]) -> Feedback:
-    """What PrE-Text's users voted for: round by round, and among its seeds."""
-    shares, candidates = vote_shares(record, private, private.config)
-    seen = seed_votes(seeds, private.federation.public(), private, private.config)
+    """What PrE-Text's users voted for: round by round, and, where there is public text to compare
+    them with, among its seeds."""
+    shares, candidates = vote_shares(record, private)
+    pool = private.federation.public()
+    seen = seed_votes(seeds, pool, private, private.config) if pool else {}
     return {"true_votes": shares | seen}, candidates
 
 
@@ -68,9 +70,7 @@ def response_feedback(
     return {"responses": rounds}, responses
 
 
-def vote_shares(
-    record: RunRecord, private: Private, config: RunConfig
-) -> tuple[dict[str, Any], list[F32]]:
+def vote_shares(record: RunRecord, private: Private) -> tuple[dict[str, Any], list[F32]]:
     """Per round: which share of the true votes the candidates above the threshold hold, and
     which share of the candidates they are (what random ones would hold)."""
     survivors, expected, candidates = [], [], []
@@ -78,12 +78,11 @@ def vote_shares(
         query, released = record.load_query(row["round"]), record.load_release(row["round"])
         if query is None or released is None:
             continue
-        question = query.question()
-        true = private.votes(question)
+        true = private.answers(query)
         alive = released > row["threshold_votes"]
         survivors.append(float(true[alive].sum() / max(true.sum(), 1e-12)))
         expected.append(float(alive.mean()))
-        candidates.append(question)
+        candidates.append(query.question())
     ratios = [share / even for share, even in zip(survivors, expected, strict=True) if even]
     figures = {
         "survivors": [round(share, 4) for share in survivors],

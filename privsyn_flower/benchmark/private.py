@@ -14,6 +14,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
+from privsyn_flower.data.classes import classes_of
 from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes
@@ -23,8 +24,8 @@ from privsyn_flower.text.protocols import Embedder
 class Private:
     """All private users' rows, from the simulated nodes' own caches. PRIVATE.
 
-    rows (n, d): embeddings. owners (n,): the user of each. Raises ConfigError unless `benchmark`
-    is true.
+    rows (n, d): embeddings. owners (n,): the user of each. classes (n,): of each in the public
+    list of the method's, -1 outside it. Raises ConfigError unless `benchmark` is true.
     """
 
     def __init__(self, config: RunConfig, federation: Federation, embedder: Embedder) -> None:
@@ -32,17 +33,18 @@ class Private:
             raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
         self.config, self.federation, self.embedder = config, federation, embedder
         root = cache_folder(config)
-        rows, owners, first = [], [], 0
+        rows, owners, classes, first = [], [], [], 0
         for node in range(config.nodes):
             folder = root / "nodes" / f"{node}-of-{config.nodes}" / "embeddings"
             users = federation.shard(node, config.nodes)
             block, owner = EmbeddingCache(folder, embedder.fingerprint).get(users, embedder.embed)
             rows.append(block)
             owners.append(owner + first)
+            classes.append(classes_of(users.values(), owner, len(users), config.classes))
             first += len(users)
         self.users = first
         self.rows: F32 = np.concatenate(rows)
-        self.owners = np.concatenate(owners)
+        self.owners, self.classes = np.concatenate(owners), np.concatenate(classes)
 
     def held_out(self) -> F32:
         """(n, d) embeddings of the held-out users' texts."""
@@ -66,8 +68,9 @@ class Private:
         )
 
     def answers(self, query: Query) -> F64:
-        """The users' true, clipped answers (m,) to a question of votes, without noise."""
-        asked = query.options
+        """The users' true, clipped answers (m,) to a question of votes, without noise; within
+        their classes where its candidates have some."""
+        asked, named = query.options, query.extra.get("classes")
         return shard_votes(
             self.rows,
             self.owners,
@@ -77,6 +80,8 @@ class Private:
             samples_cap=int(asked["samples-cap"]),
             neighbors=int(asked["neighbors"]),
             metric=str(asked["metric"]),
+            sample_classes=None if named is None else self.classes,
+            candidate_classes=named,
         )
 
     def mean_cosines(self, candidates: F32) -> F32:

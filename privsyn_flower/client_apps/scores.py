@@ -9,7 +9,6 @@ from flwr.app import Context, Message
 
 from privsyn_flower.arrays import I64
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.labels import labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.client_apps.votes import asked_rows
@@ -84,7 +83,7 @@ def _check_arrays(query: Query, dimension: int, labels: list[str]) -> None:
 def _labels(query: Query) -> list[str]:
     """The public class list; empty for a question without classes. Raises WireError."""
     try:
-        return labels_of(query)
+        return query.labels
     except ValueError as error:
         raise _malformed(str(error)) from None
 

@@ -10,7 +10,6 @@ from flwr.app import Context, Message
 
 from privsyn_flower.arrays import F32, I32, I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
-from privsyn_flower.client_apps.labels import classes_of, labels_of
 from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
 from privsyn_flower.client_apps.node.embedder import check_dimension, check_embedder
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
@@ -32,20 +31,41 @@ def check_votes(query: Query, node: Node) -> None:
     """Refuse what this node cannot answer, before any private text is opened."""
     options = query.options
     known = options.get("clip") in get_args(Clip) and options.get("metric") in get_args(Metric)
-    whole = all(isinstance(options.get(key), int) for key in ("neighbors", "samples-cap"))
+    # A boolean is an int to Python, and no number to us.
+    whole = all(type(options.get(key)) is int for key in ("neighbors", "samples-cap"))
     try:
-        size, odd = divmod(query.length, max(1, len(labels_of(query))))
+        labels = query.labels
     except ValueError as error:
-        raise WireError(Refusal.MALFORMED, f"the vote query is malformed: {error}") from None
-    if not known or not whole or odd or len(query.rows) not in (0, size):
-        raise WireError(Refusal.MALFORMED, "the vote query's options are not known here")
-    if not 1 <= int(options["neighbors"]) <= size or int(options["samples-cap"]) < 1:
-        raise WireError(Refusal.MALFORMED, "neighbors or samples-cap is out of range")
-    if query.extra:  # a projection would make another size of them
-        raise WireError(Refusal.MALFORMED, f"a vote query with {sorted(query.extra)}")
+        raise _malformed(str(error)) from None
+    if not known or not whole:
+        raise _malformed("its options are not known here")
+    if not 1 <= int(options["neighbors"]) <= query.length or int(options["samples-cap"]) < 1:
+        raise _malformed("neighbors or samples-cap is out of range")
+    here = bool(query.rows.size or query.extra)  # else this is the head alone
+    if here:
+        _check_candidates(query, labels)
     check_embedder(query, node)
-    if query.rows.size:  # else this is the head alone
+    if here:
         check_dimension("candidates", query.rows.shape[1], node)
+
+
+def _check_candidates(query: Query, labels: list[str]) -> None:
+    """As many as the answer has room for, and the class of each, where that is asked."""
+    neighbors, size = int(query.options["neighbors"]), len(query.rows)
+    if sorted(query.extra) not in ([], ["classes"]):  # a projection would make another size of them
+        raise _malformed(f"it comes with {sorted(query.extra)}")
+    if not query.extra:
+        if size * max(1, len(labels)) != query.length or neighbors > size:
+            raise _malformed(f"{size} candidates, {len(labels)} classes and {query.length} votes")
+        return
+    classes = query.extra["classes"]
+    if classes.dtype != np.uint16 or classes.shape != (size,) or size != query.length:
+        raise _malformed("classes are not one number for each candidate")
+    if int(classes.max()) >= len(labels):
+        raise _malformed("a class is not in the list of labels")
+    counts = np.bincount(classes)
+    if int(counts[counts > 0].min()) < neighbors:
+        raise _malformed(f"a class has fewer candidates than neighbors = {neighbors}")
 
 
 def user_rows(query: Query, users: UserTexts, node: Node) -> Iterator[Block]:
@@ -85,6 +105,8 @@ def asked_rows(
     query: Query, users: UserTexts, taking: Taking, node: Node, labels: list[str]
 ) -> Iterator[Asked]:
     """`user_rows` of those who are asked, block by block. labels: the public class list."""
+    from privsyn_flower.data.classes import classes_of
+
     for block in user_rows(query, users, node):
         here = slice(block.first, block.first + len(block.users))
         kept = taking.asked[here][block.owner]  # (n,)
@@ -103,7 +125,7 @@ def user_votes(
     query: Query, users: UserTexts, taking: Taking, plan: IntegerPlan, node: Node
 ) -> I64:
     """users' texts (PRIVATE) -> sum of the encoded votes (length,) of those who are counted."""
-    options, labels = query.options, labels_of(query)
+    options, labels = query.options, query.labels
     question, total = query.question(), np.zeros(query.length, dtype=np.int64)
     for asked in asked_rows(query, users, taking, node, labels):
         total += shard_votes(
@@ -119,8 +141,13 @@ def user_votes(
             counted=asked.counted,
             classes=max(1, len(labels)),
             sample_classes=asked.classes,
+            candidate_classes=query.extra.get("classes"),
         )
     return total
+
+
+def _malformed(text: str) -> WireError:
+    return WireError(Refusal.MALFORMED, f"the vote query is malformed: {text}")
 
 
 VOTES = Kind(check_votes, user_votes)

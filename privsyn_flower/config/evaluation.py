@@ -100,17 +100,16 @@ class EvaluationConfig(Section):
                 "beside 'pe': set it to '', and run the other method by itself"
             )
         if self.task == "classification":
-            key, classes = "ctcl" if config.uses("ctcl") else "popri", config.classes
-            given = getattr(config, key).labels
-            if not (config.uses("popri") or config.uses("ctcl")) or not classes:
+            (key, given), classes = config.labels, config.classes
+            if not any(map(config.uses, ("popri", "ctcl", "pe", "pretext"))) or not classes:
                 raise ValueError(
                     f"evaluation.task = 'classification' with method = {config.method!r} and "
-                    f"{key}.labels = {given!r}: it needs method = 'popri', 'ctcl' or "
+                    f"{key} = {given!r}: it needs method = 'popri', 'ctcl', 'pe', 'pretext' or "
                     "'public-only' and labels, so that synthetic text has classes"
                 )
             if len(classes) < 2:
                 raise ValueError(
-                    f"evaluation.task = 'classification' with {key}.labels = "
+                    f"evaluation.task = 'classification' with {key} = "
                     f"{given!r}: at least 2 classes are needed"
                 )
             if self.rival == "pretext":

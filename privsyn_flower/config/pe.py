@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.pretext import PreTextConfig
+from privsyn_flower.config.pretext import LABEL, PreTextConfig
 from privsyn_flower.config.section import Section
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ class PeConfig(PreTextConfig):
     initial: Literal["public", "model"] = Field(
         "public", description="first candidates: public texts, or written by models.generator"
     )
-    prompt: str = Field("", description="initial = model: what the generator is asked for")
+    prompt: str = Field(
+        "", description="initial = model: what the generator is asked for; {label}: the class"
+    )
 
     @property
     def candidates(self) -> int:
@@ -49,6 +51,11 @@ class PeConfig(PreTextConfig):
             raise ValueError(
                 f"pe.initial = {self.initial!r} with pe.prompt = {self.prompt!r}: 'model' needs a "
                 "prompt, and nothing else reads one"
+            )
+        if self.initial == "model" and bool(self.labels.strip()) != (LABEL in self.prompt):
+            raise ValueError(
+                f"pe.prompt = {self.prompt!r} must hold {LABEL} when pe.labels names classes, and "
+                f"not otherwise (pe.labels = {self.labels!r})"
             )
         return self
 
@@ -68,6 +75,12 @@ class SftConfig(Section):
         if not self.epochs:
             return
         config.models.check_shared("sft.batch-size", self.batch_size)
+        if config.evolution.labels:
+            table = config.evolution.table
+            raise ValueError(
+                f"sft.epochs = {self.epochs} with {table}.labels: the fine-tuning knows no "
+                f"classes; set sft.epochs = 0, or {table}.labels to ''"
+            )
         if not config.expand.samples:
             raise ValueError(
                 f"sft.epochs = {self.epochs} with expand.samples = 0: the tuned generator would "

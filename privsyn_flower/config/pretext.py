@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
+from privsyn_flower.config.section import Section, split_list
+
+if TYPE_CHECKING:
+    from privsyn_flower.config.schema import RunConfig
 
 TEXT, STYLE = "{text}", "{style}"
+LABEL = "{label}"  # in an instruction: the class of what is to be written
 
 
 class PreTextConfig(Section):
@@ -30,6 +34,9 @@ class PreTextConfig(Section):
     threshold_unit: Literal["noise-std", "votes"] = Field(
         "noise-std", description="unit of H: std of the released noise, or votes (the paper)"
     )
+    labels: str = Field(
+        "", description="public class list: texts vote within their classes; empty: no classes"
+    )
     variation: Literal["mask-fill", "retrieval", "mixed", "rewrite", "continue"] = Field(
         "mask-fill", description="how survivors are varied: masks filled, a public neighbour, "
         "either; by models.generator: written anew as told, or one more text like it"
@@ -48,7 +55,8 @@ class PreTextConfig(Section):
     rewrite: str = Field(
         "Write this text anew {style}, with the same subject and of the same kind, and answer "
         "with the new text alone: {text}",
-        description="rewrite: the instruction; {text}: the survivor, {style}: one of styles",
+        description="rewrite: the instruction; {text}: the survivor, {style}: one of styles, "
+        "{label}: its class",
     )
     styles: str = Field(
         "in other words, in plain words, in formal words, in fewer words, in more detail, "
@@ -70,7 +78,40 @@ class PreTextConfig(Section):
     def _rewrites(self) -> Self:
         if self.variation == "rewrite":
             check_instruction(self.rewrite, bool(self.styles.strip()), f"{self.table}.rewrite")
+            if LABEL in self.rewrite and not self.labels:
+                raise ValueError(
+                    f"{self.table}.rewrite = {self.rewrite!r} holds {LABEL}, and "
+                    f"{self.table}.labels names no class"
+                )
         return self
+
+    @model_validator(mode="after")
+    def _has_classes(self) -> Self:
+        names = split_list(self.labels)
+        if len(set(names)) < len(names):
+            raise ValueError(
+                f"{self.table}.labels = {self.labels!r} has a class twice: name each once"
+            )
+        self.check_room(len(names))
+        return self
+
+    def check_room(self, classes: int) -> None:
+        """Raises ValueError unless each of so many classes has candidates that a text can vote for;
+        without classes (0) the population is one."""
+        fewest = self.population // max(1, classes) * (self.candidates // self.population)
+        if classes and fewest < self.neighbors:
+            raise ValueError(
+                f"{self.table}.population = {self.population} for {classes} classes "
+                f"({self.table}.labels) leaves one with {fewest} candidates, and a text votes for "
+                f"{self.table}.neighbors = {self.neighbors}: raise the population"
+            )
+
+    def check(self, config: RunConfig) -> None:
+        """What classes need of the data."""
+        if self.labels and not config.data.label_column:
+            raise ValueError(
+                f"{self.table}.labels needs data.label-column, where a text's class stands"
+            )
 
 
 def check_instruction(instruction: str, styled: bool, key: str) -> None:

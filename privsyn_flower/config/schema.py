@@ -230,7 +230,13 @@ class RunConfig(Section):
     @property
     def classes(self) -> Sequence[str]:
         """The public class list of the method's texts; empty without classes."""
-        return self.ctcl.classes if self.uses("ctcl") else split_list(self.popri.labels)
+        return split_list(self.labels[1])
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The key of the public class list of the method's texts, and its value."""
+        table = next((t for t in ("ctcl", "pe", "pretext") if self.uses(t)), "popri")
+        return f"{table}.labels", getattr(self, table).labels
 
     @property
     def trusts_aggregator(self) -> bool:

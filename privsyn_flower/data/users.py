@@ -35,7 +35,8 @@ class Sample:
 
 
 class LabelledText(str):
-    """A text with its label, PRIVATE as it: the text itself to whatever does not ask for labels."""
+    """A text with its label, which is as private or as public as the text: the text itself to
+    whatever does not ask for labels."""
 
     __slots__ = ("label",)
     label: str

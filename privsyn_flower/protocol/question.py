@@ -104,11 +104,16 @@ class Query:
         samples_cap: int = 8,
         neighbors: int = 1,
         metric: str = "l2",
+        classes: Sequence[str] | None = None,
+        labels: Sequence[str] = (),
     ) -> Query:
         """Candidates (m, d), public: which are nearest to your texts? Answer: votes (m,).
 
-        model is the embedder's fingerprint; a node with another embedder refuses.
-        Raises ValueError when candidates are not a finite matrix or fewer than neighbors.
+        model is the embedder's fingerprint; a node with another embedder refuses. classes: (m,)
+        the class of each candidate, one of `labels`, the public class list: a text votes within
+        its own; None: none.
+        Raises ValueError when candidates are not a finite matrix or fewer than neighbors, and on
+        classes that do not belong to them.
         """
         matrix = np.asarray(candidates, dtype=np.float32)
         if matrix.ndim != 2 or not np.isfinite(matrix).all() or len(matrix) < max(1, neighbors):
@@ -123,16 +128,26 @@ class Query:
             "neighbors": neighbors,
             "metric": metric,
         }
-        return cls("votes", rows, scales, len(rows), float(bound), model, options)
+        extra: dict[str, np.ndarray[Any, Any]] = {}
+        if classes is not None:
+            extra["classes"] = _class_numbers(classes, labels, len(rows), "candidates")
+            options["labels"] = json.dumps(list(labels))
+            fewest = int(np.unique(extra["classes"], return_counts=True)[1].min())
+            if fewest < neighbors:
+                raise ValueError(
+                    f"a class has {fewest} candidates, fewer than neighbors = {neighbors}"
+                )
+        return cls("votes", rows, scales, len(rows), float(bound), model, options, extra)
 
     def by_class(self, labels: Sequence[str]) -> Query:
-        """This vote question, to be answered for each of the public classes apart: (classes m,).
+        """This vote question, of candidates without classes, to be answered for each of the public
+        classes apart: (classes m,).
 
         A text votes among the candidates of its own class, candidate j of class c at place
         c m + j; texts of no class in the list do not vote. Raises ValueError on labels that are not
         distinct names.
         """
-        _class_numbers([], labels, 0)
+        _class_numbers([], labels, 0, "candidates")
         options = {**self.options, "labels": json.dumps(list(labels))}
         return replace(self, length=len(labels) * len(self.rows), options=options)
 
@@ -166,7 +181,7 @@ class Query:
         extra: dict[str, np.ndarray[Any, Any]] = {"groups": _group_sizes(counts, len(matrix))}
         options: dict[str, OptionValue] = {"score": score, "samples-cap": samples_cap}
         if classes is not None:
-            extra["classes"] = _class_numbers(classes, labels, len(counts))
+            extra["classes"] = _class_numbers(classes, labels, len(counts), "prompts")
             options["labels"] = json.dumps(list(labels))
         if dimension:
             rows, scales, extra["projection"] = projected(matrix, dimension)
@@ -212,6 +227,20 @@ class Query:
         if make not in made:
             made[make] = make(self)
         return made[make]
+
+    @property
+    def labels(self) -> list[str]:
+        """The public class list; empty for a question without classes. Raises ValueError."""
+        if "labels" not in self.options:
+            return []
+        try:
+            labels = json.loads(str(self.options["labels"]))
+        except (ValueError, RecursionError):
+            raise ValueError("the labels are not a list") from None
+        names = isinstance(labels, list) and all(isinstance(name, str) and name for name in labels)
+        if not names or not 1 <= len(labels) <= MOST_CLASSES or len(set(labels)) != len(labels):
+            raise ValueError("the labels are not distinct names")
+        return list(labels)
 
     @property
     def dense(self) -> bool:
@@ -279,14 +308,14 @@ def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> U16:
     return groups.astype(np.uint16)
 
 
-def _class_numbers(classes: Sequence[str], labels: Sequence[str], prompts: int) -> U16:
+def _class_numbers(classes: Sequence[str], labels: Sequence[str], count: int, what: str) -> U16:
     place = {label: number for number, label in enumerate(labels)}
     if len(place) != len(labels) or not 1 <= len(place) <= MOST_CLASSES or "" in place:
         raise ValueError(f"labels must be 1 to {MOST_CLASSES} distinct class names")
     unknown = sorted(set(classes) - set(place))
-    if unknown or len(classes) != prompts:
+    if unknown or len(classes) != count:
         raise ValueError(
-            f"classes must name one of labels for each of the {prompts} prompts; "
+            f"classes must name one of labels for each of the {count} {what}; "
             f"{len(classes)} are given, not in labels: {unknown[:3]}"
         )
     return np.array([place[name] for name in classes], dtype=np.uint16)

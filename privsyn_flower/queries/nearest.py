@@ -29,6 +29,7 @@ class Question:
     """Candidates as linear scores: score(x, j) = offset[j] - slope[j] . x; the least wins.
 
     slope: (m, d) float64, offset: (m,) float64; slope32 and offset32 are their roundings.
+    classes: (m,) of each candidate; None: none, and every row may choose any.
     """
 
     slope: F64
@@ -36,6 +37,7 @@ class Question:
     slope32: F32
     offset32: F32
     neighbors: int
+    classes: Ints | None = None
 
     @property
     def size(self) -> int:
@@ -43,12 +45,13 @@ class Question:
         return len(self.offset)
 
 
-def prepare(candidates: F32, neighbors: int, metric: str) -> Question:
+def prepare(candidates: F32, neighbors: int, metric: str, classes: Ints | None = None) -> Question:
     """Candidates (m, d) -> their scores as linear functions of a private row.
 
     l2: |c|^2 - 2 c.x orders as the distance does. ip: -c.x. cosine: -(c / |c|).x, since the
     row's own norm does not change the order; a zero candidate has similarity 0.
-    Raises ValueError on no candidates, non-finite ones, and `neighbors` outside 1..m.
+    Raises ValueError on no candidates, non-finite ones, and `neighbors` outside 1..m, or above the
+    number of a class' candidates.
     """
     if metric not in get_args(Metric):
         raise ValueError(f"metric = {metric!r} must be one of {get_args(Metric)}")
@@ -57,6 +60,13 @@ def prepare(candidates: F32, neighbors: int, metric: str) -> Question:
             f"neighbors = {neighbors} must be at least 1 and at most the number of candidates, "
             f"{len(candidates)}"
         )
+    if classes is not None:
+        _, counts = np.unique(classes, return_counts=True)
+        if classes.shape != (len(candidates),) or counts.min() < neighbors:
+            raise ValueError(
+                f"classes of shape {classes.shape} must be one for each of the {len(candidates)} "
+                f"candidates, and each class have at least neighbors = {neighbors} of them"
+            )
     if not np.isfinite(candidates).all():
         raise ValueError("candidates has entries that are not finite: they are public, fix them")
     exact = candidates.astype(np.float64)  # (m, d)
@@ -69,15 +79,19 @@ def prepare(candidates: F32, neighbors: int, metric: str) -> Question:
         exact /= np.where(norms > 0, norms, 1)[:, None]
     with np.errstate(over="ignore"):
         return Question(
-            exact, offset, exact.astype(np.float32), offset.astype(np.float32), neighbors
+            exact, offset, exact.astype(np.float32), offset.astype(np.float32), neighbors, classes
         )
 
 
-def nearest_candidates(rows: F32, kept: Ints | None, question: Question) -> tuple[Ints, Ints]:
+def nearest_candidates(
+    rows: F32, kept: Ints | None, question: Question, own: Ints | None = None
+) -> tuple[Ints, Ints]:
     """The `neighbors` least scores of each row: indices (v, k), and which rows they are (v,).
 
     rows: (n, d); kept: indices of the rows asked for, None for all. Positions in the second
     result count kept rows; rows that are not finite are left out. Ties go to the lowest index.
+    own: the class (n,) of each row, one of the question's; only candidates of it can be chosen. All
+    are compared with, whatever the class, so the product takes as long for each.
     Raises ValueError when the dimensions differ.
     """
     if rows.shape[1] != question.slope.shape[1]:
@@ -90,28 +104,36 @@ def nearest_candidates(rows: F32, kept: Ints | None, question: Question) -> tupl
     chosen = [np.empty((0, question.neighbors), dtype=np.intp)]
     voted = [np.empty(0, dtype=np.intp)]
     for start in range(0, total, step):
-        block = rows[start : start + step] if kept is None else rows[kept[start : start + step]]
+        here = slice(start, start + step) if kept is None else kept[start : start + step]
+        block, barred = rows[here], None
+        if own is not None and question.classes is not None:
+            barred = own[here][:, None] != question.classes  # (b, m): of another class than the row
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.sqrt(np.einsum("ij,ij->i", block, block))  # (b,)
         finite = np.isfinite(norms)  # (b,)
         if not finite.all():  # an overflowing norm may still belong to a finite row
             finite = np.isfinite(block).all(axis=1)
             block, norms = block[finite], norms[finite]
-        chosen.append(_nearest_in_block(block, norms, question))
+            barred = None if barred is None else barred[finite]
+        chosen.append(_nearest_in_block(block, norms, question, barred))
         voted.append(np.flatnonzero(finite) + start)
     return np.concatenate(chosen), np.concatenate(voted)
 
 
-def _nearest_in_block(block: F32, norms: F32, question: Question) -> Ints:
+def _nearest_in_block(block: F32, norms: F32, question: Question, barred: Bools | None) -> Ints:
     if question.neighbors == question.size:  # every candidate wins
         return np.tile(np.arange(question.size), (len(block), 1))
     with np.errstate(over="ignore", invalid="ignore"):
         scores = block @ question.slope32.T  # (b, m)
         np.subtract(question.offset32, scores, out=scores)
+        if barred is not None:
+            np.copyto(scores, np.inf, where=barred)
         error = _rounding_error(norms, question)
         chosen, unsure, ceiling = _least(scores, error, question.neighbors)
     if len(unsure):
         near = ~(scores[unsure] > ceiling[unsure, None])  # (s, m); NaN counts as near
+        if barred is not None:
+            near &= ~barred[unsure]
         chosen[unsure] = _decide(block[unsure], near, question)
     return chosen
 

@@ -57,6 +57,7 @@ def shard_votes(
     counted: ArrayLike | None = None,
     classes: int = 1,
     sample_classes: ArrayLike | None = None,
+    candidate_classes: ArrayLike | None = None,
 ) -> NDArray[Any]:
     """Sum over a node's users of each user's clipped vote vector: (m,) float64, PRIVATE.
 
@@ -74,7 +75,9 @@ def shard_votes(
     counted: (u,) booleans, PRIVATE: whether user number i is summed; None: everybody. The work
     is the same for those who are not.
     sample_classes: (n,) the class of each row, PRIVATE, of so many `classes`; -1: none, and no
-    vote. The vector is then (classes m,): candidate j of class c has place c m + j.
+    vote. The vector is then (classes m,): candidate j of class c has place c m + j. With
+    candidate_classes, (m,) public, it is (m,): a row votes for the nearest of its own class, and
+    not at all where the class has no candidate. Rows that do not vote take the same comparisons.
     Raises ValueError on shapes and parameters, which are all public.
     """
     vote_sensitivity(clip, bound)
@@ -87,17 +90,21 @@ def shard_votes(
             f"users has shape {owners.shape} and type {owners.dtype}, expected one integer for "
             f"each of the {len(rows)} embeddings"
         )
-    question = prepare(_rows("candidates", candidates), neighbors, metric)
+    named = None if candidate_classes is None else np.asarray(candidate_classes, np.intp)  # (m,)
+    question = prepare(_rows("candidates", candidates), neighbors, metric, named)
     kept, user_of_row = _first_rows(owners, samples_cap)  # (v,), (v,)
-    chosen, voted = nearest_candidates(rows, kept, question)  # (w, k), (w,): rows that are finite
-    if sample_classes is not None:
-        own = np.asarray(sample_classes)  # (n,)
+    own, among = _classes(sample_classes, len(rows), named)  # (n,), (n,)
+    # (w, k), (w,): of rows that are finite
+    chosen, voted = nearest_candidates(rows, kept, question, among)
+    if own is not None:
         own = (own if kept is None else own[kept])[voted]  # (w,)
-        chosen, voted = (chosen + question.size * own[:, None])[own >= 0], voted[own >= 0]
+        if among is None:
+            chosen += question.size * own[:, None]
+        chosen, voted = chosen[own >= 0], voted[own >= 0]
     voters = np.repeat(user_of_row[voted], neighbors)  # (w k,)
     names = np.unique(owners)  # (u,)
     summed = np.ones(len(names), bool) if counted is None else np.asarray(counted)[names]
-    size = classes * question.size
+    size = question.size if among is not None else classes * question.size
     return _clipped_sum(voters, chosen.ravel(), size, clip, bound, plan, summed)
 
 
@@ -114,6 +121,23 @@ def vote_sensitivity(clip: str, bound: float) -> float:
     if not 0 < bound < math.inf:
         raise ValueError(f"bound = {bound} must be finite and above 0")
     return float(bound)
+
+
+def _classes(
+    sample_classes: ArrayLike | None, size: int, named: Ints | None
+) -> tuple[Ints | None, Ints | None]:
+    """The class of each row, -1 for none and for one without candidates; and, where candidates
+    have classes, the class among whose candidates each row looks, whether it votes or not."""
+    if sample_classes is None and named is None:
+        return None, None
+    own = np.asarray(sample_classes)  # (n,)
+    if own.shape != (size,):
+        raise ValueError(f"sample_classes has shape {own.shape}, expected one for each of {size}")
+    own = own.astype(np.intp)  # -1 has no place among unsigned numbers
+    if named is None:
+        return own, None
+    own = np.where(np.isin(own, named), own, -1)
+    return own, np.where(own < 0, named[0], own)
 
 
 def _rows(name: str, values: ArrayLike) -> F32:

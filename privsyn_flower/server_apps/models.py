@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
+from privsyn_flower.config.pretext import LABEL
 from privsyn_flower.data import cached_embeddings
 from privsyn_flower.progress import Progress
 from privsyn_flower.runs import RunFolder
@@ -58,8 +59,9 @@ class Models:
             self._embedder = KnownRows(embedder, pool, rows)
         return self._embedder
 
-    def infiller(self) -> Infiller:
-        """Variation: mask-fill (PrE-Text), public neighbours, some of each, or by the generator."""
+    def infiller(self) -> Infiller | dict[str, Infiller]:
+        """Variation: mask-fill (PrE-Text), public neighbours, some of each, or by the generator; by
+        class where its instruction names the class."""
         options = self.config.evolution
         kind = options.variation
         if kind == "mask-fill":
@@ -72,14 +74,20 @@ class Models:
 
         return Mixed(self._retrieval(), self._mask_fill(), options.retrieval_share)
 
-    def _rewriting(self) -> Infiller:
+    def _rewriting(self) -> Infiller | dict[str, Infiller]:
         from privsyn_flower.text.rewriting import Continue, Rewrite
 
         options, words = self.config.evolution, self.config.data.sample_words
         lengths = {"min_words": self.config.expand.min_words, "max_words": words}
         if options.variation == "continue":
             return Continue(self.generator(), **lengths)
-        return Rewrite(self.generator(), options.rewrite, split_list(options.styles), **lengths)
+        told, styles = options.rewrite, split_list(options.styles)
+        if LABEL not in told:
+            return Rewrite(self.generator(), told, styles, **lengths)
+        return {
+            name: Rewrite(self.generator(), told.replace(LABEL, name), styles, **lengths)
+            for name in split_list(options.labels)
+        }
 
     def _mask_fill(self) -> Infiller:
         from privsyn_flower.text.infillers import MaskFill

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,11 +21,13 @@ logger = logging.getLogger("privsyn_flower")
 @dataclass(frozen=True)
 class PublicText:
     """pool: candidates, examples and retrieval. validation: other public text, like the pool.
-    federation: the simulated one, None in deployment."""
+    federation: the simulated one, None in deployment. by_class: texts of the pool by their labels,
+    of the method's classes; empty without classes."""
 
     pool: list[str]
     federation: Federation | None
     validation: list[str] = field(default_factory=list)
+    by_class: dict[str, list[str]] = field(default_factory=dict)
 
 
 def is_deployment(config: RunConfig) -> bool:
@@ -49,16 +52,21 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
         if (config.trains or config.measures) and not config.data.public_path:
             return PublicText([], None)  # nothing is made of it there
         groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
-        pool = [sample.text for group in groups for sample in group.samples]
-        texts = candidates(pool, config)
+        samples = [sample for group in groups for sample in group.samples]
+        texts = candidates([sample.text for sample in samples], config)
         size = config.data.public_pool
-        return PublicText(texts[:size], None, texts[size : size + config.data.public_validation])
+        pool, validation = texts[:size], texts[size : size + config.data.public_validation]
+        by_class = _by_class(((s.text, s.label) for s in samples), pool, config)
+        return PublicText(pool, None, validation, by_class)
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
     federation = Federation(folder)
     progress("data", 1, 1)
     validation = candidates(federation.public_validation(), config)
-    return PublicText(candidates(federation.public(), config), federation, validation)
+    texts = federation.public()
+    pool = candidates(texts, config)
+    by_class = _by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
+    return PublicText(pool, federation, validation, by_class)
 
 
 def carried_by(config: RunConfig) -> str:
@@ -77,6 +85,18 @@ def _warn_of_a_claim(config: RunConfig) -> None:
             "makes of it carries that, too, beside the run's own epsilon",
             config.data.public_path, FILE,
         )  # fmt: skip
+
+
+def _by_class(
+    labelled: Iterable[tuple[str, str]], pool: list[str], config: RunConfig
+) -> dict[str, list[str]]:
+    """Class -> its texts of the pool; of texts that were cut to the same words, each label's."""
+    found: dict[str, list[str]] = {name: [] for name in config.classes}
+    kept = set(pool) if found else set()
+    for text, label in labelled:
+        if label in found:
+            found[label] += [one for one in candidates([text], config) if one in kept]
+    return found
 
 
 def candidates(pool: list[str], config: RunConfig) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import PreTextConfig
+from privsyn_flower.data import label_of
 from privsyn_flower.strategies.synthesis.evolution import Evolution
 
 
@@ -14,9 +15,10 @@ class PrEText(Evolution[PreTextConfig]):
 
     Parameters
     ----------
-    initial : public texts to draw the first population S_1 from.
+    initial : public texts to draw the first population S_1 from; or class -> texts, and then
+        users' texts vote within their classes.
     embedder : public text -> unit rows; users must hold the same model (its fingerprint).
-    infiller : Variation: texts -> varied texts.
+    infiller : Variation: texts -> varied texts; or class -> the variation of its texts.
     rounds : T.
     config : population (N_syn), lookahead (K), clip, threshold (H), ...
     samples_cap : B, the most samples of one user that vote.
@@ -34,7 +36,10 @@ class PrEText(Evolution[PreTextConfig]):
         weights = self.surviving(rnd, released, noise_std)
         survivors = self.drawn(rnd, weights)
         # Line 11: the seed set is the union of all rounds' distinct survivors.
-        self.seeds = list(dict.fromkeys([*self.seeds, *survivors]))
+        known = {(text, label_of(text)) for text in self.seeds}
+        new = self.labelled(survivors)
+        new = [text for text in new if (text, label_of(text)) not in known]
+        self.seeds = [*self.seeds, *new]
         if rnd < self.rounds:
             self.population = self.vary(rnd, survivors)
         return self.facts(released, weights, survivors, noise_std)

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import PeConfig
 from privsyn_flower.strategies.synthesis.evolution import Evolution
@@ -22,9 +20,10 @@ class PrivateEvolution(Evolution[PeConfig]):
 
     Parameters
     ----------
-    initial : texts to draw the first L x N_syn candidates from: public ones, or a model's.
+    initial : texts to draw the first L x N_syn candidates from, public ones or a model's; or
+        class -> texts, and then users' texts vote within their classes.
     embedder : public text -> unit rows; users must hold the same model (its fingerprint).
-    infiller : Variation: texts -> varied texts.
+    infiller : Variation: texts -> varied texts; or class -> the variation of its texts.
     rounds : T.
     config : population (N_syn), copies (L), selection, lookahead (K), clip, threshold (H), ...
     samples_cap : the most samples of one user that vote.
@@ -41,20 +40,15 @@ class PrivateEvolution(Evolution[PeConfig]):
         """votes (m,): noisy and public. Survivors by votes or by rank, then their variations."""
         weights = self.surviving(rnd, released, noise_std)
         ranked = self.config.selection == "rank"
-        survivors = self._best(released) if ranked else self.drawn(rnd, weights)
+        survivors = self.best(released) if ranked else self.drawn(rnd, weights)
         if self.config.copies == 1:
             # PE: the variations are the next generation, after the last round the result.
             self.population = self.vary(rnd, survivors)
-            self.seeds = list(dict.fromkeys(self.population))
+            self.seeds = self.labelled(self.population)
         else:
             # Aug-PE: the survivors stay, each with L - 1 variations beside it.
-            self.seeds = list(dict.fromkeys(survivors))
+            self.seeds = self.labelled(survivors)
             if rnd < self.rounds:
                 more = [text for text in survivors for _ in range(self.config.copies - 1)]
                 self.population = [*survivors, *self.vary(rnd, more)]
         return self.facts(released, weights, survivors, noise_std)
-
-    def _best(self, released: F64) -> list[str]:
-        """The N_syn candidates of most votes; of equal ones the first."""
-        order = np.argsort(-released, kind="stable")[: self.config.population]
-        return [self.population[i] for i in order.tolist()]

@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from privsyn_flower.config.pretext import LABEL
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
 
 HEADING = "Original Text Sample"
-LABEL = "{label}"
 CHUNK = 16384  # prompts per call of the generator: long enough to sort by length, not all of 2M
 
 
@@ -64,11 +64,15 @@ class ExamplePrompts:
 
     pool: the texts; or class -> texts, and then a prompt for a class shows texts of that class
     only. The class is not named in the prompt: the examples say it. Raises ValueError when there
-    are fewer distinct texts than examples.
+    are fewer distinct texts than examples; with `fewer` a class that has some shows all of them.
     """
 
     def __init__(
-        self, pool: Sequence[str] | Mapping[str, Sequence[str]], examples: int = 3
+        self,
+        pool: Sequence[str] | Mapping[str, Sequence[str]],
+        examples: int = 3,
+        *,
+        fewer: bool = False,
     ) -> None:
         by_class = pool if isinstance(pool, Mapping) else {"": pool}
         self._texts = {label: _distinct_lines(texts) for label, texts in by_class.items()}
@@ -76,7 +80,7 @@ class ExamplePrompts:
         self.shown = frozenset(text for texts in self._texts.values() for text in texts)
         self.examples = examples
         for label, texts in self._texts.items():
-            if not 1 <= examples <= len(texts):
+            if not 1 <= (min(examples, len(texts)) if fewer else examples) <= len(texts):
                 of_class = f" of class {label!r}" if label else ""
                 raise ValueError(
                     f"{examples} examples in a prompt (popri.examples): must lie in "
@@ -88,7 +92,8 @@ class ExamplePrompts:
         prompts = []
         for label in _balanced(self.labels, count, rng):
             texts = self._texts[label]
-            shown = [texts[i] for i in rng.choice(len(texts), self.examples, replace=False)]
+            size = min(self.examples, len(texts))
+            shown = [texts[i] for i in rng.choice(len(texts), size, replace=False)]
             total = max(6, self.examples + 1)
             prompts.append(Prompt(expand_prompt(shown, total=total), label))
         return prompts
@@ -244,7 +249,7 @@ def generate(
 
 
 def expand(
-    seeds: Sequence[str],
+    seeds: Sequence[str] | Mapping[str, Sequence[str]],
     generator: Generator,
     *,
     samples: int,
@@ -253,32 +258,36 @@ def expand(
     min_words: int = 4,
     max_rounds: int = 4,
     progress: bool | Progress = True,
-) -> list[str]:
+) -> list[LabelledText]:
     """Seeds -> `samples` distinct synthetic texts, none of them a seed (PrE-Text, section 3 (6)).
 
-    Each text comes from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at
-    random. At most max_rounds * samples completions are asked for. Raises ValueError for too few
-    distinct seeds and TooFewTextsError when the completions are used up.
+    seeds: or class -> seeds; a text is then of the class whose seeds it was shown, all of them
+    where a class has fewer than `seeds_per_prompt`, as drawn votes may leave it. Each text comes
+    from a prompt of its own with `seeds_per_prompt` distinct seeds drawn at random. At most
+    max_rounds * samples completions are asked for. Raises ValueError for too few distinct seeds and
+    TooFewTextsError when the completions are used up.
     """
-    pool = _distinct_lines(seeds)
+    by_class = seeds if isinstance(seeds, Mapping) else {"": seeds}
+    pool = {label: _distinct_lines(own) for label, own in by_class.items()}
     if samples == 0:
         return []
-    if not 1 <= seeds_per_prompt <= len(pool):
+    most = max(map(len, pool.values()))
+    if not 1 <= seeds_per_prompt <= most:
         raise ValueError(
-            f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {len(pool)}], "
+            f"expand.seeds-per-prompt = {seeds_per_prompt}: must lie in [1, {most}], "
             f"the number of distinct seeds"
         )
-    texts = generate(
-        ExamplePrompts(pool, seeds_per_prompt),
+    named = isinstance(seeds, Mapping)
+    return generate(
+        ExamplePrompts(pool if named else pool[""], seeds_per_prompt, fewer=named),
         generator,
         samples=samples,
         rng=rng,
         min_words=min_words,
-        exclude=pool,
+        exclude={text for own in pool.values() for text in own},
         max_rounds=max_rounds,
         progress=progress,
     )
-    return [synthetic.text for synthetic in texts]
 
 
 def _balanced(labels: Sequence[str], count: int, rng: np.random.Generator) -> list[str]:

@@ -1,10 +1,12 @@
 """Private evolution as POPri's baseline (Hou et al., ICML 2025): Table 1, Figure 3, App. C.3, D.2;
-Aug-PE (Xie et al., ICML 2024) on PubMed; and DP training of the downstream model there."""
+Aug-PE (Xie et al., ICML 2024) on PubMed and OpenReview; and DP training of the downstream model on
+PubMed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from scripts.papers.ctcl import REVIEW_CLASSES
 from scripts.papers.popri import (
     ALL,
     CENTRAL,
@@ -74,26 +76,23 @@ top-p = 1.0  # PrE-Text
 """
 
 AUG_PE = """
-# Aug-PE on PubMed at epsilon $epsilon, central: POPri's PE there (Hou et al., ICML 2025, App. D.2.2, Table 1;
+# Aug-PE on $title at epsilon $epsilon, central: POPri's PE there (Hou et al., ICML 2025, App. D.2.2, Table 1;
 # Xie et al., ICML 2024). Run: privsyn run $file
-# One abstract a user, and a server that holds the data and is trusted with it. Table 1's other generator:
+# One $document a user, and a server that holds the data and is trusted with it. Table 1's other generator:
 # --set models.generator=facebook/opt-6.7b --set generation.chat=false
 # The files are not on a hub: docs/methods.md says how to make them.
 method = "pe"
 spare-rounds = 0  # the paper knows no failed rounds
 round-timeout = 7200.0
-benchmark = true  # accuracy on held-out abstracts, Table 1: outside epsilon
-[data]
-public-path = "data/popri/pubmed-public.jsonl"  # for comparison alone: the first texts are the generator's
+benchmark = true  # accuracy on held-out ${document}s, Table 1: outside epsilon
 [models]
-embedder = "sentence-transformers/sentence-t5-base"  # Aug-PE's script
 generator = "meta-llama/Llama-2-7b-chat-hf"  # Table 1
 [pe]
 population = 2000  # Table 1, Aug-PE's script: texts that survive
 copies = 7  # Aug-PE's script: L, 14,000 candidates
 selection = "rank"  # Aug-PE's script
 lookahead = 1  # Aug-PE's script: none, a candidate's own embedding
-clip = "worst-case"  # one abstract a user: a vote is 1
+clip = "worst-case"  # one $document a user: a vote is 1
 vote-bound = 1.0
 neighbors = 1  # Aug-PE's code
 metric = "l2"  # Aug-PE's code
@@ -101,18 +100,42 @@ threshold = 0.0  # Aug-PE's code
 threshold-unit = "votes"
 variation = "rewrite"  # Aug-PE: said again in a drawn style
 initial = "model"  # Aug-PE, Algorithm 1: RANDOM_API
-prompt = "Write the abstract of a paper in medical research, as it would stand in a journal. Give the abstract alone."  # own words; the task is Aug-PE's
-rewrite = "Here is the abstract of a paper in medical research. Write it anew {style}, as an abstract of the same kind, and give that alone: {text}"  # own words; the task is Aug-PE's
 styles = "in a matter-of-fact way, formally, in fewer words, more vividly, as a story is told, with sentences of many shapes, with other examples"  # own words
 [generation]
 backend = "vllm"
 chat = true  # Llama-2-7b-chat follows instructions in its template
 [expand]
 samples = 0  # Aug-PE's script: the survivors themselves
-temperature = 1.0  # Aug-PE's script
 top-p = 0.9  # Aug-PE's code
 top-k = 50  # Aug-PE's code
 max-tokens = 448  # Aug-PE's script
+"""
+
+AUG_PE_PUBMED = """
+[data]
+public-path = "data/popri/pubmed-public.jsonl"  # for comparison alone: the first texts are the generator's
+[models]
+embedder = "sentence-transformers/sentence-t5-base"  # Aug-PE's script
+[pe]
+prompt = "Write the abstract of a paper in medical research, as it would stand in a journal. Give the abstract alone."  # own words; the task is Aug-PE's
+rewrite = "Here is the abstract of a paper in medical research. Write it anew {style}, as an abstract of the same kind, and give that alone: {text}"  # own words; the task is Aug-PE's
+[expand]
+temperature = 1.0  # Aug-PE's script
+"""
+
+AUG_PE_OPENREVIEW = rf"""
+# A review votes for the nearest of its own recommendation. Each of the five has 400 survivors; Aug-PE's
+# classes are pairs of area and recommendation, in the proportions of the private reviews, without noise.
+[data]
+public-path = ""  # the first texts are the generator's
+[models]
+embedder = "sentence-transformers/stsb-roberta-base-v2"  # Aug-PE's script
+[pe]
+labels = "{REVIEW_CLASSES}"  # Aug-PE's data
+prompt = "You are reviewing a paper for a machine learning conference, and your recommendation is \"{{label}}\". Write a long and detailed review: sum up the paper, go through its strengths and weaknesses one by one, and end with your overall judgement. Give the review alone."  # own words; the task is Aug-PE's
+rewrite = "Here is a review of a paper for a machine learning conference, whose recommendation is \"{{label}}\". Write it anew {{style}}, as a review with the same recommendation, and give that alone: {{text}}"  # own words; the task is Aug-PE's
+[expand]
+temperature = 1.2  # Aug-PE's script
 """
 
 DP_TRAINING = """
@@ -146,7 +169,10 @@ public-steps = 0
 """
 
 BASELINES = {"pe": PE, "pe-sft": PE_SFT}
-CENTRAL_BASELINES = {"aug-pe": AUG_PE, "dp-fedavg": DP_TRAINING}
+AUG_PE_DATA = {  # what Aug-PE has of its own there
+    "pubmed": (AUG_PE_PUBMED, {"title": "PubMed", "document": "abstract"}),
+    "openreview": (AUG_PE_OPENREVIEW, {"title": "OpenReview", "document": "review"}),
+}
 
 
 def numbers_of(layer: str, *others: str) -> str:
@@ -171,10 +197,10 @@ def rows() -> Iterator[tuple[str, list[str], dict[str, str]]]:
                 layers = [layer, numbers_of(FEDERATED), DISTILGPT2, *part, *coins, *data, PRETEXT]
                 yield f"{name}-popri-{run}", layers, own
     for run, (layers, noise) in CENTRAL_RUNS.items():
-        if layers == [PUBMED]:
-            own = {**noise, "epsilon": run.rpartition("eps")[2]}
-            shared = [numbers_of(layer) for layer in (CENTRAL, PUBMED)]
-            for name, layer in CENTRAL_BASELINES.items():
-                # A training on the users' text writes none.
-                data = shared if name == "aug-pe" else [numbers_of(s, "[expand]") for s in shared]
-                yield f"{name}-popri-{run}", [*data, layer], own
+        layer, named = AUG_PE_DATA[run.partition("-")[0]]
+        own = {**noise, **named, "epsilon": run.rpartition("eps")[2]}
+        shared = [numbers_of(each) for each in (CENTRAL, *layers)]
+        yield f"aug-pe-popri-{run}", [*shared, AUG_PE, layer], own
+        if layers == [PUBMED]:  # a training on the users' text writes none
+            data = [numbers_of(each, "[expand]") for each in shared]
+            yield f"dp-fedavg-popri-{run}", [*data, DP_TRAINING], own

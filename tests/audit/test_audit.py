@@ -56,6 +56,7 @@ def measured(trials: int = TRIALS, **changed: Any) -> Audit:
 
 
 SCORES = {"method": "popri"}
+CLASSES = {"method": "pe", "pe__labels": "news,mail,notes", "data__label_column": "kind"}
 LABELS = {**SCORES, "popri__labels": "news,mail,notes", "data__label_column": "kind"}
 
 
@@ -120,6 +121,8 @@ def test_an_honest_release_passes_and_the_bound_is_tight() -> None:
         {"aggregation": "plain"},
         {"pretext__clip": "worst-case", "pretext__vote_bound": 8.0},
         {"pretext__clip": "sqrt-count", "pretext__neighbors": 3, "pretext__metric": "cosine"},
+        CLASSES,
+        {**CLASSES, "pe__clip": "worst-case", "pe__vote_bound": 8.0},
         {"min_surviving_weight": 1.0},  # nobody may be lost
         {"data__users": 8, "min_surviving_weight": 0.5, "colluding_weight": 0.4},
         SCORES,
@@ -198,6 +201,24 @@ def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPat
 
     scores_with(monkeypatch, clip_by_class)
     found = measured(20_000, **LABELS)
+    assert found.contradiction and found.lower_bound > found.claimed_epsilon
+
+
+def test_a_clip_of_every_class_of_votes_by_itself_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def clip_by_class(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
+        labels = options.pop("sample_classes")
+        parts = [
+            real(rows, users, candidates, sample_classes=np.where(labels == name, name, -1),
+                 **options)
+            for name in np.unique(options["candidate_classes"])
+        ]  # fmt: skip
+        return np.sum(parts, axis=0)
+
+    votes_with(monkeypatch, clip_by_class)
+    found = measured(20_000, **CLASSES)
+    assert found.kind == "votes"
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 

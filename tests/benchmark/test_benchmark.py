@@ -39,6 +39,7 @@ from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.user_sums import load_user_sums
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import silent
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.tiny.models import train
 from privsyn_flower.text.tiny.recipes import RECIPES
@@ -112,11 +113,11 @@ class Record:
 
     def __init__(self, setting, flip=False):
         texts = sentences(PRIVATE_WORDS, setting.rng, 10) + setting.federation.public()[:10]
-        self.rows = setting.embedder.embed(texts)
+        self.query = Query.votes(setting.embedder.embed(texts), bound=1.0, model="m")
         self.votes = np.repeat([0.0, 9.0] if flip else [9.0, 0.0], 10)
 
     def load_query(self, rnd):
-        return SimpleNamespace(question=lambda: self.rows)
+        return self.query
 
     def load_release(self, rnd):
         return self.votes
@@ -195,8 +196,8 @@ def test_whole_benchmark_finds_what_was_built_in(setting, tmp_path):
 
 def test_shares_are_of_true_votes_not_released_ones(setting):
     private = private_of(setting)
-    good, _ = vote_shares(Record(setting), private, setting.config)
-    bad, _ = vote_shares(Record(setting, flip=True), private, setting.config)
+    good, _ = vote_shares(Record(setting), private)
+    bad, _ = vote_shares(Record(setting, flip=True), private)
     assert good["random"] == bad["random"] == [0.5]
     assert good["survivors"][0] + bad["survivors"][0] == pytest.approx(1, abs=1e-3)
     assert good["survivors"][0] > 0.9

@@ -17,9 +17,10 @@ PAPERS = ROOT / "configs" / "papers"
 POPRI = ("biorxiv-eps1", "biorxiv-eps7", "congress-eps1", "congress-eps7")  # Table 1
 FIGURE_3 = ("partial-1000", "partial-5000", "partial-10000")
 CENTRAL = ("pubmed-eps1", "pubmed-eps4")
+REVIEWS = ("openreview-eps1", "openreview-eps4")
 PE = [f"pe-popri-{name}" for name in (*POPRI, *FIGURE_3)]
 SFT = [f"pe-sft-popri-{name}" for name in POPRI]
-AUG_PE = [f"aug-pe-popri-{name}" for name in CENTRAL]
+AUG_PE = [f"aug-pe-popri-{name}" for name in (*CENTRAL, *REVIEWS)]
 TRAINED = [f"dp-fedavg-popri-{name}" for name in CENTRAL]
 
 
@@ -68,6 +69,20 @@ def test_aug_pe_has_its_scripts_numbers(name: str) -> None:
     assert config.expand.samples == 0 and config.expand.max_tokens == 448
     assert recipe_of(config).length(config) == 14_000
     assert config.generation.chat and "generator" in recipe_of(config).loads(config)
+
+
+@pytest.mark.parametrize("name", REVIEWS)
+def test_reviews_vote_within_their_recommendation(name: str) -> None:
+    """Algorithm 3's classes, as POPri's run has them; its data and its classifier, too."""
+    config, paper = load(f"aug-pe-popri-{name}"), load(f"popri-{name}")
+    assert config.classes == paper.classes and len(config.classes) == 5
+    assert config.pe.population % 5 == 0
+    for text in (config.pe.prompt, config.pe.rewrite):
+        assert "{label}" in text
+    assert config.data == paper.data
+    assert config.models.downstream == paper.models.downstream
+    assert config.evaluation == paper.evaluation
+    assert (config.expand.temperature, config.expand.top_p, config.expand.top_k) == (1.2, 0.9, 50)
 
 
 @pytest.mark.parametrize("name", TRAINED)

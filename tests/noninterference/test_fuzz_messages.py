@@ -43,6 +43,7 @@ CODES = {code.value for code in (*Refusal, *Code)} | {"ok"}
 FUZZED = [
     Case("pretext", True, "jsonl", values=(("aggregation", "plain"),)),
     Case("pretext", True, "jsonl"),
+    Case("pe", True, "jsonl", labels=True, values=(("aggregation", "plain"),)),
     Case("popri", True, "jsonl", labels=True, values=(("aggregation", "plain"),)),
     Case("popri", True, "jsonl", values=(("popri.dimension", 8),)),
     Case("dp-fedavg", True, "jsonl", values=(("aggregation", "plain"),)),

@@ -39,6 +39,7 @@ COINS = (("sampler", "poisson"), ("sampling-rate", 0.5), ("epsilon", 20.0))
 FEW: list[tuple[Case, tuple[str, ...]]] = [
     (Case("pretext", False, "jsonl"), ("together", "empty", "raising")),
     (Case("pretext", True, "csv"), ("together", "blank")),
+    (Case("pe", True, "csv", labels=True), ("together", "raising")),
     (Case("popri", True, "jsonl", labels=True), ("together",)),
     (Case("popri", False, "csv"), ("together",)),
     (
@@ -64,6 +65,7 @@ def every() -> Iterator[tuple[Case, tuple[str, ...]]]:
     kinds = (*HOSTILE, "together")
     for method in (
         "pretext",
+        "pe",
         "popri",
         "dp-fedavg",
         "dp-ftrl",

@@ -51,6 +51,12 @@ SYNTHETIC: dict[str, Any] = {
     "expand.min-words": 1,
     "expand.max-tokens": 8,
 }
+PE: dict[str, Any] = {
+    **{key.replace("pretext.", "pe."): value for key, value in SYNTHETIC.items()},
+    "method": "pe",
+    "pe.selection": "rank",
+    "pe.copies": 2,
+}
 POPRI: dict[str, Any] = {
     **SYNTHETIC,
     "method": "popri",
@@ -114,6 +120,7 @@ MEASURED: dict[str, Any] = {
 }
 METHODS = {
     "pretext": SYNTHETIC,
+    "pe": PE,
     "popri": POPRI,
     "dp-fedavg": TRAINING,
     "dp-ftrl": FTRL,
@@ -178,8 +185,8 @@ class Case:
         values |= {"data.label-column": "label"} if self.labels else {}
         if self.labels and self.method == "popri":
             values |= CLASSES
-        if self.labels and self.method == "ctcl":
-            values |= {"ctcl.labels": ",".join(LABELS)}
+        if self.labels and self.method in ("ctcl", "pe"):
+            values |= {f"{self.method}.labels": ",".join(LABELS)}
         return RunConfig.from_flat({**values, **dict(self.values)})
 
 

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import RunConfig, load_config
+from privsyn_flower.data import Federation, label_of, prepare
 from privsyn_flower.randomness import seeded
-from privsyn_flower.runs import read_jsonl
+from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.sft import imitations
 from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.prompts import expand_prompt
 from privsyn_flower.text.rewriting import Rewrite
-from tests.server_apps.in_process import one_thread, run, shared, small_config, texts
+from tests.conftest import sentences
+from tests.server_apps.in_process import CONFIGS, one_thread, run, shared, small_config, texts
 
 pytestmark = pytest.mark.slow
 
@@ -89,6 +91,146 @@ def test_aug_pe_of_a_model_interrupted_and_resumed(
     run(config, loopback, tmp_path / "broken")
     assert texts(tmp_path / "broken") == texts(tmp_path / "whole")
     assert texts(tmp_path / "broken", "initial") == texts(tmp_path / "whole", "initial")
+
+
+LABELS = ("glad", "sad", "never")  # nobody writes the last one
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> dict[str, Any]:
+    """Users with texts of two classes and of labels outside the list; public text of all three."""
+    private = [
+        {"user_id": f"u{i // 3}", "text": text, "label": ("glad", "sad", "odd", "")[i % 4]}
+        for i, text in enumerate(sentences(120, 1))
+    ]
+    public = [
+        {"user_id": f"p{i}", "text": text, "label": LABELS[i % 3]}
+        for i, text in enumerate(sentences(120, 2))
+    ]
+    for name, rows in (("private", private), ("public", public)):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    return {
+        "data.path": str(tmp_path / "private.jsonl"),
+        "data.public-path": str(tmp_path / "public.jsonl"),
+        "data.label-column": "label",
+        "cache": str(tmp_path / "cache"),
+    }
+
+
+@pytest.mark.parametrize("method", ["pe", "pretext"])
+def test_votes_within_classes_of_public_text(
+    shared: Path,
+    causal_folder: Path,
+    loopback: Any,
+    tmp_path: Path,
+    labelled: dict[str, Any],
+    method: str,
+) -> None:
+    """Masked sums of three nodes: texts move candidates of their own class alone, others nothing,
+    and the text that is written has the class of the seeds that the generator was shown."""
+    own = {f"{method}.labels": ", ".join(LABELS), f"{method}.lookahead": 2, "expand.samples": 9}
+    values = {**labelled, **own, f"{method}.clip": "worst-case", f"{method}.vote-bound": 3.0}
+    config = configured(shared, causal_folder, method, benchmark=True, **values)
+    summary, _ = run(config, loopback, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    users = Federation(prepare(config.data, tmp_path / "cache")).shard(0, 1)
+    written = [label_of(text) for texts in users.values() for text in texts]
+    for row in folder.metrics():
+        query, released = folder.load_query(row["round"]), folder.load_release(row["round"])
+        assert query is not None and released is not None
+        classes = np.array(LABELS)[query.extra["classes"]]
+        spread = row["noise_std"]
+        for name in LABELS:
+            of_class = released[classes == name]
+            assert of_class.sum() == pytest.approx(
+                written.count(name), abs=5 * spread * len(of_class) ** 0.5 + 0.1
+            )
+    assert written.count("glad") > 5 and written.count("odd") and not written.count("never")
+    rows = read_jsonl(tmp_path / "run" / "synthetic.jsonl")
+    assert len(rows) == summary["synthetic_samples"] == 9
+    assert {row["label"] for row in rows} == set(LABELS)
+    assert len(summary["benchmark"]["true_votes"]["survivors"]) == 2
+    assert "noise_votes" in summary["benchmark"]["accuracy"]
+
+
+def test_aug_pe_on_reviews_end_to_end(
+    loopback: Any,
+    tmp_path: Path,
+    causal_folder: Path,
+    masked_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The paper's configuration with labelled stand-ins: one node, no public text; resumed, too."""
+    name = CONFIGS / "papers" / "aug-pe-popri-openreview-eps4.toml"
+    labels = load_config(name).classes
+    source = tmp_path / "reviews.jsonl"
+    rows = [
+        {"text": text, "label": labels[i % len(labels)]}
+        for i, text in enumerate(sentences(60, seed=4))
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = load_config(
+        name,
+        {
+            "cache": str(tmp_path / "cache"),
+            "rounds": 2,
+            "simulation-seeded-noise": True,
+            "data.path": str(source),
+            "data.users": 30,
+            "data.held-out-users": 15,
+            "data.development-users": 10,
+            "models.embedder": "ngram-32",
+            "models.generator": str(causal_folder),
+            "models.downstream": str(masked_folder),
+            "models.device": "cpu",
+            "generation.backend": "huggingface",
+            "generation.chat": False,
+            "pe.population": 12,
+            "pe.copies": 2,
+            "pe.rewrite": "A {label} one {style}: {text}",
+            "expand.min-words": 1,
+            "expand.max-tokens": 12,
+            "evaluation.controls": "noise",
+            "evaluation.steps": 3,
+            "evaluation.batch-size": 4,
+            "evaluation.sequence-length": 24,
+            "evaluation.bootstrap": 100,
+        },
+    )
+    vary, asked = Rewrite.vary, list[tuple[str, int]]()
+
+    def watched(self: Rewrite, *arguments: Any) -> list[str]:
+        if (tmp_path / "fail").exists() and len(asked) == 3:
+            raise RuntimeError("the server went away")
+        asked.append((self.instruction, len(arguments[0])))
+        return vary(self, *arguments)
+
+    monkeypatch.setattr(Rewrite, "vary", watched)
+    summary, grid = run(config, loopback, tmp_path / "whole")
+    assert len(grid.nodes) == 1
+    # 12 survivors of five classes: 3, 3, 2, 2, 2, varied once, by an instruction for each class.
+    told = [f"A {label} one {{style}}: {{text}}" for label in labels]
+    assert asked[:5] == list(zip(told, [3, 3, 2, 2, 2], strict=True))
+    initial = read_jsonl(tmp_path / "whole" / "initial.jsonl")
+    assert [row["label"] for row in initial] == [name for name in labels for _ in range(6)]
+    synthetic = read_jsonl(tmp_path / "whole" / "synthetic.jsonl")
+    assert {row["label"] for row in synthetic} == set(labels)
+    assert len(synthetic) == summary["synthetic_samples"] <= 12
+    found = summary["benchmark"]
+    assert (found["task"], found["classes"]) == ("classification", labels)
+    made = ["noise_votes", "synthetic"]
+    assert list(found["methods"]) == ["pretrained", "majority", *made, "private"]
+    assert found["training_texts"]["synthetic"] == len(synthetic)
+    assert (found["held_out_users"], found["held_out_texts"]) == (15, 15)
+
+    (tmp_path / "fail").touch()
+    asked.clear()
+    with pytest.raises(RuntimeError, match="went away"):
+        run(config, loopback, tmp_path / "broken")
+    (tmp_path / "fail").unlink()
+    run(config, loopback, tmp_path / "broken")
+    assert read_jsonl(tmp_path / "broken" / "synthetic.jsonl") == synthetic
 
 
 def test_sft_writes_with_what_it_learned(

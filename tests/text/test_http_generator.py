@@ -203,7 +203,8 @@ def test_expansion_reads_the_same_samples(fake: Fake) -> None:
     fake.answers["/v1/completions"] = answer
     seeds = ["alpha beta", "gamma delta", "epsilon zeta"]
     texts = expand(seeds, make(fake), samples=5, rng=rng(3), progress=False)
-    assert sorted(texts) == sorted(f"words of sample {body['seed']}" for body in fake.bodies())
+    found = sorted(one.text for one in texts)
+    assert found == sorted(f"words of sample {body['seed']}" for body in fake.bodies())
     assert all(body["prompt"].endswith(f"{HEADING} 4\n") for body in fake.bodies())
 
 

@@ -111,9 +111,11 @@ SEEDS = [f"seed number {i} of the set" for i in range(10)]
 
 
 def run(generator: Echo, samples: int, seeds: Sequence[str] = SEEDS, **options: int) -> list[str]:
-    return expand(
+    texts = expand(
         seeds, generator, samples=samples, rng=np.random.default_rng(0), progress=False, **options
     )
+    assert {one.label for one in texts} <= {""}
+    return [one.text for one in texts]
 
 
 def test_expand_draws_distinct_seeds_per_prompt() -> None:
@@ -128,6 +130,24 @@ def test_expand_draws_distinct_seeds_per_prompt() -> None:
         assert prompt == expand_prompt(seeds)
         used |= set(seeds)
     assert used == set(SEEDS)
+
+
+def test_expand_by_class_shows_seeds_of_one_class_and_says_which() -> None:
+    """Each text has the class of the seeds in its prompt; the classes are asked for alike."""
+    by_class = {name: [f"{name} seed {i} of the set" for i in range(5)] for name in ("good", "bad")}
+    generator = Echo(lambda i: f"new text number {i}")
+    texts = expand(by_class, generator, samples=20, rng=np.random.default_rng(0), progress=False)
+    labels = [one.label for one in texts]
+    assert labels.count("good") == labels.count("bad") == 10
+    for prompt, one in zip(generator.prompts, texts, strict=True):
+        assert all(line.startswith(one.label) for line in prompt.splitlines()[2:7:2])
+    few = Echo(lambda i: f"another text number {i}")
+    options = {"samples": 6, "rng": np.random.default_rng(0), "progress": False}
+    texts = expand({**by_class, "odd": ["odd one", "odd two"]}, few, **options)
+    odd = [p for p, one in zip(few.prompts, texts, strict=True) if one.label == "odd"]
+    assert len(odd) == 2 and all("odd one" in p and "odd two" in p for p in odd)
+    with pytest.raises(ValueError, match=r"seeds-per-prompt = 3: must lie in \[1, 2\]"):
+        expand({"a": ["x", "y"], "b": ["z"]}, few, **options)
 
 
 def test_expand_removes_duplicates_seeds_and_short_texts() -> None:

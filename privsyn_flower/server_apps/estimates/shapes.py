@@ -108,6 +108,9 @@ NAMED = {
         _named("sentence-transformers/sentence-t5-base", 110_218_368,
                (768, 12, 12, 3072, 768, 32128), 1,
                source="Raffel et al. 2020 (arXiv 1910.10683) for T5-base"),
+        _named("sentence-transformers/stsb-roberta-base-v2", 124_645_632,
+               (768, 12, 12, 3072, 768, 50265), 1,
+               source="Liu et al. 2019 (arXiv 1907.11692) for RoBERTa-base"),
         # T5 1.1 with 24 layers on either side; the library ties the head to the embedding.
         _named("google/flan-t5-xl", 2_783_959_040, (2048, 24, 32, 5120, 2048, 32128), 1,
                encoder=1_157_729_280, source="config.json of T5 1.1 XL"),

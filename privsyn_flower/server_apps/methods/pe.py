@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.randomness import seeded
@@ -11,7 +12,7 @@ from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.stages import generation
 from privsyn_flower.strategies.private_evolution import PrivateEvolution
-from privsyn_flower.text.prompts import InstructionPrompts, generate
+from privsyn_flower.text.prompts import InstructionPrompts, LabelledText, generate
 
 
 class PeRecipe(PrETextRecipe):
@@ -63,30 +64,41 @@ class PeRecipe(PrETextRecipe):
             progress=self.run.progress,
         )
 
-    def initial(self) -> Sequence[str]:
-        """Texts to draw the first candidates from.
+    def initial(self) -> Sequence[str] | Mapping[str, Sequence[str]]:
+        """Texts to draw the first candidates from, by class where there are classes.
 
         The generator's are written once and kept: a server may write others the next time, and
         the users' votes are for these (RANDOM_API; Aug-PE, Algorithm 1, line 2).
         """
-        config = self.config
-        if config.pe.initial == "public":
-            return self.models.public.pool
+        classes = self.config.classes
+        if self.config.pe.initial == "public":
+            return super().initial()
         path = self.folder.path / "initial.jsonl"
         if not path.exists():
-            generator = self.models.generator()
-            generator.use_adapter(None)
-            written = generate(
-                InstructionPrompts(config.pe.prompt),
+            texts = self._first_written(classes)
+            write_jsonl(path, (asdict(one) if classes else {"text": one.text} for one in texts))
+        rows = read_jsonl(path)
+        if not classes:
+            return [row["text"] for row in rows]
+        return {name: [row["text"] for row in rows if row["label"] == name] for name in classes}
+
+    def _first_written(self, classes: Sequence[str]) -> list[LabelledText]:
+        """The generator's answers to `pe.prompt`; each class is asked for by itself, so that none
+        has fewer than it needs, however many of its texts are usable."""
+        config, generator = self.config, self.models.generator()
+        generator.use_adapter(None)
+        rng, found = seeded(config.seed, "initial", "texts"), list[LabelledText]()
+        for own in [[name] for name in classes] or [[]]:
+            found += generate(
+                InstructionPrompts(config.pe.prompt, own),
                 generator,
-                samples=config.pe.candidates,
-                rng=seeded(config.seed, "initial", "texts"),
+                samples=-(-config.pe.population // max(1, len(classes))) * config.pe.copies,
+                rng=rng,
                 min_words=config.expand.min_words,
                 max_words=config.data.sample_words,
                 progress=self.run.progress,
             )
-            write_jsonl(path, ({"text": one.text} for one in written))
-        return [row["text"] for row in read_jsonl(path)]
+        return found
 
 
 RECIPE = PeRecipe

@@ -128,7 +128,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
     def strategy(self, folder: RunFolder) -> Evolution[Any]:
         config = self.config
         return PrEText(
-            self.models.public.pool,
+            self.initial(),
             embedder=self.models.embedder(),
             infiller=self.models.infiller(),
             rounds=config.rounds,
@@ -137,6 +137,11 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
             seed=config.seed,
             progress=self.run.progress,
         )
+
+    def initial(self) -> Sequence[str] | Mapping[str, Sequence[str]]:
+        """Public texts to draw the first candidates from, by class where there are classes."""
+        public = self.models.public
+        return public.by_class if self.config.evolution.labels else public.pool
 
     def write(self, strategy: Evolution[Any], purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""
@@ -176,7 +181,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         noise_std = self.run.session.promise.main.multiplier * self.config.pretext.vote_bound
 
         def answers(rnd: int) -> tuple[F64, float]:
-            votes = private.votes(strategy.ask(rnd).question())
+            votes = private.answers(strategy.ask(rnd))
             return votes + system_gaussian(len(votes), noise_std), noise_std
 
         rounds = range(1, strategy.rounds + 1)

@@ -19,6 +19,7 @@ from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data import LabelledText as UserText
+from privsyn_flower.data import label_of
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
@@ -112,12 +113,12 @@ class Writing(Recipe[T]):
         """
         options = self.config.expand
         include = options.include_seeds or not options.samples
-        texts = list(seeds) if include else []
+        texts = [LabelledText(str(text), label_of(text)) for text in seeds] if include else []
         if options.samples:
             generator = self.models.generator()
             generator.use_adapter(self.adapter(seeds, purpose))
             texts += expand(
-                seeds,
+                _by_class(seeds),
                 generator,
                 samples=options.samples,
                 seeds_per_prompt=options.seeds_per_prompt,
@@ -125,7 +126,7 @@ class Writing(Recipe[T]):
                 min_words=options.min_words,
                 progress=self.run.progress,
             )
-        return [LabelledText(text) for text in texts]
+        return texts
 
     def made(self) -> list[str]:
         return [*super().made(), *(f"{name}.jsonl" for name in self.compared())]
@@ -194,6 +195,14 @@ class Synthesis(Writing[S]):
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         with self.run.clock("control"):
             return self.written("control", self.control())
+
+
+def _by_class(texts: Sequence[str]) -> Sequence[str] | dict[str, list[str]]:
+    """Class -> its texts, where they have labels."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        found.setdefault(label_of(text), []).append(text)
+    return found if any(found) else texts
 
 
 def _with_labels(texts: list[LabelledText]) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from privsyn_flower.arrays import F64
-from privsyn_flower.config import PreTextConfig
+from privsyn_flower.arrays import F64, Ints
+from privsyn_flower.config import PreTextConfig, split_list
+from privsyn_flower.data import LabelledText, label_of
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
@@ -19,19 +21,26 @@ from privsyn_flower.text.protocols import Embedder, Infiller
 
 C = TypeVar("C", bound=PreTextConfig)
 
+logger = logging.getLogger("privsyn_flower")
+
 
 class Evolution(SynthesisStrategy, Generic[C]):
     """Users vote for the nearest candidates. Who survives, and what becomes of them, is `learn`'s.
+
+    With classes a text votes among the candidates of its own class, and each class has the same
+    number of survivors (numbers that differ by one at most), whatever the votes: candidate i is
+    of class `classes[i]` in every round, and a variation is of the class of its survivor. Without
+    them there is one class, which has no name.
 
     The parameters are those of PrEText; without `config` there are `defaults`.
     """
 
     def __init__(
         self,
-        initial: Sequence[str],
+        initial: Sequence[str] | Mapping[str, Sequence[str]],
         *,
         embedder: Embedder,
-        infiller: Infiller,
+        infiller: Infiller | Mapping[str, Infiller],
         rounds: int,
         config: C | None = None,
         samples_cap: int = 8,
@@ -45,15 +54,52 @@ class Evolution(SynthesisStrategy, Generic[C]):
         self.samples_cap = samples_cap
         self.seed = seed
         self.progress = progress
-        distinct, wanted = list(dict.fromkeys(initial)), self.config.candidates
-        if len(distinct) < wanted:
-            raise ValueError(
-                f"{len(distinct)} distinct public texts cannot start a population of "
-                f"{wanted}: lower {self.config.table}.population or raise data.public-pool"
-            )
-        first = seeded(seed, "initial").choice(len(distinct), size=wanted, replace=False)
-        self.population = [distinct[i] for i in first]
+        by_class = initial if isinstance(initial, Mapping) else {"": initial}
+        self.labels = tuple(by_class) if isinstance(initial, Mapping) else ()
+        self._check_classes()
+        sizes = [
+            len(part) for part in np.array_split(np.arange(self.config.population), len(by_class))
+        ]
+        survivors = np.repeat(np.arange(len(by_class)), sizes)  # (N_syn,)
+        # The survivors, then what is made of each beside it.
+        more = np.repeat(survivors, self.config.candidates // self.config.population - 1)
+        self.classes: Ints = np.concatenate([survivors, more])  # (m,)
+        self.population = self._first(list(by_class.values()))
         self.seeds: list[str] = []
+
+    def _check_classes(self) -> None:
+        """Raises ValueError for classes that are not those of the configuration, or too many."""
+        own, table = split_list(self.config.labels), self.config.table
+        if own and tuple(own) != self.labels:
+            raise ValueError(
+                f"{table}.labels = {self.config.labels!r}, and the first texts are those of "
+                f"{', '.join(self.labels) or 'no classes'}: give them class by class"
+            )
+        self.config.check_room(len(self.labels))
+
+    def _first(self, by_class: Sequence[Sequence[str]]) -> list[str]:
+        """The first candidates (m,), drawn from the distinct texts of their classes."""
+        rng, found = seeded(self.seed, "initial"), [""] * len(self.classes)
+        for texts, places in zip(by_class, self._places(), strict=True):
+            distinct = list(dict.fromkeys(texts))
+            if len(distinct) < len(places):
+                raise ValueError(
+                    f"{len(distinct)} distinct public texts cannot start a population of "
+                    f"{len(places)}{self._of_class(places)}: lower {self.config.table}.population "
+                    "or raise data.public-pool"
+                )
+            first = rng.choice(len(distinct), size=len(places), replace=False)
+            for place, i in zip(places.tolist(), first.tolist(), strict=True):
+                found[place] = distinct[i]
+        return found
+
+    def _places(self) -> Iterator[Ints]:
+        """Where each class' candidates are."""
+        for number in range(max(1, len(self.labels))):
+            yield np.flatnonzero(self.classes == number)
+
+    def _of_class(self, places: Ints) -> str:
+        return f" of class {self.labels[self.classes[places[0]]]!r}" if self.labels else ""
 
     @classmethod
     @abstractmethod
@@ -66,7 +112,8 @@ class Evolution(SynthesisStrategy, Generic[C]):
         self.progress(f"round {rnd}: candidates", 0, 2)
         if copies > 1:
             repeated = [text for text in self.population for _ in range(copies)]
-            lookahead = self.infiller.vary(repeated, seeded(self.seed, rnd, "lookahead"))
+            classes = np.repeat(self.classes, copies)
+            lookahead = self._varied(repeated, classes, seeded(self.seed, rnd, "lookahead"))
         else:
             lookahead = self.population
         self.progress(f"round {rnd}: candidates", 1, 2)
@@ -80,6 +127,8 @@ class Evolution(SynthesisStrategy, Generic[C]):
             neighbors=options.neighbors,
             metric=options.metric,
             model=self.embedder.fingerprint,
+            classes=[self.labels[i] for i in self.classes] if self.labels else None,
+            labels=self.labels,
         )
 
     def surviving(self, rnd: int, released: F64, noise_std: float) -> F64:
@@ -94,15 +143,61 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return weights
 
     def drawn(self, rnd: int, weights: F64) -> list[str]:
-        """N_syn candidates by votes, with replacement (PrE-Text, Algorithm 1, lines 7 and 8)."""
-        rng = seeded(self.seed, rnd, "survivors")
-        size = self.config.population
-        places = rng.choice(len(weights), size=size, p=weights / weights.sum())
-        return [self.population[i] for i in places]
+        """N_syn candidates by votes, with replacement (PrE-Text, Algorithm 1, lines 7 and 8).
+
+        Each class its share of them. Where none of a class has more than H votes, all of it are
+        as likely.
+        """
+        rng, found = seeded(self.seed, rnd, "survivors"), list[str]()
+        for places, size in self._shares():
+            own = weights[places]
+            if not own.any():
+                logger.warning(
+                    "round %d: no candidate%s has more than H votes", rnd, self._of_class(places)
+                )
+                own = np.ones(len(places))
+            chosen = places[rng.choice(len(places), size=size, p=own / own.sum())]
+            found += [self.population[i] for i in chosen.tolist()]
+        return found
+
+    def best(self, released: F64) -> list[str]:
+        """The N_syn candidates of most votes, each class its share of them; of equal ones the
+        first."""
+        found = list[str]()
+        for places, size in self._shares():
+            order = places[np.argsort(-released[places], kind="stable")[:size]]
+            found += [self.population[i] for i in order.tolist()]
+        return found
+
+    def _shares(self) -> Iterator[tuple[Ints, int]]:
+        """Each class' places, and how many of them survive."""
+        for places in self._places():
+            yield places, int((places < self.config.population).sum())
+
+    def labelled(self, texts: Sequence[str]) -> list[str]:
+        """Texts in the order of the candidates, or of the survivors, with their classes
+        (`LabelledText`); each once in a class."""
+        if not self.labels:
+            return list(dict.fromkeys(texts))
+        pairs = zip(texts, self.classes[: len(texts)].tolist(), strict=True)
+        return [LabelledText(text, self.labels[number]) for text, number in dict.fromkeys(pairs)]
 
     def vary(self, rnd: int, survivors: Sequence[str]) -> list[str]:
-        """One variation of each survivor."""
-        return self.infiller.vary(survivors, seeded(self.seed, rnd, "variation"))
+        """One variation of each survivor, in the order of the last candidates."""
+        classes = self.classes[-len(survivors) :]
+        return self._varied(survivors, classes, seeded(self.seed, rnd, "variation"))
+
+    def _varied(self, texts: Sequence[str], classes: Ints, rng: np.random.Generator) -> list[str]:
+        """Variations of texts of these classes, each by the infiller of its class if it has one."""
+        if not isinstance(self.infiller, Mapping):
+            return self.infiller.vary(texts, rng)
+        found = list(texts)
+        for number, label in enumerate(self.labels):
+            places = np.flatnonzero(classes == number).tolist()
+            varied = self.infiller[label].vary([texts[i] for i in places], rng)
+            for place, text in zip(places, varied, strict=True):
+                found[place] = text
+        return found
 
     def facts(
         self, released: F64, weights: F64, survivors: Sequence[str], noise_std: float
@@ -111,7 +206,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return {
             "threshold_votes": self.threshold(noise_std),
             "candidates_alive": int((weights > 0).sum()),
-            "survivors": len(set(survivors)),
+            "survivors": len(self.labelled(survivors)),
             "seeds": len(self.seeds),
             "released_votes": float(released.sum()),
         }
@@ -122,8 +217,12 @@ class Evolution(SynthesisStrategy, Generic[C]):
         return options.threshold * (noise_std if options.threshold_unit == "noise-std" else 1.0)
 
     def state(self) -> dict[str, Any]:
-        return {"population": self.population, "seeds": self.seeds}
+        classes = {"seed_labels": [label_of(text) for text in self.seeds]} if self.labels else {}
+        return {"population": self.population, "seeds": self.seeds, **classes}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.population = list(state["population"])
         self.seeds = list(state["seeds"])
+        if self.labels:
+            pairs = zip(self.seeds, state["seed_labels"], strict=True)
+            self.seeds = [LabelledText(text, label) for text, label in pairs]

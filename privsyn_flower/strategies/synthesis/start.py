@@ -28,9 +28,10 @@ from privsyn_flower.tracking.tracker import Tracker
 
 @dataclass(frozen=True)
 class SynthesisResult:
-    """seeds: differentially private texts. epsilon, delta: the run's guarantee, which
-    `statement.sentence()` puts into words; spent: what was charged so far (no guarantee).
-    texts: written by the method's own generator, if it has one; as private as the seeds.
+    """seeds: differentially private texts; `data.LabelledText`s where there are classes.
+    epsilon, delta: the run's guarantee, which `statement.sentence()` puts into words; spent: what
+    was charged so far (no guarantee). texts: written by the method's own generator, if it has one;
+    as private as the seeds.
     ended_early: why there are fewer rounds than asked for; "" when there are not."""
 
     seeds: list[str]

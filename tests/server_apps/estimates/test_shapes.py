@@ -61,6 +61,8 @@ def built(name: str, shape: Shape) -> int:
     with torch.device("meta"):
         if "lama" in name:
             model = llama(shape)
+        elif "stsb-roberta" in name:
+            model = t.RobertaModel(bert(t.RobertaConfig, shape, **roberta))
         elif "roberta" in name:
             model = t.AutoModelForMaskedLM.from_config(bert(t.RobertaConfig, shape, **roberta))
         elif "gpt2" in name:
