@@ -100,4 +100,6 @@ def test_the_baselines_are_configurations() -> None:
         "resample": ["topics", "rounds"],
         "histogram-only": ["topics"],
         "fine-tuning-only": ["rounds"],
+        "bart": ["rounds"],
+        "bart-keywords": ["topics", "rounds"],
     }
