@@ -207,7 +207,7 @@ def share(folder: Path) -> None:
             path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
-def build_file(target: Path, fill: Callable[[Path], None]) -> None:
+def build_file(target: Path, fill: Callable[[Path], object]) -> None:
     """`fill` a temporary file (0600) and rename it to `target`: of a cache, so without an fsync."""
     target.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f"{target.name}.", dir=target.parent)

@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from privsyn_flower.cli.errors import fail
-from privsyn_flower.report.html.charts import INSTALL, library
+from privsyn_flower.report.html.charts import INSTALL
+from privsyn_flower.report.html.library import library
 from privsyn_flower.report.page import write_page
 from privsyn_flower.report.summaries import ReportError
 

@@ -48,7 +48,7 @@ from privsyn_flower.runs import (
 from privsyn_flower.server_apps.promised import baseline
 from privsyn_flower.strategies.engine.rounds import LOST
 
-STATUS_EVERY = 20.0  # seconds between looks at Flower's own status, each a process start
+STATUS_EVERY = 20.0  # seconds between looks at Flower's own status
 ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
 NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
 RESTARTS = 3  # in a row, without a new release between them, of a cluster that loses machines
@@ -358,7 +358,7 @@ def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> 
                 gone = 0.0 if alive or not seen_alive else gone or time.monotonic()
                 if ended or (gone and time.monotonic() - gone > GRACE):
                     break
-                # Asking costs two seconds of a core; a ServerApp that holds the folder is alive.
+                # A ServerApp that holds the folder is alive.
                 if not alive and time.monotonic() - checked > STATUS_EVERY:
                     checked = time.monotonic()
                     if flower.status().startswith("finished"):
@@ -366,8 +366,7 @@ def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> 
                 time.sleep(0.2)
             follower.show()
         status = "failed"
-        # The ServerApp's own error says enough. Flower's word costs a process start or two, which
-        # on a busy machine takes minutes.
+        # The ServerApp's own error says enough.
         if not (folder / "error.txt").exists():
             status = _final_status(flower, CLOSING if complete(folder) else GRACE)
         if not complete(folder) or status != "finished:completed":
@@ -398,7 +397,7 @@ def _final_status(flower: LocalFlower, wait: float) -> str:
         status = flower.status()
         if status.startswith("finished") or time.monotonic() > deadline:
             return status
-        time.sleep(1.0)
+        time.sleep(0.5)
 
 
 def _error(folder: Path, flower: LocalFlower, status: str) -> str:

@@ -29,6 +29,7 @@ from privsyn_flower.local.certificates import (
     write_certificates,
     write_node_key,
 )
+from privsyn_flower.local.command import FlowerCommand
 from privsyn_flower.local.layout import FACTS, create
 from privsyn_flower.local.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.local.simulation import (
@@ -77,6 +78,7 @@ class LocalFederation:
         self.folder = folder.expanduser().absolute()
         self.node_python = node_python
         self.home = self.folder / "flower"
+        self._command = FlowerCommand()
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         if not (self.folder / FACTS).exists():
             raise FlowerError(f"{self.folder} holds no federation: start one with --data")
@@ -166,7 +168,9 @@ class LocalFederation:
         command += ["--ssl-certfile", str(tls / CERTIFICATE), "--ssl-keyfile", str(tls / KEY)]
         # In memory, without --database: noisy node vectors are PRIVATE under plain aggregation.
         command += ["--enable-supernode-auth", "--isolation", "subprocess"]
-        process = self._spawn(command, flower_environment(self.home, port), log)
+        environment = flower_environment(self.home, port)
+        process = self._spawn(command, environment, log)
+        self._command.begin(environment)  # loads while the SuperLink does
         self._write(port=port, pid=process.pid)
         deadline = time.monotonic() + START_SECONDS
         while not self.healthy():
@@ -213,6 +217,7 @@ class LocalFederation:
         return {str(node["node-id"]) for node in listed if node["status"] == "online"}
 
     def _stop(self) -> None:
+        self._command.close()
         facts = self.facts
         nodes = [node["pid"] for node in facts["nodes"] if self._runs(node["pid"])]
         for pid in nodes:  # all at once: each takes a while to sign off
@@ -254,7 +259,7 @@ class LocalFederation:
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         environment = flower_environment(self.home, self.facts["port"])
-        return flwr([*arguments, "--format", "json"], environment, self.home)
+        return flwr(arguments, self._command, environment)
 
     def _write(self, **changes: Any) -> None:
         write_json(self.folder / FACTS, {**self.facts, **changes})

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from privsyn_flower import __version__
 from privsyn_flower.config import RunConfig, Scalar, to_toml, toml_value
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
+from privsyn_flower.local.command import FlowerCommand, Result
 from privsyn_flower.local.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.runs import lock_holder, write_json
 
@@ -95,6 +97,7 @@ class LocalFlower:
         self.run_id = run_id
         self.scratch: Path | None = None  # Ray's files, PRIVATE: logs, what did not fit in memory
         self._ray: dict[str, str] = {}
+        self._command = FlowerCommand()
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
@@ -137,6 +140,7 @@ class LocalFlower:
         else:
             self.scratch = ray_folder()
             self._ray = private_ray(self.scratch)
+        self._command.begin(self.environment())  # loads while the SuperLink does
         log = self.home / "superlink.log"
         command = [*own_account.command("flower-superlink"), "--insecure", "--simulation"]
         command += ["--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.port)]
@@ -192,7 +196,7 @@ class LocalFlower:
     def log(self) -> str:
         """The run's log as Flower kept it. Raises FlowerError when Flower does not answer."""
         command = ["log", self.run_id, "--show"]
-        return _run_flwr(command, self.environment(), self.home, timeout=60).stdout
+        return _run_flwr(command, self._command, self.environment(), timeout=60).stdout
 
     def stop(self) -> None:
         """Ask Flower to stop the run."""
@@ -201,6 +205,7 @@ class LocalFlower:
 
     def close(self) -> None:
         """End the SuperLink and everything it started."""
+        self._command.close()
         if self.pid:
             end_group(self.pid, self._process)
         self.pid = 0
@@ -222,7 +227,7 @@ class LocalFlower:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        return flwr([*arguments, "--format", "json"], self.environment(), self.home)
+        return flwr(arguments, self._command, self.environment())
 
 
 def users_cluster() -> str:
@@ -275,9 +280,11 @@ def flower_environment(home: Path, port: int, python: str = sys.executable) -> d
     }
 
 
-def flwr(arguments: list[str], environment: dict[str, str], folder: Path) -> dict[str, Any]:
+def flwr(
+    arguments: Sequence[str], command: FlowerCommand, environment: dict[str, str]
+) -> dict[str, Any]:
     """One `flwr` command that answers in JSON. Raises FlowerError with what it printed."""
-    result = _run_flwr(arguments, environment, folder, timeout=180)
+    result = _run_flwr([*arguments, "--format", "json"], command, environment, timeout=180)
     start = result.stdout.find("{")
     try:
         reply: dict[str, Any] = json.loads(result.stdout[start:])
@@ -290,19 +297,10 @@ def flwr(arguments: list[str], environment: dict[str, str], folder: Path) -> dic
 
 
 def _run_flwr(
-    arguments: list[str], environment: dict[str, str], folder: Path, timeout: float
-) -> subprocess.CompletedProcess[str]:
+    arguments: Sequence[str], command: FlowerCommand, environment: dict[str, str], timeout: float
+) -> Result:
     try:
-        return subprocess.run(
-            ["flwr", *arguments],
-            env=environment,
-            cwd=folder,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
+        return command.ask(arguments, environment, timeout)
     except subprocess.TimeoutExpired:
         raise FlowerError(
             f"flwr {arguments[0]} did not answer within {timeout:g} s: is the machine overloaded?"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +33,7 @@ from privsyn_flower.cli.run import (
     run_command,
 )
 from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.local.command import FlowerCommand
 from privsyn_flower.local.simulation import FlowerError, LocalFlower
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, log_size, write_json
@@ -53,14 +54,14 @@ class SlowFlower(LocalFlower):
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The `flwr` commands that were started, all of them too slow."""
+    """The `flwr` commands that were asked, all of them too slow."""
     commands: list[str] = []
 
-    def run(command: list[str], *_: Any, timeout: float, **__: Any) -> None:
-        commands.append(command[1])
-        raise subprocess.TimeoutExpired(command, timeout)
+    def ask(_: Any, arguments: Sequence[str], __: Any, timeout: float) -> None:
+        commands.append(arguments[0])
+        raise subprocess.TimeoutExpired(["flwr", *arguments], timeout)
 
-    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(FlowerCommand, "ask", ask)
     return commands
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.grid import load_grid
 from privsyn_flower.preflight.numbers import integers, keys, promise
+from privsyn_flower.privacy.promise import Promise
 from privsyn_flower.server_apps.promised import promised
 from scripts.papers.ctcl import NOISE
 
@@ -30,6 +32,11 @@ WIDE = 0.94  # Yelp at epsilon 1, which costs 0.946: the paper's search stopped 
 
 def load(name: str) -> RunConfig:
     return load_config(PAPERS / f"{name}.toml")
+
+
+@functools.cache  # seconds, and asked for the table once more
+def noise(name: str) -> Promise:
+    return promised(load(name))
 
 
 def paper_noise(name: str) -> float:
@@ -60,8 +67,7 @@ def test_a_record_is_the_unit_and_the_batches_are_drawn(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*OWN, *DOWNSTREAM])
 def test_the_noise_is_that_of_appendix_e(name: str) -> None:
-    config, theirs = load(name), paper_noise(name)
-    made = promised(config)
+    config, theirs, made = load(name), paper_noise(name), noise(name)
     assert 0.999 * config.epsilon <= made.epsilon <= config.epsilon
     assert made.main.multiplier == pytest.approx(theirs, rel=0.02 if theirs == WIDE else 0.008)
     found = [*keys(config), *promise(config), *integers(config)]
@@ -78,12 +84,12 @@ def test_the_table_is_that_of_the_configurations() -> None:
         re.MULTILINE,
     )
     assert sorted(row[0] for row in rows) == sorted(OWN)
-    for name, epsilon, records, theirs, noise, path in rows:
+    for name, epsilon, records, theirs, ours, path in rows:
         config = load(name)
         assert (float(epsilon), Path(path).stem) == (config.epsilon, name)
         assert int(records.replace(",", "")) == config.data.users
         assert float(theirs) == paper_noise(name)
-        assert float(noise) == pytest.approx(promised(config).main.multiplier, rel=1e-3)
+        assert float(ours) == pytest.approx(noise(name).main.multiplier, rel=1e-3)
 
 
 def test_the_baselines_are_configurations() -> None:

@@ -144,14 +144,11 @@ def scores(message, context):
 def device(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with the wheel and the extra `edge`; its folder."""
     folder = tmp_path_factory.mktemp("edge")
-    build = [sys.executable, "-m", "build", "--wheel", "--outdir", folder / "dist", ROOT]
-    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
-    (wheel,) = (folder / "dist").glob("*.whl")
     home = folder / "venv"
-    venv.create(home, with_pip=True)
-    pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    venv.create(home)
+    pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python", "install", "--quiet"]
     pip += ["--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
-    subprocess.run([*pip, f"{wheel}[edge]"], check=True, cwd=folder)
+    subprocess.run([*pip, f"{ROOT}[edge]"], check=True, cwd=folder)
     return home
 
 

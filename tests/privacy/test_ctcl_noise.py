@@ -39,31 +39,46 @@ def phases(row: dict[str, Any]) -> list[Phase]:
     return [HISTOGRAM, steps] if row["has_hist"] else [steps]
 
 
-def check(row: dict[str, Any]) -> None:
+def of_no_configuration(row: dict[str, Any]) -> bool:
+    """Trained without a histogram, as DP-FedAvg is, which has none for data with classes."""
+    return row["dataset"] in ("Yelp", "OpenReview") and not row["has_hist"]
+
+
+def named(row: dict[str, Any]) -> str:
+    return f"{row['dataset']}-{row['epsilon']}-{row['has_hist']}"
+
+
+def check_ours(row: dict[str, Any]) -> None:
     made = promise(row["epsilon"], delta_of(row["N"]), phases(row))
     assert 0.999 * row["epsilon"] <= made.epsilon <= row["epsilon"]
-    ours, theirs = made.main.multiplier, row["paper"]
-    # The paper rounds to two digits and stops its search up to 0.05 of epsilon early: at Yelp's
-    # 0.94, which costs 0.946.
-    assert ours == pytest.approx(theirs, rel=0.02 if theirs == 0.94 else 0.008)
-    beside = {(10.0, 1.0): 1} if row["has_hist"] else {}
-    events = {(theirs, row["batch_size"] / row["N"]): row["steps"], **beside}
-    cost = composed_epsilon(events, delta_of(row["N"]))
-    assert 0.945 * row["epsilon"] < cost < 1.005 * row["epsilon"]
+    # Yelp's 0.94 costs 0.946: see below.
+    assert made.main.multiplier == pytest.approx(
+        row["paper"], rel=0.02 if row["paper"] == 0.94 else 0.008
+    )
 
 
 def test_pubmeds_multiplier_at_epsilon_two() -> None:
+    """The others come out of their configurations, `tests/config/test_ctcl_configs.py`."""
     (row,) = [r for r in ROWS if (r["N"], r["epsilon"], r["has_hist"]) == (PUBMED, 2, True)]
-    check(row)
+    check_ours(row)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "row", ROWS, ids=lambda r: f"{r['dataset']}-{r['epsilon']}-{r['has_hist']}"
-)
-def test_the_papers_multipliers_come_out_of_the_promise(row: dict[str, Any]) -> None:
-    assert len(ROWS) == 30
-    check(row)
+@pytest.mark.parametrize("row", [r for r in ROWS if of_no_configuration(r)], ids=named)
+def test_a_multiplier_without_a_configuration_comes_out_of_the_promise(row: dict[str, Any]) -> None:
+    check_ours(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ROWS, ids=named)
+def test_what_the_papers_multipliers_cost(row: dict[str, Any]) -> None:
+    assert len(ROWS) == 30 and sum(map(of_no_configuration, ROWS)) == 6
+    beside = {(10.0, 1.0): 1} if row["has_hist"] else {}
+    events = {(row["paper"], row["batch_size"] / row["N"]): row["steps"], **beside}
+    cost = composed_epsilon(events, delta_of(row["N"]))
+    # The paper rounds to two digits and stops its search up to 0.05 of epsilon early: at Yelp's
+    # 0.94, which costs 0.946.
+    assert 0.945 * row["epsilon"] < cost < 1.005 * row["epsilon"]
 
 
 @pytest.mark.parametrize(("multiplier", "cost"), [(3.03, 3.99), (5.63, 1.99), (11.33, 1.0)])

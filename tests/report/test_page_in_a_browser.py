@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.report.html.charts import library
+from privsyn_flower.report.html.library import library
 from privsyn_flower.report.page import page, write_page
 from tests.report.pages import benchmark, run_folder, topical
 from tests.report.test_page import hostile_folder

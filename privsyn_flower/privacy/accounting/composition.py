@@ -282,19 +282,48 @@ def _nothing_left(target_epsilon: float, delta: float) -> str:
 
 
 def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
-    """The upper end of a bisection of a decreasing function that keeps the target at `high`."""
+    """The upper end of a bisection of a decreasing function that keeps the target at `high`.
+
+    Where it crosses the target is found by secants before (`_crossing`); the bisection then asks
+    for values between those two places alone, of the twenty that it needs.
+    """
     low = high / 2
-    while epsilon_of(low) <= target:
+    while (value := epsilon_of(low)) <= target:
         if low <= SMALLEST_MULTIPLIER:
             raise ValueError(
-                f"target_epsilon = {target} is above {epsilon_of(low):.3g}, the epsilon at the "
+                f"target_epsilon = {target} is above {value:.3g}, the epsilon at the "
                 f"smallest noise multiplier searched ({low:.3g}): lower epsilon"
             )
         high, low = low, low / 2
+    below, above = _crossing(epsilon_of, target, low, value, high)
     while high > low * (1 + 1e-6):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if epsilon_of(middle) > target else (low, middle)
+        costly = middle <= below or (middle < above and epsilon_of(middle) > target)
+        low, high = (middle, high) if costly else (low, middle)
     return high
+
+
+def _crossing(
+    epsilon_of: Callable[[float], float], target: float, low: float, value: float, high: float
+) -> tuple[float, float]:
+    """Two multipliers close to each other, of which the smaller costs more than the target.
+
+    By secants of the logarithms, between which epsilon is almost a straight line, each a little
+    beyond the place where it should cross: so both come close. value: epsilon at `low`.
+    """
+    place, gap, slope = math.log(low), math.log(value / target), -1.0
+    for _ in range(8):
+        beyond = 2e-7 if gap > 0 else -2e-7
+        following = place - gap / slope + beyond
+        if not low < math.exp(following) < high:  # a bend: halve what is left
+            following = math.log(math.sqrt(low * high))
+        before, gap = gap, math.log(max(epsilon_of(math.exp(following)), 1e-300) / target)
+        slope = min(-0.01, (gap - before) / (following - place))
+        place = following
+        low, high = (math.exp(place), high) if gap > 0 else (low, math.exp(place))
+        if high < low * (1 + 1e-6):
+            break
+    return low, high
 
 
 def _closer(epsilon_of: Callable[[float], float], target: float, high: float) -> float:

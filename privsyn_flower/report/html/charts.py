@@ -6,15 +6,11 @@ Colours are the page's own variables, so that a chart follows dark and light mod
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.report.html.library import library
 from privsyn_flower.report.html.markup import Child, Html, data_script, element, folded, plain
-
-logger = logging.getLogger("privsyn_flower")
 
 Rows = Sequence[Mapping[str, Any]]
 INSTALL = "pip install 'privsyn-flower[report]'"
@@ -22,29 +18,6 @@ INK, MUTED, LINE, OWN, OTHER = (f"var(--{name})" for name in ("ink", "muted", "l
 # Told apart without colour, too.
 DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 SERIES = (OWN, OTHER, "var(--third)", MUTED)
-
-
-@functools.cache
-def library() -> str:
-    """The scripts that draw (Vega, Vega-Lite, vega-embed); "" where the extra is missing."""
-    if not (importlib.util.find_spec("altair") and importlib.util.find_spec("vl_convert")):
-        return ""
-    import altair
-    import vl_convert
-
-    version = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
-    bundle: Callable[..., str] = vl_convert.javascript_bundle
-    try:
-        found = str(bundle(vl_version=version))
-    except ValueError as error:  # versions of the two that do not fit each other
-        logger.warning("the report page has no charts: %s", error)
-        return ""
-    # Nothing in it may end the element that it stands in.
-    lowered = found.lower()
-    if any(mark in lowered for mark in ("</script", "<script", "<!--")):
-        logger.warning("the report page has no charts: their script cannot stand in a page")
-        return ""
-    return found
 
 
 def figure(

@@ -8,11 +8,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from privsyn_flower import __version__
-from privsyn_flower.report.html.charts import INSTALL, library
+from privsyn_flower.report.html.charts import INSTALL
 from privsyn_flower.report.html.compared import comparison, names_of
 from privsyn_flower.report.html.cost import cost
 from privsyn_flower.report.html.good import good
 from privsyn_flower.report.html.learned import learned
+from privsyn_flower.report.html.library import library
 from privsyn_flower.report.html.markup import Html, element, joined
 from privsyn_flower.report.html.overview import benchmark_notice, overview
 from privsyn_flower.report.html.parts import Part, guarded, paragraph, part

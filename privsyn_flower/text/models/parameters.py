@@ -123,11 +123,11 @@ def empty_model(folder: Path) -> Any:
     import torch
     import transformers
 
-    from privsyn_flower.text.models.pretrained import know_model
+    from privsyn_flower.text.models.pretrained import auto_model, know_model
 
     know_model(folder)
     with torch.device("meta"):
-        made = getattr(transformers, auto_class(folder))
+        made = auto_model(auto_class(folder))
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
         return made.from_config(config, trust_remote_code=False)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 from privsyn_flower.files import UnavailableError
 
 CAUSAL = "AutoModelForCausalLM"
+GENERATION = "transformers.generation.candidate_generator"
 
 
 class ModelUnavailableError(UnavailableError):
@@ -77,6 +80,24 @@ def model_config(name: str | os.PathLike[str], key: str) -> Any:
         raise _unavailable(source, key, error) from error
 
 
+def auto_model(kind: str) -> Any:
+    """transformers' class of this name, imported without scikit-learn.
+
+    Where that is installed transformers imports it, with scipy's statistics and pandas: a second
+    of a processor and 100 MB in every process, for a way of drafting tokens that is not used here.
+    """
+    import transformers
+    from transformers import utils
+
+    if GENERATION not in sys.modules:
+        available, utils.is_sklearn_available = utils.is_sklearn_available, lambda: False
+        try:
+            importlib.import_module(GENERATION)
+        finally:
+            utils.is_sklearn_available = available
+    return getattr(transformers, kind)
+
+
 def load_model(
     kind: str,
     name: str | os.PathLike[str],
@@ -94,7 +115,6 @@ def load_model(
     one.
     """
     import torch
-    import transformers
 
     source = str(local_folder(name, key) or name)
     config = model_config(name, key)
@@ -104,7 +124,7 @@ def load_model(
     try:
         if kind == CAUSAL and getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # else BERT and its like read the token they are to predict
-        model = getattr(transformers, kind).from_pretrained(
+        model = auto_model(kind).from_pretrained(
             source, config=config, dtype=getattr(torch, wanted), trust_remote_code=False,
             use_safetensors=True if safetensors else None,
         )  # fmt: skip

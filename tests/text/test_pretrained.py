@@ -1,0 +1,37 @@
+"""What a process imports to load a language model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOADED = """
+import json, sys
+from pathlib import Path
+import transformers
+from privsyn_flower.text.models.parameters import base_shapes
+from privsyn_flower.text.models.pretrained import load_model
+
+folder = Path(sys.argv[1])
+shapes = base_shapes(folder)
+model = load_model("AutoModelForCausalLM", folder, "models.generator", "cpu", "auto")
+import torch
+made = model.generate(torch.tensor([[3, 4]]), max_new_tokens=2, do_sample=False)
+heavy = [name for name in ("sklearn", "pandas", "scipy.stats") if name in sys.modules]
+print(json.dumps([heavy, len(shapes), made.shape[1], transformers.utils.is_sklearn_available()]))
+"""
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_without_scikit_learn(causal_folder: Path) -> None:
+    """In a process that has it installed, and finds it afterwards."""
+    found = subprocess.run(
+        [sys.executable, "-c", LOADED, str(causal_folder)],
+        capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    heavy, shapes, length, available = json.loads(found.stdout.splitlines()[-1])
+    assert heavy == [] and shapes > 10 and length <= 4 and available
