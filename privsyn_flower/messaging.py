@@ -14,6 +14,7 @@ from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 
 Arrived = Callable[[int, int], None]
+_EXPIRED = (3, 4)  # Flower's codes: a message, or its answer, that nobody fetched in time
 _GONE = tuple(
     f"<class 'ray.exceptions.{name}"
     for name in ("ActorDied", "ActorUnavailable", "NodeDied", "OutOfMemory", "RayActor", "Worker")
@@ -101,7 +102,7 @@ def send_and_wait(
     """Send messages, wait for all replies or `timeout` seconds; destination node -> reply.
 
     Replies are matched by message id, because an expired message is answered by Flower itself
-    under another node id. poll: seconds between two looks; a look at many nodes takes the
+    under another node id; its node is silent, as one that was too slow. poll: seconds between two looks; a look at many nodes takes the
     SuperLink long, so that there are four times as many between two. The last look is at the
     deadline: what has arrived by then counts.
     """
@@ -119,7 +120,7 @@ def send_and_wait(
         last = began >= deadline
         for reply in grid.pull_messages(list(waiting)):
             node = waiting.pop(reply.metadata.reply_to_message_id, None)
-            if node is not None:
+            if node is not None and not (reply.has_error() and reply.error.code in _EXPIRED):
                 replies[node] = reply
                 arrived(len(replies), len(messages))
         if last or not waiting:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Message
+from flwr.app import Error, Message
 
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Ticket
@@ -104,6 +104,35 @@ def test_a_silent_node_is_not_greeted_in_every_round(
     run = begun(tmp_path, loopback(nodes), Counting(4), node_timeout=0.5)
     assert run.run() == 4
     assert 1 <= len(greeted) <= 4  # while the first cohort was waited for
+
+
+@pytest.mark.parametrize("code", [3, 4])
+def test_nodes_too_slow_for_their_greeting_are_greeted_again(
+    tmp_path: Path,
+    loopback: Any,
+    nodes: dict[int, VotingNode],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+) -> None:
+    """Flower answers for a message, or an answer, that expired: the node may do better later."""
+    monkeypatch.setattr(cohort, "GREETING_SECONDS", 0.2)
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    slow: list[Message] = []
+    quick = dict(nodes)
+
+    def expired(node: int) -> Any:
+        def answer(message: Message) -> Message:
+            slow.append(message)
+            nodes[node] = quick[node]
+            time.sleep(0.1)
+            return Message(Error(code, "expired"), reply_to=message)
+
+        return answer
+
+    for node in quick:
+        nodes[node] = expired(node)
+    assert begun(tmp_path, loopback(nodes), Counting(), node_timeout=60.0).run() == 3
+    assert len(slow) == len(quick)
 
 
 def test_a_simulation_waits_for_nobody_who_cannot_come(
