@@ -102,9 +102,9 @@ def send_and_wait(
     """Send messages, wait for all replies or `timeout` seconds; destination node -> reply.
 
     Replies are matched by message id, because an expired message is answered by Flower itself
-    under another node id; its node is silent, as one that was too slow. poll: seconds between two looks; a look at many nodes takes the
-    SuperLink long, so that there are four times as many between two. The last look is at the
-    deadline: what has arrived by then counts.
+    under another node id; its node is silent, as one that was too slow. poll: seconds between two
+    looks; a look at many nodes takes the SuperLink long, so that there are four times as many
+    between two. The last look is at the deadline: what has arrived by then counts.
     """
     destination = dict(
         zip(
