@@ -47,7 +47,13 @@ def test_a_tiny_epsilon_for_few_users_is_hopeless() -> None:
     assert noise > 4000 and about(epsilon=0.001, noise=noise)[0][0]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [  # thousands of sampled rounds: the search for CTCL's noise takes a second each
+        pytest.param(path, marks=pytest.mark.slow if "ctcl" in path.stem else (), id=path.stem)
+        for path in CONFIGS
+    ],
+)
 def test_shipped_configurations_are_far_from_both_limits(path: Path) -> None:
     config = load_config(path)
     assert config.delta * config.data.users < 0.5
