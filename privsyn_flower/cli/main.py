@@ -22,7 +22,7 @@ from privsyn_flower.cli.topics import topics_app
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.privacy.wording import at_most, noise_at_least
 
 app = typer.Typer(
     cls=Commands,
@@ -206,7 +206,7 @@ def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta:
         typer.echo(json.dumps({k: v if math.isfinite(v) else None for k, v in result.items()}))
     else:
         for key, value in result.items():
-            shown = at_most(value, 6) if key == "epsilon" else f"{value:.6g}"
+            shown = at_most(value, 6) if key == "epsilon" else noise_at_least(value)
             typer.echo(f"{key} = {shown}")
         typer.echo(
             f"user-level, zero-out adjacency (a user's vector against zeros), delta = {delta:g}, "

@@ -30,6 +30,7 @@ from privsyn_flower.privacy.correlated import Factorization, Participation
 from privsyn_flower.privacy.ledger.filters import Kind, Plan, sampled_plan
 from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.privacy.sentence import PrivacyStatement
+from privsyn_flower.privacy.wording import at_most, noise_at_least
 
 # Names of phases: what a method is about, and models measured on the users' data beside it.
 ROUNDS, EVALUATIONS = "rounds", "evaluation"
@@ -319,14 +320,14 @@ def _too_much(made: Promise, rest: Sequence[Phase]) -> str:
         for phase in made.phases
     )
     noise = (
-        f"noise-multiplier = {made.main.multiplier} costs epsilon {made.epsilon:.4f} for {asked}, "
-        f"above epsilon = {made.target}: raise it"
+        f"noise-multiplier = {made.main.multiplier} costs epsilon {at_most(made.epsilon)} for "
+        f"{asked}, above epsilon = {made.target}: raise it"
     )
     if rest or not all(_equal(p.equivalent, made.main.equivalent) for p in made.phases):
         return f"{noise}, or the others' (their share), or lower rounds"
     own = [replace(phase, multiplier=0.0, share=0.0) for phase in made.phases]
     least = promise(made.target, made.delta, own).main.multiplier
-    return f"{noise} to {least:.4f}, lower rounds, or set it to 0 to calibrate it"
+    return f"{noise} to {noise_at_least(least)}, lower rounds, or set it to 0 to calibrate it"
 
 
 def _shared(phase: Phase, mu: float) -> Phase:

@@ -68,11 +68,12 @@ def at_most(value: float, decimals: int = 4) -> str:
 
 def delta_at_most(delta: float) -> str:
     """Three digits, rounded up, as a delta of 1e-6 needs another scale than an epsilon."""
-    exact = Decimal(repr(float(delta)))
-    if not exact.is_finite() or not exact:
-        return f"{delta:g}"
-    scale = Decimal(1).scaleb(exact.adjusted() - 2)
-    return f"{float(exact.quantize(scale, rounding=ROUND_CEILING)):.3g}"
+    return _digits(delta, 3)
+
+
+def noise_at_least(multiplier: float) -> str:
+    """Six digits, rounded up: whoever sets this noise keeps the epsilon that it was sought for."""
+    return _digits(multiplier, 6)
 
 
 def at_least(value: float) -> str:
@@ -84,8 +85,18 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
+def _digits(value: float, digits: int, rounding: str = ROUND_CEILING) -> str:
+    exact = Decimal(repr(float(value)))
+    if not exact.is_finite() or not exact:
+        return f"{value:g}"
+    scale = Decimal(1).scaleb(exact.adjusted() - digits + 1)
+    return f"{float(exact.quantize(scale, rounding=rounding)):.{digits}g}"
+
+
 def _rounded(value: float, rounding: str, decimals: int = 4) -> str:
     if math.isinf(value):
         return "infinity"
+    if abs(value) >= 1e15:  # too long to read
+        return _digits(value, 6, rounding)
     exact = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), rounding=rounding)
     return f"{exact.normalize():f}"

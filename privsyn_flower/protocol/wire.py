@@ -37,7 +37,7 @@ from privsyn_flower.protocol.question import (
 )
 from privsyn_flower.secagg.session import Session
 
-PROTOCOL = 6
+PROTOCOL = 7
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as
 EVALUATE = "evaluate"  # and of evaluations by an app's own metrics: what Flower's evaluations do
 

@@ -45,6 +45,26 @@ def test_calibrate_is_the_inverse() -> None:
     assert value == pytest.approx(2.181, abs=1e-3)
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 1.29, 2.0, 4.0, 7.58])
+def test_the_noise_that_calibrate_prints_keeps_epsilon(epsilon: float) -> None:
+    """In the digits on the terminal: 10.4862 for 1.29 would cost 1.2900051."""
+    rest = ["--rounds", "11", "--delta", "3e-6"]
+    shown = runner.invoke(app, ["calibrate", "--epsilon", str(epsilon), *rest]).stdout
+    noise = shown.splitlines()[0].partition(" = ")[2]
+    args = ["account", "--noise-multiplier", noise, *rest]
+    cost = json.loads(runner.invoke(app, [*args, "--json"]).stdout)["epsilon"]
+    assert 0.9999 * epsilon < cost <= epsilon
+    printed = runner.invoke(app, args).stdout.splitlines()[0].partition(" = ")[2]
+    assert float(printed) >= cost
+
+
+def test_an_epsilon_of_any_size_is_printed() -> None:
+    args = ["account", "--rounds", "3", "--delta", "1e-6", "--noise-multiplier"]
+    result = runner.invoke(app, [*args, "1e-11"])
+    shown = float(result.stdout.splitlines()[0].partition(" = ")[2])
+    assert shown >= json.loads(runner.invoke(app, [*args, "1e-11", "--json"]).stdout)["epsilon"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [

@@ -272,7 +272,7 @@ def test_hello(loopback: Any) -> None:
     message = greeting.hello(5, 10.0)
     facts = Hello(weight=3, partition=2, deployed=True)
     assert greeting.read_hello(greeting.answer_hello(message, facts)) == facts
-    head = ConfigRecord({"protocol": 7})
+    head = ConfigRecord({"protocol": wire.PROTOCOL + 1})
     old = messaging.outgoing(RecordDict({"hello": head}), 5, greeting.HELLO, ttl=10.0)
     with pytest.raises(WireError) as caught:
         greeting.read_hello(greeting.answer_hello(old, facts))

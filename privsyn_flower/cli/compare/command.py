@@ -55,7 +55,7 @@ def compare_command(
             raise
         keep(outcomes)
         found = write(grid, outcomes, folder, f"privsyn compare {path}", kept)
-        keep_pairs(found, place(grid, path))
+        keep_pairs(found, kept, place(grid, path))
     return folder, outcomes
 
 

@@ -30,20 +30,22 @@ def load_pairs(file: Path | None) -> Kept:
     if file is None or not file.exists():
         return {}
     try:
-        found: dict[str, dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}): remove it") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is damaged (no object): remove it")
     return found
 
 
-def keep_pairs(found: Sequence[Difference], file: Path | None) -> None:
-    """Write what is known of intervals; of differences that are no longer in the grid, nothing."""
-    told = {
+def keep_pairs(found: Sequence[Difference], kept: Kept, file: Path | None) -> None:
+    """Write what is known of intervals; what was kept of differences that are not here stays."""
+    told = dict(kept) | {
         name(one): {"figures": one.figures, "users": one.estimate.users}
         for one in found
         if one.estimate.users is not None
     }
-    if file is not None and told:
+    if file is not None and told != kept:
         write_json(file, told)
 
 

@@ -29,19 +29,22 @@ def test_the_interval_of_the_same_runs_is_kept(tmp_path: Path) -> None:
     file = tmp_path / "users.pairs.json"
     measured = found_of(tmp_path)
     assert measured[0].estimate.users is not None and measured[0].sign == 1
-    keep_pairs(measured, file)
+    keep_pairs(measured, {}, file)
     alone = found_of(None)
     assert alone[0].estimate.users is None and alone[0].sign == 0
     again = completed(alone, load_pairs(file))
     assert again[0].estimate == measured[0].estimate and again[0].sign == 1
     # it is kept on from what was kept
-    keep_pairs(again, file)
+    keep_pairs(again, load_pairs(file), file)
+    assert completed(found_of(None), load_pairs(file)) == again
+    # and stays where its runs are not here at all
+    keep_pairs([], load_pairs(file), file)
     assert completed(found_of(None), load_pairs(file)) == again
 
 
 def test_an_interval_of_other_runs_counts_for_nothing(tmp_path: Path) -> None:
     file = tmp_path / "users.pairs.json"
-    keep_pairs(found_of(tmp_path), file)
+    keep_pairs(found_of(tmp_path), {}, file)
     other = completed(found_of(None, accuracy=0.31), load_pairs(file))
     assert other[0].estimate.users is None
     # nor does it take the place of one that was just drawn
@@ -53,10 +56,11 @@ def test_an_interval_of_other_runs_counts_for_nothing(tmp_path: Path) -> None:
 def test_a_grid_that_keeps_nothing_has_no_file_and_a_damaged_one_is_named(tmp_path: Path) -> None:
     grid = grid_of(["250"])
     assert place(grid, tmp_path / "users.toml") is None and load_pairs(None) == {}
-    keep_pairs(found_of(tmp_path), None)
+    keep_pairs(found_of(tmp_path), {}, None)
     kept = place(grid.model_copy(update={"kept": "docs"}), tmp_path / "users.toml")
     assert kept == tmp_path / "docs" / "users.pairs.json" and load_pairs(kept) == {}
     kept.parent.mkdir()
-    kept.write_text("{")
-    with pytest.raises(ValueError, match=r"users\.pairs\.json is damaged"):
-        load_pairs(kept)
+    for damaged in ("{", "[]"):
+        kept.write_text(damaged)
+        with pytest.raises(ValueError, match=r"users\.pairs\.json is damaged"):
+            load_pairs(kept)
