@@ -385,6 +385,37 @@ def test_headers_are_not_read_for_longer_than_the_timeout(fake: Fake) -> None:
             thread.join()
 
 
+def test_a_cut_that_comes_late_does_not_meet_the_next_request(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, under_way, over = threading.Event(), threading.Event(), threading.Event()
+    cut = http_client._Line.cut
+
+    def late(line: http_client._Line) -> None:
+        began.set()
+        under_way.wait(5)
+        cut(line)
+        over.set()
+
+    def trickle() -> Iterator[bytes]:
+        while not began.wait(0.02):
+            yield b" "
+        yield b" "
+
+    def second(body: Body) -> Answer:
+        under_way.set()
+        assert over.wait(5)
+        return echo(body)
+
+    monkeypatch.setattr(http_client._Line, "cut", late)
+    generator = make(fake, timeout=1.0, retries=0)
+    fake.answers["/v1/completions"] = lambda body: (200, trickle())
+    with pytest.raises(ServerError, match=r"generation.timeout = 1 s"):
+        generator.complete(["p"], 1, rng())
+    fake.answers["/v1/completions"] = second
+    assert generator.complete(["p"], 1, rng()) == [["m|p|0"]]
+
+
 def test_an_answer_without_an_end_is_not_held_in_memory(
     fake: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:

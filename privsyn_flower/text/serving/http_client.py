@@ -123,7 +123,7 @@ class JsonClient:
     def close(self) -> None:
         """End waits and connections; requests under way fail."""
         self._closing.set()
-        for line in self._lines:
+        for line in list(self._lines):
             line.client.close()
 
     def post(
@@ -220,7 +220,11 @@ class JsonClient:
             raise httpx.ReadTimeout("it was cut at the deadline") from error
         finally:
             cut.cancel()
-            self._idle.append(line)
+            if time.monotonic() < deadline:
+                self._idle.append(line)
+            else:  # a cut that began may come yet, and must not meet the next request
+                self._lines.remove(line)
+                line.client.close()
 
     def _connect(self) -> _Line:
         import httpx
