@@ -89,16 +89,8 @@ class EvaluationConfig(Section):
         self._check_start(config)
         self._check_kind(config)
         self._check_checkpoint(config)
-        if self.rival and config.trains:
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} is simulated for synthetic text, "
-                f"not for method = {config.method!r}: set it to ''"
-            )
-        if self.rival and config.uses("pe"):
-            raise ValueError(
-                f"evaluation.rival = {self.rival!r} is simulated beside method = 'popri', not "
-                "beside 'pe': set it to '', and run the other method by itself"
-            )
+        if self.rival:
+            self._check_rival(config)
         if self.task == "classification":
             (key, given), classes = config.labels, config.classes
             if not any(map(config.uses, ("popri", "ctcl", "pe", "pretext"))) or not classes:
@@ -112,14 +104,33 @@ class EvaluationConfig(Section):
                     f"evaluation.task = 'classification' with {key} = "
                     f"{given!r}: at least 2 classes are needed"
                 )
-            if self.rival == "pretext":
-                raise ValueError(
-                    "evaluation.rival = 'pretext' writes text without classes, of no use to "
-                    "evaluation.task = 'classification': set rival = ''"
-                )
-        if self.rival and config.method == self.rival:
+
+    def _check_rival(self, config: RunConfig) -> None:
+        """What a rival can be simulated beside."""
+        if config.trains:
+            raise ValueError(
+                f"evaluation.rival = {self.rival!r} is simulated for synthetic text, "
+                f"not for method = {config.method!r}: set it to ''"
+            )
+        if config.uses("pe"):
+            raise ValueError(
+                f"evaluation.rival = {self.rival!r} is simulated beside method = 'popri', not "
+                "beside 'pe': set it to '', and run the other method by itself"
+            )
+        if config.method == self.rival:
             raise ValueError(
                 f"evaluation.rival = {self.rival!r} is the method itself: set it to ''"
+            )
+        if self.task == "classification":
+            raise ValueError(
+                f"evaluation.rival = {self.rival!r} writes text without classes, of no use to "
+                "evaluation.task = 'classification': set rival = ''"
+            )
+        if config.pretext.labels:  # public text has the classes of the method's table alone
+            raise ValueError(
+                f"evaluation.rival = {self.rival!r} with pretext.labels = "
+                f"{config.pretext.labels!r}: a rival knows no classes; set pretext.labels = '', "
+                "or rival = ''"
             )
 
     def _check_start(self, config: RunConfig) -> None:

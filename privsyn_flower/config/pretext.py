@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 TEXT, STYLE = "{text}", "{style}"
 LABEL = "{label}"  # in an instruction: the class of what is to be written
+MOST_CLASSES = 1024  # in one question: nodes take no more
 
 
 class PreTextConfig(Section):
@@ -88,6 +89,15 @@ class PreTextConfig(Section):
     @model_validator(mode="after")
     def _has_classes(self) -> Self:
         names = split_list(self.labels)
+        if self.labels and not names:
+            raise ValueError(
+                f"{self.table}.labels = {self.labels!r} names no class: set it to '' for none"
+            )
+        if len(names) > MOST_CLASSES:
+            raise ValueError(
+                f"{self.table}.labels names {len(names)} classes: at most {MOST_CLASSES} can be "
+                "asked about"
+            )
         if len(set(names)) < len(names):
             raise ValueError(
                 f"{self.table}.labels = {self.labels!r} has a class twice: name each once"

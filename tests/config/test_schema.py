@@ -116,6 +116,14 @@ def test_a_method_is_not_its_own_rival() -> None:
         RunConfig.from_flat({"method": "pretext", "evaluation.rival": "pretext"})
 
 
+def test_a_rival_has_no_classes() -> None:
+    """Public text is sorted by POPri's, so the rival would fail after all rounds are paid."""
+    own = {**CLASSES, "evaluation.rival": "pretext"}
+    assert RunConfig.from_flat(own).evaluation.rival == "pretext"
+    with pytest.raises(ConfigError, match=r"evaluation\.rival = 'pretext' with pretext\.labels"):
+        RunConfig.from_flat({**own, "pretext.labels": "a, b"})
+
+
 FTRL = {"method": "dp-ftrl", "training.noise": "aggregator"}
 
 

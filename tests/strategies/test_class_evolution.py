@@ -11,6 +11,7 @@ import pytest
 
 from privsyn_flower.config import ConfigError, PeConfig, PreTextConfig, RunConfig
 from privsyn_flower.data import label_of
+from privsyn_flower.protocol.question import MOST_CLASSES
 from privsyn_flower.strategies import NothingSurvived, PrEText, PrivateEvolution
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
@@ -19,6 +20,7 @@ from tests.strategies.test_private_evolution import Numbered, calls
 LABELS = ("good", "bad", "odd")
 FIRST = {name: [f"{name} {text}" for text in sentences(40, i)] for i, name in enumerate(LABELS)}
 BIG = {name: [f"{name} text number {i}" for i in range(100)] for name in LABELS}
+MANY = ",".join(map(str, range(MOST_CLASSES + 1)))
 RANKED = {"selection": "rank", "copies": 3}
 
 
@@ -163,6 +165,11 @@ def test_classes_that_cannot_begin(initial: Any, options: dict[str, Any], says: 
     [
         ({"pe.labels": "a, b"}, r"pe\.labels needs data\.label-column"),
         ({"pe.labels": "a, a"}, r"pe\.labels.*a class twice"),
+        ({"pe.labels": " , ", "data.label-column": "k"}, r"pe\.labels = ' , ' names no class"),
+        (
+            {"pe.labels": MANY, "pe.population": 2000, "data.label-column": "k"},
+            r"pe\.labels names 1025 classes: at most 1024",
+        ),
         ({"pe.labels": "a, b, c", "pe.population": 2}, r"pe\.population = 2 for 3 classes"),
         (
             {"pe.labels": "a, b", "pe.initial": "model", "pe.prompt": "Write"},
@@ -183,6 +190,11 @@ def test_classes_that_cannot_begin(initial: Any, options: dict[str, Any], says: 
 def test_keys_that_do_not_fit(values: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         RunConfig.from_flat({"method": "pe", **values})
+
+
+def test_as_many_classes_as_a_question_has() -> None:
+    most = MANY.rpartition(",")[0]
+    assert len(PreTextConfig(labels=most, population=2000).labels.split(",")) == MOST_CLASSES
 
 
 def test_the_classes_are_those_of_the_method() -> None:
