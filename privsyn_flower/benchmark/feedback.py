@@ -37,10 +37,12 @@ class RunRecord(Protocol):
 
 def vote_feedback(record: RunRecord, private: Private, seeds: Sequence[str]) -> Feedback:
     """What PrE-Text's users voted for: round by round, and, where there is public text to compare
-    them with, among its seeds."""
+    them with, among its seeds. Not among them with classes: users' texts do not vote across
+    classes, and the seeds' classes are not in the public text's proportions."""
     shares, candidates = vote_shares(record, private)
     pool = private.federation.public()
-    seen = seed_votes(seeds, pool, private, private.config) if pool else {}
+    across = pool and not private.config.classes
+    seen = seed_votes(seeds, pool, private, private.config) if across else {}
     return {"true_votes": shares | seen}, candidates
 
 

@@ -281,9 +281,10 @@ def _found(benchmark: Mapping[str, Any]) -> Table:
         votes.add_row(f"minority's share of the text: {text}", f"{share:.4f}")
     shares = benchmark.get("true_votes")
     if shares:
-        ratio, share = str(shares["mean_ratio"]), str(shares["seeds_against_random"])
-        votes.add_row("true votes of survivors / of as many random", ratio)
-        votes.add_row("seeds' share against random public text", share)
+        votes.add_row("true votes of survivors / of as many random", str(shares["mean_ratio"]))
+        if "seeds_against_random" in shares:  # not without public text, nor with classes
+            share = str(shares["seeds_against_random"])
+            votes.add_row("seeds' share against random public text", share)
     rates = [rate for rate in benchmark.get("responses", {}).get("recovery_rate", []) if rate]
     if rates:
         votes.add_row("recovery rate of the preferences", f"{sum(rates) / len(rates):.3f}")

@@ -121,6 +121,13 @@ def test_table_with_benchmark() -> None:
     for part in ("(b) synthetic text", "0.2209", "4.4899", "+0.0076 [+0.0045, +0.0107]", "0.1948"):
         assert part in text
     assert "150 held-out users" in text
+    assert "random public text" in text.partition("small model")[0]
+
+
+def test_table_of_votes_within_classes() -> None:
+    """Seeds are compared with public text by votes across classes, or not at all."""
+    text = result_table({**SUMMARY, "benchmark": {**BENCHMARK, "true_votes": {"mean_ratio": 1.25}}})
+    assert "1.25" in text and "seeds' share against" not in text
 
 
 def test_table_of_classes() -> None:

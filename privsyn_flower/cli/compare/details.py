@@ -106,6 +106,7 @@ def text_table(method: GridMethod, by_point: Runs) -> list[str]:
     if "true_votes" in first:
         row("true votes of the survivors / of as many random candidates (mean over rounds)",
             lambda b: b["true_votes"]["mean_ratio"], 2)  # fmt: skip
+    if "seeds_against_random" in first.get("true_votes", {}):
         row("share of the true votes: seeds against as many random public texts",
             lambda b: b["true_votes"]["seeds_against_random"], 3)  # fmt: skip
     if "responses" in first:
