@@ -91,7 +91,8 @@ def nearest_candidates(
     rows: (n, d); kept: indices of the rows asked for, None for all. Positions in the second
     result count kept rows; rows that are not finite are left out. Ties go to the lowest index.
     own: the class (n,) of each row, one of the question's; only candidates of it can be chosen. All
-    are compared with, whatever the class, so the product takes as long for each.
+    are compared with, whatever the class, so the product takes as long for each; near ties are
+    decided again within the class, which takes longer where it has more of them.
     Raises ValueError when the dimensions differ.
     """
     if rows.shape[1] != question.slope.shape[1]:

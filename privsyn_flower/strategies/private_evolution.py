@@ -16,7 +16,7 @@ class PrivateEvolution(Evolution[PeConfig]):
     PrE-Text keeps the survivors of all rounds as seeds of more text. Here a generation replaces
     the one before it, and `seeds` are the texts of the last: with copies L = 1 (PE) the varied
     survivors, with L > 1 (Aug-PE) the survivors themselves, distinct and in order of their votes
-    when they are chosen by rank.
+    when they are chosen by rank: with classes in order of class, then of votes.
 
     Parameters
     ----------

@@ -223,8 +223,8 @@ def calls(work):
     return found
 
 
-def test_the_comparisons_do_not_tell_a_label():
-    """A text is compared with all candidates, whatever its class is, and whether it votes."""
+def test_the_first_comparison_is_with_all_candidates_for_every_label():
+    """Whatever a text's class is, and whether it votes. No near ties, which are decided again."""
     rng = np.random.default_rng(1)
     rows, candidates = rng.standard_normal((60, 8)), rng.standard_normal((30, 8))
     users, named = np.repeat(np.arange(20), 3), np.repeat([0, 1, 2], [25, 4, 1])
