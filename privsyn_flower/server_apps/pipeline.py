@@ -6,6 +6,7 @@ a method does in a stage is in its recipe (`methods/`).
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -99,10 +100,14 @@ class Pipeline(Run):
         return done
 
     def _drop_earlier(self, method: Recipe[Any], done: int) -> None:
-        """Remove what the run has made of fewer rounds: it ended early, and then went on."""
-        if self.folder.load_value(MADE_OF) == done:
+        """Remove what the run has made of fewer rounds: it ended early, and then went on.
+
+        The summary goes first: without it the run is not complete, whatever else is there.
+        """
+        if self._made_of() == done:
+            self.folder.save_value(MADE_OF, done)
             return
-        for name in method.made():
+        for name in ("summary.json", *method.made()):
             path = self.folder.path / name
             if path.is_dir():
                 shutil.rmtree(path)
@@ -110,6 +115,15 @@ class Pipeline(Run):
         if self.folder.load_value(BENCHMARK) is not None:
             self.folder.save_value(BENCHMARK, None)
         self.folder.save_value(MADE_OF, done)
+
+    def _made_of(self) -> int | None:
+        """The rounds that the files of the run are made of, as far as that is known: a run of an
+        earlier version has it in its summary alone."""
+        found: int | None = self.folder.load_value(MADE_OF)
+        path = self.folder.path / "summary.json"
+        if found is None and path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))["rounds"]
+        return found
 
     def _benchmark(self, method: Recipe[Any], strategy: Any) -> dict[str, Any]:
         """Figures on private and held-out users; simulation only, not covered by epsilon."""

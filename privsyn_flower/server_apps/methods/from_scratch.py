@@ -34,6 +34,7 @@ logger = logging.getLogger("privsyn_flower")
 
 Rows = Sequence[Mapping[str, Any]]  # public texts under "text", of the minority or not
 
+ANEW = "anew"  # folder of a run
 ALL = "pretrained"  # the start itself; the others' names in METHODS:
 FILTERED, RANDOM, NOISE = "scratch_filtered", "scratch_random", "scratch_noise"
 
@@ -60,7 +61,7 @@ def sets_of(run: Run, start: Path, noise: Path | None) -> dict[str, Rows]:
     the run folder's `anew/by-noise`.
     """
     config, folder = run.config, run.folder.path
-    by_noise = folder / "anew" / "by-noise"
+    by_noise = folder / ANEW / "by-noise"
     if noise is not None:
         filtered(config, run.public, start, noise, by_noise, run.progress)
     pool = list(own_pool(config, run.public).rows())

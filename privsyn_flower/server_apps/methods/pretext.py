@@ -19,7 +19,7 @@ from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.estimates.work import Task, tokens_of
-from privsyn_flower.server_apps.methods.sft import tuned_adapter
+from privsyn_flower.server_apps.methods.sft import FOLDER, tuned_adapter
 from privsyn_flower.server_apps.methods.stages import (
     embedding,
     expansion,
@@ -150,6 +150,9 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
     def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
         """What the seeds taught the generator, with `[sft]`."""
         return tuned_adapter(self, seeds, purpose)
+
+    def made(self) -> list[str]:
+        return [*super().made(), FOLDER]
 
     # The benchmark -----------------------------------------------------------------------
 

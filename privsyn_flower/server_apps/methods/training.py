@@ -34,6 +34,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
 from privsyn_flower.server_apps.methods.from_scratch import (
     ALL,
+    ANEW,
     planned,
     sets_of,
     told_of,
@@ -258,6 +259,9 @@ class Training(Updating, Recipe[TrainingStrategy]):
         self.proximity = filtered_pool(self.run, self.start, self.model)
         return 0
 
+    def made(self) -> list[str]:
+        return [*super().made(), ANEW]
+
     def figures(self, strategy: TrainingStrategy) -> dict[str, Any]:
         told: dict[str, Any] = {} if self.evaluation is None else {"evaluation": self.evaluation}
         if self.curve.rounds:
@@ -304,7 +308,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
     def _anew(self, noise: Path | None, steps: Steps) -> tuple[dict[str, Any], dict[str, Path]]:
         """LSTMs trained anew on what the filter kept and on what it is compared with: figures of
         their texts, and their folders."""
-        folder, models = self.folder.path / "anew", dict[str, Path]()
+        folder, models = self.folder.path / ANEW, dict[str, Path]()
         with self.run.clock("control"):
             sets = sets_of(self.run, self.start, noise)
             for name in (name for name in sets if name != ALL):

@@ -1,0 +1,175 @@
+"""Runs that ended early and then went on: what they had made of fewer rounds goes, but for what was
+paid for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privsyn_flower.config import RunConfig
+from privsyn_flower.runs import RunFolder, complete
+from privsyn_flower.server_apps import pipeline as stages
+from privsyn_flower.server_apps.methods import ctcl, recipe_of
+from privsyn_flower.server_apps.methods.training import Training
+from privsyn_flower.strategies.engine.rounds import Rounds
+from privsyn_flower.text.models.adapters import WEIGHTS
+from tests.conftest import sentences
+from tests.server_apps.in_process import one_thread, run, shared, small_config, texts
+
+pytestmark = pytest.mark.slow
+
+__all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
+
+EVOLUTION: dict[str, Any] = {
+    "epsilon": 500.0,
+    "rounds": 2,
+    "simulation-seeded-noise": True,
+    "pretext.population": 8,
+    "pretext.lookahead": 1,
+    "pretext.threshold": 0.0,
+    "pretext.variation": "retrieval",
+    "expand.samples": 0,
+}
+
+
+class Killed(BaseException):
+    """What no handler of ours catches."""
+
+
+def fatal(*args: Any, **kwargs: Any) -> Any:
+    raise Killed
+
+
+@contextmanager
+def early(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Runs end after their first round."""
+    released = Rounds._released
+    with monkeypatch.context() as patch:
+        first = lambda self, rnd: released(self, rnd) if rnd == 1 else None  # noqa: E731
+        patch.setattr(Rounds, "_released", first)
+        yield patch
+
+
+def test_the_generator_is_taught_again(
+    shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A training of the earlier seeds would be refused as one of other pairs."""
+    taught = {"sft.epochs": 1, "sft.learning-rate": 1e-2, "expand.samples": 6}
+    config = small_config(shared, causal_folder, **{**EVOLUTION, **taught})
+    path = tmp_path / "run"
+    adapter = path / "sft" / "synthetic" / "epoch-1" / WEIGHTS
+    with early(monkeypatch) as patch, pytest.raises(Killed):
+        patch.setattr(stages, "write_json", fatal)
+        run(config, loopback, path)
+    before = adapter.read_bytes()
+    summary, _ = run(config, loopback, path)
+    assert summary["rounds"] == 2 and adapter.read_bytes() != before
+    run(config, loopback, tmp_path / "whole")
+    assert texts(path) == texts(tmp_path / "whole")
+
+
+def test_the_lstms_of_the_filter_are_trained_again(
+    shared: Path, loopback: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from privsyn_flower.text.models.lstm import make_lstm
+
+    words = sentences(30, seed=3)
+    lstm = make_lstm(tmp_path / "lstm", words, steps=2, words=60, hidden=12, embedding=6)
+    values: dict[str, Any] = {
+        "method": "dp-fedavg",
+        "epsilon": 500.0,
+        "rounds": 2,
+        "training.parameters": "full",
+        "training.learning-rate": 0.5,
+        "training.max-steps": 1,
+        "training.public-steps": 0,
+        "proximity.filter": True,
+        "proximity.least-score": -50.0,
+        "proximity.gain": False,
+        "benchmark": True,
+        "evaluation.controls": "noise",
+    }
+    config, path = small_config(shared, lstm, **values), tmp_path / "run"
+    with early(monkeypatch) as patch:
+        trained = Training._anew
+
+        def once(*args: Any) -> Any:
+            trained(*args)
+            raise Killed
+
+        patch.setattr(Training, "_anew", once)
+        with pytest.raises(Killed):
+            run(config, loopback, path)
+    names = ("scratch_filtered", "scratch_noise", "scratch_random")
+    for name in names:
+        (path / "anew" / name / "earlier").touch()
+    summary, _ = run(config, loopback, path)
+    assert summary["rounds"] == 2 and set(summary["benchmark"]["accuracy"]) >= set(names)
+    assert all((path / "anew" / name).is_dir() for name in names)
+    assert not list(path.glob("anew/*/earlier"))
+
+
+def test_the_pool_that_was_paid_for_stays_and_the_controls_goes(
+    shared: Path, causal_folder: Path, tmp_path: Path
+) -> None:
+    config = small_config(
+        shared, causal_folder, **{"method": "ctcl", "models.conditional": str(causal_folder)}
+    )
+    recipe = object.__new__(ctcl.CTCLRecipe)
+    recipe.config = config
+    assert recipe_of(config) is ctcl.CTCLRecipe
+    assert "control-pool.jsonl" in recipe.made()
+    assert not {"synthetic-pool.jsonl", "topics"} & set(recipe.made())
+
+
+@pytest.fixture
+def over(shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path) -> tuple[Any, Path]:
+    """A configuration, and its finished run."""
+    config, path = small_config(shared, causal_folder, **EVOLUTION), tmp_path / "run"
+    run(config, loopback, path)
+    return config, path
+
+
+def test_a_finished_run_of_an_earlier_version_keeps_its_text(
+    over: tuple[RunConfig, Path], loopback: Any
+) -> None:
+    """Nothing but its summary says of how many rounds it was made."""
+    config, path = over
+    noted = path / "checkpoints" / "made-of.json"
+    noted.unlink()
+    (path / "synthetic.jsonl").write_text('{"text": "written before"}\n')
+    RunFolder(path).save_value("benchmark", {"kept": True})
+    run(config, loopback, path)
+    assert texts(path) == ["written before"]
+    assert RunFolder(path).load_value("benchmark") == {"kept": True}
+    assert json.loads(noted.read_text()) == config.rounds
+
+    noted.unlink()
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, "rounds": 1}))
+    run(config, loopback, path)
+    assert texts(path) != ["written before"]
+
+
+def test_a_run_that_is_killed_while_it_removes_is_not_complete(
+    over: tuple[RunConfig, Path], loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text is gone, or about to be: a summary would say that it is there."""
+    config, path = over
+    wanted = texts(path)
+    RunFolder(path).save_value("made-of", 1)
+    (path / "control").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fatal)
+        with pytest.raises(Killed):
+            run(config, loopback, path)
+    assert not (path / "synthetic.jsonl").exists() and not complete(path)
+    run(config, loopback, path)
+    assert complete(path) and texts(path) == wanted and not (path / "control").exists()
