@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from privsyn_flower.cli.compare.cells import Outcome, cells_of, look
 from privsyn_flower.cli.compare.details import details, introduction, training_texts
@@ -22,9 +23,14 @@ from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
 from privsyn_flower.report.tables import report
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGS, RUNS = ROOT / "configs", ROOT / "results"
+CONFIGS = ROOT / "configs"
 GRID = CONFIGS / "compare-results.toml"
-COMPARED = ("compare-demo", "compare-users", "compare-ctcl")  # grids, and markers of their parts
+RUNS = ROOT / "results" / GRID.stem
+COMPARED = {  # grid, and marker of its part -> its picture
+    "compare-demo": "accuracy-epsilon.png",
+    "compare-users": "accuracy-users.png",
+    "compare-ctcl": "accuracy-epsilon.png",
+}
 PAGE, FRONT, IMAGES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "images"
 MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
@@ -48,10 +54,10 @@ PICTURES = {  # of the first run
 }
 
 
-def here(path: Path = GRID) -> tuple[GridConfig, list[Outcome]]:
-    """A grid, the demos' by default, and what there is of it."""
-    grid = load_grid(path)
-    return grid, [look(cell) for cell in cells_of(grid, path, RUNS / path.stem)]
+def here() -> tuple[GridConfig, list[Outcome]]:
+    """The grid of the demos, and what there is of it."""
+    grid = load_grid(GRID)
+    return grid, [look(cell) for cell in cells_of(grid, GRID, RUNS)]
 
 
 def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
@@ -71,21 +77,24 @@ def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
     return found
 
 
-def compared_block(name: str, outcomes: Sequence[Outcome], images: Path | None = None) -> str:
-    """The figures of a grid as far as they are there; "" for none. images: folder for pictures."""
+def compared_block(name: str, images: Path | None = None) -> str:
+    """The figures of a grid as far as they are kept, the same wherever they are written. images:
+    folder for its picture."""
     path = CONFIGS / f"{name}.toml"
     grid = load_grid(path)
-    done = [outcome for outcome in outcomes if outcome.summary is not None]
-    if not done:
-        return ""
+    cells = cells_of(grid, path, path / "no runs")
+    done = [one for one in map(look, cells) if one.summary is not None]
     lines = lines_of(grid, done)
     found = completed(differences(grid, lines), load_pairs(place(grid, path)))
+    picture = COMPARED[name]
     if images is not None:
-        for picture in draw(grid, lines, found, images):
-            picture.replace(images / f"{name}-{picture.name}")
-    told = f"Measured: {len(done)} of the {len(outcomes)} runs of [{name}](../configs/{name}.toml)."
+        with TemporaryDirectory() as folder:
+            draw(grid, lines, found, Path(folder))
+            shutil.copyfile(Path(folder) / picture, images / f"{name}-{picture}")
+    told = f"Measured: {len(done)} of the {len(cells)} runs of [{name}](../configs/{name}.toml)."
+    link = f"![{grid.title}](images/{name}-{picture})"
     deeper = [part.replace("## ", "### ", 1) for part in measured(grid, lines, found)]
-    return "\n\n".join([told, *filter(None, deeper)])
+    return "\n\n".join([told, link, *filter(None, deeper)])
 
 
 def front_block(grid: GridConfig, outcomes: Sequence[Outcome]) -> str:
@@ -134,8 +143,7 @@ def main() -> None:
     if PLACES[grid.methods[0].name][0] in found:
         fill(FRONT, "result", front_block(grid, outcomes))
     for name in COMPARED:
-        if text := compared_block(name, here(CONFIGS / f"{name}.toml")[1], IMAGES):
-            fill(PAGE, name, text)
+        fill(PAGE, name, compared_block(name, IMAGES))
 
 
 if __name__ == "__main__":
