@@ -71,8 +71,9 @@ def _draw_axis(
     if len(panels) > PANELS:
         return None
     scale = numeric(grid, axis) if axis else None
-    names = [value.name for value in grid.axes[axis]] if axis else [""]
-    place = scale or {name: float(i) for i, name in enumerate(names)}
+    there = {line.point.get(axis, "") for line in figures}
+    names = [value.name for value in grid.axes[axis] if value.name in there] if axis else [""]
+    place = {name: scale[name] if scale else float(i) for i, name in enumerate(names)}
     figure, table = _panels(len(panels), list(figures), rows=2 if pairs else 1)
     for column, rest in enumerate(panels):
         rows: dict[tuple[str, str], list[Line]] = {}
