@@ -117,6 +117,11 @@ class CtclConfig(Section):
             )
 
     @property
+    def by_topic(self) -> bool:
+        """Whether the generator is told each text's topic."""
+        return self.condition == "topic"
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The public class list; empty without classes."""
         return tuple(split_list(self.labels))

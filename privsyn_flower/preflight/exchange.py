@@ -114,7 +114,7 @@ def _training(config: RunConfig, machine: Machine) -> Exchange:
     if topics and embedder is not None:
         rows = topics * (embedder.dimension + TOPIC_BYTES)
         once = rows if config.ctcl.histogram else 0
-        if config.ctcl.condition == "topic" and down is not None:
+        if config.ctcl.by_topic and down is not None:
             down += rows  # the node finds each text's condition by them
         first = estimate(_embedding(config), embedder, machine).seconds
     seconds = work.seconds

@@ -139,7 +139,7 @@ class CTCL(SynthesisStrategy):
         seed: int = 0,
     ) -> None:
         self.config = CtclConfig() if config is None else checked(config)
-        if topics is None and self.config.condition == "topic":
+        if topics is None and self.config.by_topic:
             raise ValueError("ctcl.condition = 'topic' needs topics: give a topic model, or 'none'")
         self.table = TrainingConfig() if training is None else checked(training)
         self.topics, self.generator, self.seed = topics, Path(generator), seed
@@ -150,7 +150,7 @@ class CTCL(SynthesisStrategy):
         self.counts: F64 | None = None  # released, noisy, (m,)
         self.noise_std = 0.0
         self.conditions = Conditions(
-            topics if self.config.condition == "topic" else None,
+            topics if self.config.by_topic else None,
             self.config.document_type,
             self.config.classes,
             self.config.max_source,

@@ -178,6 +178,8 @@ def test_ctrl_c_ends_the_page_and_not_the_run(tmp_path: Path) -> None:
         process = subprocess.Popen(
             [sys.executable, "-c", SERVER, str(run.path)],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            # a shell's background jobs ignore it, and what they start
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         assert process.stdout is not None
         process.stdout.readline()

@@ -154,7 +154,7 @@ def test_a_ticket_is_answered_once(tmp_path: Path, loopback: Any) -> None:
         ({"sensitivity": 40.0}, "malformed-query", "sensitivity = 40 is noise of standard"),
         ({"noise-multiplier": 1e-9}, "malformed-query", "noise_multiplier = 1e-09"),
         ({"min-weight": 1e12}, "malformed-query", "where W_min = 1e+12"),
-        ({"protocol": 4}, "protocol-version", "protocol 4, this side speaks 6"),
+        ({"protocol": 4}, "protocol-version", f"protocol 4, this side speaks {wire.PROTOCOL}"),
     ],
 )
 def test_integers_that_are_no_gaussian_noise_are_refused(

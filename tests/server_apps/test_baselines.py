@@ -201,7 +201,7 @@ def test_expand_private_shows_private_texts_and_says_so(
     assert "NO PRIVACY" in summary["privacy_short"] and "NO PRIVACY" in summary["privacy"]
     assert "NO PRIVACY" in (tmp_path / "run.log").read_text()
     assert {"synthetic", "private"} <= set(summary["benchmark"]["accuracy"])
-    assert "| inf |" in report([summary]) and " inf " in result_table(summary)
+    assert "| infinity |" in report([summary]) and " infinity " in result_table(summary)
 
 
 def test_dp_prompt_paraphrases_each_text_once_at_the_price_of_epsilon(

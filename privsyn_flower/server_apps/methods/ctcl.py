@@ -398,7 +398,7 @@ def _texts(path: Path) -> list[LabelledText]:
 
 def _has_topics(config: RunConfig) -> bool:
     """Whether anything is by topic: nothing is of a generator without conditions."""
-    return config.ctcl.condition == "topic" or config.ctcl.histogram
+    return config.ctcl.by_topic or config.ctcl.histogram
 
 
 def _has_public_topics(config: RunConfig) -> bool:
