@@ -189,17 +189,24 @@ def test_a_clip_of_the_nodes_scores_is_caught(
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
 
-def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def clip_by_class(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
+def clip_by_class(key: str) -> Any:
+    """In the place of an answer: the sum of answers about each class alone, each clipped by
+    itself. key: the option that says the class of prompts or of candidates."""
+
+    def answer(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
         labels = options.pop("sample_classes")
         parts = [
             real(rows, users, candidates, sample_classes=np.where(labels == name, name, -1),
                  **options)
-            for name in np.unique(options["classes"])
+            for name in np.unique(options[key])
         ]  # fmt: skip
         return np.sum(parts, axis=0)
 
-    scores_with(monkeypatch, clip_by_class)
+    return answer
+
+
+def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores_with(monkeypatch, clip_by_class("classes"))
     found = measured(20_000, **LABELS)
     assert found.contradiction and found.lower_bound > found.claimed_epsilon
 
@@ -207,16 +214,7 @@ def test_a_clip_of_every_class_by_itself_is_caught(monkeypatch: pytest.MonkeyPat
 def test_a_clip_of_every_class_of_votes_by_itself_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def clip_by_class(real: Any, rows: Any, users: Any, candidates: Any, options: Any) -> Any:
-        labels = options.pop("sample_classes")
-        parts = [
-            real(rows, users, candidates, sample_classes=np.where(labels == name, name, -1),
-                 **options)
-            for name in np.unique(options["candidate_classes"])
-        ]  # fmt: skip
-        return np.sum(parts, axis=0)
-
-    votes_with(monkeypatch, clip_by_class)
+    votes_with(monkeypatch, clip_by_class("candidate_classes"))
     found = measured(20_000, **CLASSES)
     assert found.kind == "votes"
     assert found.contradiction and found.lower_bound > found.claimed_epsilon

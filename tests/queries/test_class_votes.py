@@ -1,4 +1,4 @@
-"""Votes within classes: brute force, one user's bound, and the same work for every label."""
+"""Votes within classes: brute force, one user's bound, one comparison for every label."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.queries import nearest, shard_votes
+from tests.queries.test_votes import calm, nasty
 
 CLIPS = ("normalised", "worst-case", "sqrt-count")
 METRICS = ("l2", "cosine", "ip")
@@ -149,10 +150,6 @@ def test_near_ties_within_a_class_are_decided_exactly_and_alone():
         sample_classes=own[:3], candidate_classes=named, **options,
     )  # fmt: skip
     assert np.array_equal(part + first, votes)
-
-
-nasty = st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.5, 3e38, -3e38, 1e-40, np.nan, np.inf])
-calm = st.sampled_from([0.0, 1.0, -1.0, 2.0, 0.5, 3e38, 1e-40])
 
 
 @st.composite

@@ -21,10 +21,12 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
+
+from privsyn_flower.privacy.accounting.search import CLOSE, closer, smallest
 
 FINAL_INTERVAL = 1e-4  # discretisation of the privacy loss for a number that is claimed
 SEARCH_INTERVAL = 1e-3  # while searching: still an upper bound, five times faster
@@ -35,7 +37,6 @@ FINEST_INTERVAL = 1e-5
 # Privacy losses are convolved in float64, whose rounding is of the size of a smaller delta.
 SMALLEST_DELTA = 9e-13
 _ROUGH = 0.02  # relative difference of two intervals that a third is tried for
-_CLOSE = 1e-3  # of epsilon: as near to the target as a search must come
 # The closed form subtracts nearly equal numbers once the noise is very large. Epsilon falls
 # with noise, so the value at this multiplier is an upper bound beyond it.
 LARGEST_MULTIPLIER = 1e6
@@ -246,10 +247,12 @@ def calibrate_beside(
     if beside and together(exact, FINAL_INTERVAL) > target_epsilon:
         raise ValueError(_nothing_left(target_epsilon, delta))
     # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
-    found = _smallest(lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact)
-    if together(found, FINAL_INTERVAL) < target_epsilon * (1 - _CLOSE):
+    found = smallest(
+        lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact, SMALLEST_MULTIPLIER
+    )
+    if together(found, FINAL_INTERVAL) < target_epsilon * (1 - CLOSE):
         finely = functools.partial(together, interval=FINAL_INTERVAL)
-        found = _closer(finely, target_epsilon, found)
+        found = closer(finely, target_epsilon, found)
     while together(found, FINAL_INTERVAL) > target_epsilon:
         found *= 1 + 1e-5
     return found
@@ -279,77 +282,6 @@ def _nothing_left(target_epsilon: float, delta: float) -> str:
         f"the noise that is given costs all of epsilon = {target_epsilon} at delta = {delta:.6g}, "
         "and nothing is left for the rest: raise it, or lower its share"
     )
-
-
-def _smallest(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
-    """The upper end of a bisection of a decreasing function that keeps the target at `high`.
-
-    Where it crosses the target is found by secants before (`_crossing`); the bisection then asks
-    for values between those two places alone, of the twenty that it needs.
-    """
-    low = high / 2
-    while (value := epsilon_of(low)) <= target:
-        if low <= SMALLEST_MULTIPLIER:
-            raise ValueError(
-                f"target_epsilon = {target} is above {value:.3g}, the epsilon at the "
-                f"smallest noise multiplier searched ({low:.3g}): lower epsilon"
-            )
-        high, low = low, low / 2
-    below, above = _crossing(epsilon_of, target, low, value, high)
-    while high > low * (1 + 1e-6):
-        middle = math.sqrt(low * high)
-        costly = middle <= below or (middle < above and epsilon_of(middle) > target)
-        low, high = (middle, high) if costly else (low, middle)
-    return high
-
-
-def _crossing(
-    epsilon_of: Callable[[float], float], target: float, low: float, value: float, high: float
-) -> tuple[float, float]:
-    """Two multipliers close to each other, of which the smaller costs more than the target.
-
-    By secants of the logarithms, between which epsilon is almost a straight line, each a little
-    beyond the place where it should cross: so both come close. value: epsilon at `low`.
-    """
-    place, gap, slope = math.log(low), math.log(value / target), -1.0
-    for _ in range(8):
-        beyond = 2e-7 if gap > 0 else -2e-7
-        following = place - gap / slope + beyond
-        if not low < math.exp(following) < high:  # a bend: halve what is left
-            following = math.log(math.sqrt(low * high))
-        before, gap = gap, math.log(max(epsilon_of(math.exp(following)), 1e-300) / target)
-        slope = min(-0.01, (gap - before) / (following - place))
-        place = following
-        low, high = (math.exp(place), high) if gap > 0 else (low, math.exp(place))
-        if high < low * (1 + 1e-6):
-            break
-    return low, high
-
-
-def _closer(epsilon_of: Callable[[float], float], target: float, high: float) -> float:
-    """A multiplier below `high`, which keeps the target, that keeps it too, and within _CLOSE.
-
-    By secants of the logarithms, between which epsilon is almost a straight line: three or four
-    values in place of a bisection's fourteen, which take a tenth of a second each and more.
-    """
-    aim = math.log(target * (1 - _CLOSE / 2))
-    low, place, slope = 0.0, math.log(high), -1.0
-    gap = math.log(epsilon_of(high)) - aim
-    for _ in range(20):
-        following = place - gap / slope
-        if not low < math.exp(following) < high:  # a bend: halve what is left
-            following = math.log(math.sqrt(max(low, high / 2) * high))
-        value = epsilon_of(math.exp(following))
-        if value <= target:
-            high = math.exp(following)
-            if value > target * (1 - _CLOSE):
-                break
-        else:
-            low = math.exp(following)
-        before, gap = gap, math.log(value) - aim
-        slope = min(-0.01, (gap - before) / (following - place))
-        place = following
-    return high
 
 
 def most_releases(
