@@ -31,6 +31,9 @@ run: install  ## the main job: PrE-Text on a thousand users, one seed, epsilon 7
 # One thread each: models as small as the tests' lose more to threads than they gain. Three files at a
 # time for two cores: a test of real Flower runs waits, for Flower's looks and starts, half of its time.
 test fast e2e noninterference fuzz: export OMP_NUM_THREADS := 1
+# The suite starts many processes of this package: where compiled files may not be kept (containers
+# set that), each of them compiles it anew.
+test fast e2e noninterference fuzz: export PYTHONDONTWRITEBYTECODE :=
 
 test: install browser  ## the whole suite, three files at a time
 	$(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder

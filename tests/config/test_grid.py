@@ -123,7 +123,7 @@ SHIPPED: list[tuple[str, str, int]] = [
     ("grids/pretext", "papers/dp-fedavg-pretext-jobs-eps7.58", 3 * 3 * 4),
     ("grids/popri", "papers/dp-fedavg-popri-partial-1000", 3 * 3 * 2),
     ("grids/demo", "dp-fedavg-demo", 12),
-    ("compare-results", "", 4 * 2 * 3 + 2),
+    ("compare-results", "", 5 * 2 * 3),
     ("grids/ablation-popri-score", "papers/popri-biorxiv-eps1", 3),
     ("grids/ablation-popri-cdpo", "papers/popri-biorxiv-eps7", 4),
     ("grids/ablation-popri-rank", "papers/popri-biorxiv-eps1", 3),

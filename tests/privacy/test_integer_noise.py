@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import cache
 
 import mpmath
 import numpy as np
@@ -51,7 +52,8 @@ def measured(s, added=TWELFTH):
 # --- one discrete Gaussian ------------------------------------------------------------------
 
 
-def hermite_mean(k, slope=0):
+@cache
+def he(k):
     """E |He_k(Z)| of a standard normal Z: exact between the polynomial's roots."""
     polynomial = np.polynomial.hermite_e.herme2poly([0] * k + [1])
     roots = [mpf(float(r)) for r in np.sort(np.roots(polynomial[::-1]).real)]
@@ -63,9 +65,6 @@ def hermite_mean(k, slope=0):
     return mpmath.quad(part, [-mpmath.inf, *roots, mpmath.inf])
 
 
-HE = {k: hermite_mean(k) for k in (4, 5, 6, 7)}
-
-
 def proven(s):
     """The bound of docs/privacy.md on TV(N_Z(0, s^2 + 1/12), round N(0, s^2)).
 
@@ -74,8 +73,8 @@ def proven(s):
     the integers is an integral and half of the integral of the slope. theta: the lattice's sum of
     a Gaussian density, less 1.
     """
-    fourth = (HE[4] + HE[5] / (2 * s)) / 5760 / s**4
-    sixth = (mpf(1) / 448 + mpf(15) / 1728) / 1440 * (HE[6] + HE[7] / (2 * s)) / s**6
+    fourth = (he(4) + he(5) / (2 * s)) / 5760 / s**4
+    sixth = (mpf(1) / 448 + mpf(15) / 1728) / 1440 * (he(6) + he(7) / (2 * s)) / s**6
     theta = 3 * mpmath.exp(-2 * mpmath.pi**2 * s**2)
     return fourth + sixth + theta / 2
 
@@ -86,7 +85,7 @@ def proven(s):
 def test_the_law_of_the_fourth_power(s, constant):
     found = measured(s) * s**4 * 10**4
     assert abs(found - constant) < 0.01
-    law = HE[4] / 5760 * 10**4
+    law = he(4) / 5760 * 10**4
     assert found < 4.863 and abs(law - 4.8622) < 1e-4
     assert abs(found - law) < 1.5 / s**2  # which it converges to
 
