@@ -143,9 +143,10 @@ def _cell(
         if not config.benchmark:
             raise ConfigError("benchmark = false: nothing would be compared; set benchmark = true")
         price(config)
-    except ValueError as error:  # ConfigError, and noise that no calibration reaches
+        folder = (out / "runs" / f"{name}-{digest(config)[:8]}").absolute()
+    # ConfigError, noise that no calibration reaches, and folders that are no models
+    except (ValueError, FileNotFoundError) as error:
         return Cell(method, point, seed, None, str(error), out / "runs" / name, kept)
-    folder = (out / "runs" / f"{name}-{digest(config)[:8]}").absolute()
     return Cell(method, point, seed, config, "", folder, kept)
 
 
@@ -242,7 +243,11 @@ def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
         summary = read_summary(path)
     except ReportError as error:
         return Outcome(cell, None, f"{error}: it is not used, and a new run takes its place")
-    if not differing and summary.get("cell", {}).get("models") != models_used(config):
+    models = summary.get("cell", {}).get("models", {})
+    # A local model that is not here, by the name that it had, cannot be another one.
+    if not differing and any(
+        models.get(key) != value for key, value in models_used(config).items()
+    ):
         differing = ["the models are others"]
     if differing:
         return Outcome(cell, None, f"{path} is not used: {'; '.join(differing)}")

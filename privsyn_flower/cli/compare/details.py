@@ -7,7 +7,7 @@ a mean and [smallest, largest]; each seed's difference has its own interval over
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.cli.compare.estimates import Line
@@ -15,6 +15,7 @@ from privsyn_flower.cli.compare.tables import in_cell, point_label
 from privsyn_flower.config.grid import GridMethod
 from privsyn_flower.report.summaries import Summary
 
+NONE = "–"  # in the cell of a control that a point's runs did not have
 Runs = Mapping[str, Sequence[Summary]]  # point -> the runs of all seeds
 
 
@@ -54,7 +55,12 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
     """Accuracy and cross-entropy by what the model was fine-tuned on."""
     first = next(iter(by_point.values()))[0]["benchmark"]
     measures = [m for m in ("accuracy", "loss") if m in first]
-    names = method.rows or {key: first["methods"][key] for key in first["accuracy"]}
+    names = method.rows or {
+        key: run["benchmark"]["methods"][key]
+        for runs in by_point.values()
+        for run in runs
+        for key in run["benchmark"]["accuracy"]
+    }
     head, rule = "| fine-tuned on |", "|---|"
     for point in by_point:
         for measure in measures:
@@ -63,7 +69,7 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
     lines = [head, rule]
     for key, name in names.items():
         cells = [
-            spread([run["benchmark"][m][key] for run in runs], 4 if m == "accuracy" else 3)
+            spread(_each(runs, m, key), 4 if m == "accuracy" else 3)
             for runs in by_point.values()
             for m in measures
         ]
@@ -73,22 +79,23 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
 
 def difference_table(method: GridMethod, by_point: Runs, result: str, measure: str) -> list[str]:
     """The result minus the others, with the 95 % interval of every seed (bootstrap over users)."""
-    first = next(iter(by_point.values()))[0]["benchmark"].get(f"{measure}_difference", {})
+    found = f"{measure}_difference"
+    keys = [k for runs in by_point.values() for r in runs for k in r["benchmark"].get(found, ())]
     given = method.differences or {
-        key.removeprefix(f"{result}-"): key for key in first if key.startswith(f"{result}-")
+        key.removeprefix(f"{result}-"): key for key in keys if key.startswith(f"{result}-")
     }
-    if not first or not given:
+    if not keys or not given:
         return []
     head = f"| {measure} difference, each seed with its 95 % interval over held-out users |"
     lines = [head + _heads(by_point), "|---|" + "---|" * len(by_point)]
     for other, name in given.items():
         line = f"| {in_cell(name)} |"
         for runs in by_point.values():
-            cells = []
-            for run in runs:
-                value, low, high = run["benchmark"][f"{measure}_difference"][f"{result}-{other}"]
-                cells.append(f"{value:+.4f} [{low:+.4f}, {high:+.4f}]")
-            line += " " + "<br>".join(cells) + " |"
+            cells = [
+                f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+                for value, low, high in _each(runs, found, f"{result}-{other}")
+            ]
+            line += f" {'<br>'.join(cells) or NONE} |"
         lines.append(line)
     return lines
 
@@ -115,12 +122,26 @@ def text_table(method: GridMethod, by_point: Runs) -> list[str]:
         for other in ("private", "held_out", "public"):
             row(f"synthetic texts with 8 words in a row from {other.replace('_', '-')} text",
                 lambda b, o=other: b["near_duplicates"][o]["share"], 4)  # type: ignore[misc]  # fmt: skip
-    for group, distances in first.get("frechet", {}).items():
-        for key in distances:
-            name = method.rows.get(key, key).replace("**", "")
-            row(f"Frechet distance to held-out text ({group}): {name}",
-                lambda b, g=group, k=key: b["frechet"][g][k], 4)  # type: ignore[misc]  # fmt: skip
+    distances = {
+        (group, key): method.rows.get(key, key).replace("**", "")
+        for runs in by_point.values()
+        for run in runs
+        for group, found in run["benchmark"].get("frechet", {}).items()
+        for key in found
+    }
+    for (group, key), name in distances.items():
+        cells = [spread(_each(runs, "frechet", group, key), 4) for runs in by_point.values()]
+        lines.append(f"| Frechet distance to held-out text ({group}): {in_cell(name)} |")
+        lines[-1] += "".join(f" {cell} |" for cell in cells)
     return lines if len(lines) > 2 else []
+
+
+def _each(runs: Iterable[Mapping[str, Any]], *keys: str) -> list[Any]:
+    """What the runs' benchmarks have under these keys; not every point has every control."""
+    found: list[Any] = [run["benchmark"] for run in runs]
+    for key in keys:
+        found = [one[key] for one in found if key in one]
+    return found
 
 
 def _heads(by_point: Runs) -> str:
@@ -128,7 +149,9 @@ def _heads(by_point: Runs) -> str:
 
 
 def spread(values: Sequence[float], digits: int) -> str:
-    """Mean, and the range over seeds."""
+    """Mean, and the range over seeds; a dash for no value."""
+    if not values:
+        return NONE
     mean = f"{statistics.mean(values):.{digits}f}"
     if len(values) == 1:
         return mean

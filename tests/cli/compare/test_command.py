@@ -166,6 +166,29 @@ def test_kept_summaries_stand_for_their_configuration_alone(
     assert [line.partition("-epsilon")[2][:7] for line in calls()[9:]] == ["2-seed1"]
 
 
+def test_a_kept_summary_outlives_a_local_models_folder(
+    grid: Path, tmp_path: Path, stand_in: Sequence[str]
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.safetensors").write_bytes(b"one")
+    text = grid.read_text().replace("title", 'kept = "kept"\ntitle')
+    grid.write_text(text.replace("[set]", f'[set]\nmodels.downstream = "{model}"'))
+    compare_command(grid, out=tmp_path / "one", program=stand_in)
+
+    def reasons() -> set[str]:
+        found = map(look, cells_of(load_grid(grid), grid, tmp_path / "two"))
+        return {one.reason.partition(": ")[2] for one in found if one.summary is None}
+
+    assert reasons() == set()
+    (model / "model.safetensors").write_bytes(b"two")
+    assert reasons() == {"the models are others"}
+    (model / "model.safetensors").unlink()
+    assert reasons() == {f"{model} holds no model weights (*.safetensors or *.bin)"}
+    model.rmdir()
+    assert reasons() == set()
+
+
 def test_a_damaged_summary_is_named_and_stops_no_other(
     grid: Path, tmp_path: Path, stand_in: Sequence[str], calls: Calls
 ) -> None:
