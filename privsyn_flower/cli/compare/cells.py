@@ -243,15 +243,23 @@ def _of_kept(cell: Cell, config: RunConfig, path: Path) -> Outcome:
         summary = read_summary(path)
     except ReportError as error:
         return Outcome(cell, None, f"{error}: it is not used, and a new run takes its place")
-    models = summary.get("cell", {}).get("models", {})
-    # A local model that is not here, by the name that it had, cannot be another one.
-    if not differing and any(
-        models.get(key) != value for key, value in models_used(config).items()
-    ):
+    if not differing and _other_models(summary.get("cell", {}).get("models", {}), config):
         differing = ["the models are others"]
     if differing:
         return Outcome(cell, None, f"{path} is not used: {'; '.join(differing)}")
     return Outcome(cell, summary)
+
+
+def _other_models(used: Mapping[str, str], config: RunConfig) -> bool:
+    """Whether a kept result is another model's. used: its `models_used`. The folder of a local
+    model may be gone since: then the name, which is compared with all other keys, has to do."""
+    here = models_used(config)
+    gone = {key for key in used.keys() - here.keys() if not _ships(config, key)}
+    return {key: value for key, value in used.items() if key not in gone} != here
+
+
+def _ships(config: RunConfig, key: str) -> bool:
+    return embedded(key, str(getattr(config.models, key, ""))) is not None
 
 
 def _stored(path: Path) -> RunConfig | str:

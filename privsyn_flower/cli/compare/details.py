@@ -7,7 +7,7 @@ a mean and [smallest, largest]; each seed's difference has its own interval over
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.cli.compare.estimates import Line
@@ -56,10 +56,10 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
     first = next(iter(by_point.values()))[0]["benchmark"]
     measures = [m for m in ("accuracy", "loss") if m in first]
     names = method.rows or {
-        key: run["benchmark"]["methods"][key]
+        key: one["methods"][key]
         for runs in by_point.values()
-        for run in runs
-        for key in run["benchmark"]["accuracy"]
+        for one in _each(runs)
+        for key in one["accuracy"]
     }
     head, rule = "| fine-tuned on |", "|---|"
     for point in by_point:
@@ -80,7 +80,7 @@ def training_texts(method: GridMethod, by_point: Runs) -> list[str]:
 def difference_table(method: GridMethod, by_point: Runs, result: str, measure: str) -> list[str]:
     """The result minus the others, with the 95 % interval of every seed (bootstrap over users)."""
     found = f"{measure}_difference"
-    keys = [k for runs in by_point.values() for r in runs for k in r["benchmark"].get(found, ())]
+    keys = [key for runs in by_point.values() for one in _each(runs, found) for key in one]
     given = method.differences or {
         key.removeprefix(f"{result}-"): key for key in keys if key.startswith(f"{result}-")
     }
@@ -102,37 +102,38 @@ def difference_table(method: GridMethod, by_point: Runs, result: str, measure: s
 
 def text_table(method: GridMethod, by_point: Runs) -> list[str]:
     """What the answers found, and Frechet distances to held-out text at equal numbers of texts."""
-    first = next(iter(by_point.values()))[0]["benchmark"]
-    lines = ["| |" + _heads(by_point)]
-    lines.append("|---|" + "---:|" * len(by_point))
+    lines = ["| |" + _heads(by_point), "|---|" + "---:|" * len(by_point)]
 
-    def row(name: str, pick: Callable[[Any], float], digits: int) -> None:
-        cells = [spread([pick(run["benchmark"]) for run in r], digits) for r in by_point.values()]
-        lines.append(f"| {in_cell(name)} |" + "".join(f" {cell} |" for cell in cells))
+    def row(name: str, digits: int, *keys: str) -> None:
+        """A figure, if any run has it; of one with a value for each round, the mean."""
+        found = [
+            [statistics.mean(v) if isinstance(v, list) else v for v in _each(runs, *keys)]
+            for runs in by_point.values()
+        ]
+        if any(found):
+            cells = "".join(f" {spread(values, digits)} |" for values in found)
+            lines.append(f"| {in_cell(name)} |{cells}")
 
-    if "true_votes" in first:
-        row("true votes of the survivors / of as many random candidates (mean over rounds)",
-            lambda b: b["true_votes"]["mean_ratio"], 2)  # fmt: skip
-    if "seeds_against_random" in first.get("true_votes", {}):
-        row("share of the true votes: seeds against as many random public texts",
-            lambda b: b["true_votes"]["seeds_against_random"], 3)  # fmt: skip
-    if "responses" in first:
-        row("recovery rate of the preferences (mean over rounds)",
-            lambda b: statistics.mean(b["responses"]["recovery_rate"]), 3)  # fmt: skip
+    row("true votes of the survivors / of as many random candidates (mean over rounds)",
+        2, "true_votes", "mean_ratio")  # fmt: skip
+    row("share of the true votes: seeds against as many random public texts",
+        3, "true_votes", "seeds_against_random")  # fmt: skip
+    row("recovery rate of the preferences (mean over rounds)",
+        3, "responses", "recovery_rate")  # fmt: skip
+    if any(_each(runs, "responses") for runs in by_point.values()):
         for other in ("private", "held_out", "public"):
             row(f"synthetic texts with 8 words in a row from {other.replace('_', '-')} text",
-                lambda b, o=other: b["near_duplicates"][o]["share"], 4)  # type: ignore[misc]  # fmt: skip
-    distances = {
-        (group, key): method.rows.get(key, key).replace("**", "")
+                4, "near_duplicates", other, "share")  # fmt: skip
+    distances = dict.fromkeys(
+        (group, key)
         for runs in by_point.values()
-        for run in runs
-        for group, found in run["benchmark"].get("frechet", {}).items()
-        for key in found
-    }
-    for (group, key), name in distances.items():
-        cells = [spread(_each(runs, "frechet", group, key), 4) for runs in by_point.values()]
-        lines.append(f"| Frechet distance to held-out text ({group}): {in_cell(name)} |")
-        lines[-1] += "".join(f" {cell} |" for cell in cells)
+        for found in _each(runs, "frechet")
+        for group, methods in found.items()
+        for key in methods
+    )
+    for group, key in distances:
+        name = method.rows.get(key, key).replace("**", "")
+        row(f"Frechet distance to held-out text ({group}): {name}", 4, "frechet", group, key)
     return lines if len(lines) > 2 else []
 
 

@@ -187,6 +187,13 @@ def test_a_kept_summary_outlives_a_local_models_folder(
     assert reasons() == {f"{model} holds no model weights (*.safetensors or *.bin)"}
     model.rmdir()
     assert reasons() == set()
+    # of the folder's model alone: a shipped one is here, and has to be the same
+    for file in (tmp_path / "kept").glob("*-seed?.json"):
+        summary = json.loads(file.read_text())
+        summary["cell"]["models"]["embedder"] = "another"
+        summary["cell"]["models"]["infiller"] = "another"
+        file.write_text(json.dumps(summary))
+    assert reasons() == {"the models are others"}
 
 
 def test_a_damaged_summary_is_named_and_stops_no_other(
