@@ -21,6 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from privsyn_flower.evaluation.tuning import Tuning, learning_rate_factor
 from privsyn_flower.progress import Progress
+from privsyn_flower.randomness import untouched_randomness
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.libraries import (
     COMPLETE,
@@ -29,7 +30,6 @@ from privsyn_flower.text.models.libraries import (
     quiet,
     seal,
     steps_done,
-    untouched_randomness,
 )
 
 BEST = "best.safetensors"  # in a checkpoint: the trained weights of the best epoch so far

@@ -21,7 +21,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from privsyn_flower.files import new_folder
 from privsyn_flower.progress import Progress, bar
-from privsyn_flower.randomness import seeded
+from privsyn_flower.randomness import seeded, untouched_randomness
 from privsyn_flower.text.conditional import MAX_TARGET, ConditionalLM, open_conditional
 from privsyn_flower.text.conditions import MAX_SOURCE, Pair
 from privsyn_flower.text.models.devices import one_worker
@@ -30,7 +30,6 @@ from privsyn_flower.text.models.libraries import (
     one_device,
     quiet,
     seal,
-    untouched_randomness,
 )
 
 SAVE_SECONDS = 600.0  # between checkpoints

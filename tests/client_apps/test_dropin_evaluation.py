@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import random
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,6 +27,7 @@ from privsyn_flower.protocol.question import Noise, Query, Ticket, decode_sum
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import PrivateEvaluation
 from privsyn_flower.training import Layout
+from tests.client_apps import test_dropin as training
 from tests.client_apps.test_dropin import (
     ARRAYS,
     SECRET,
@@ -63,10 +66,10 @@ def ask(query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Message:
     return wire.ask(query, ticket, noise(query, weight), 1, weight, 60.0)
 
 
-def decoded(reply: Message, query: Query, weight: int = 1) -> Any:
+def decoded(reply: Message, query: Query, weight: int = 1, ticket: Ticket = TICKET) -> Any:
     """What the server makes of a plain reply (1 + metrics,)."""
     used = noise(query, weight)
-    residues = wire.read_answer(reply, TICKET, query.length, used.bits).residues
+    residues = wire.read_answer(reply, ticket, query.length, used.bits).residues
     return decode_sum(residues, query, used)
 
 
@@ -411,6 +414,60 @@ def test_the_decorator_goes_under_flowers() -> None:
     query = evaluation()
     got = decoded(app(ask(query), context()), query)
     assert got == pytest.approx([1.0, 0.5, -0.5], abs=1e-3)
+
+
+def draws(hostile: str, rows: int) -> float:
+    """What a function draws from three libraries for a clinic's rows; or what it does instead."""
+    torch = pytest.importorskip("torch")
+    if hostile == "no rows":
+        raise ValueError("a clinic without rows")
+    if hostile == "seeds":
+        random.seed(5)
+        torch.manual_seed(5)
+        np.random.set_bit_generator(np.random.PCG64(5))
+    return random.random() + np.random.standard_normal() + float(torch.rand(rows)[-1])
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_neighbour_moves_no_draw_of_the_others(kind: str) -> None:
+    """Eight clinics in one process, seeded when it began: whatever the first of them does."""
+    torch = pytest.importorskip("torch")
+    rig: Any = training if kind == "train" else sys.modules[__name__]
+    decorate: Any = private_training if kind == "train" else private_evaluation
+
+    def drawn(rnd: int, hostile: str = "") -> list[tuple[float, Any]]:
+        """What each clinic's function drew, and the vector that came of it."""
+        seen: list[float] = []
+
+        def function(message: Message, asked: Any) -> Message:
+            clinic = int(asked.node_config["partition-id"])
+            seen.append(np.nan)
+            seen[-1] = draws(hostile if clinic == 0 else "", 3 + clinic)
+            value = np.tanh(seen[-1]) / 2
+            if kind == "train":
+                return training.answered(message, training.plus(value))
+            return found(message, accuracy=value + 0.5, loss=1.0, **{"num-examples": 5})
+
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        before = np.random.get_state()[1].tobytes(), random.getstate(), torch.get_rng_state()
+        options = {} if kind == "train" else {"server-round": rnd}
+        query = (question if kind == "train" else evaluation)(options=options)
+        ticket = replace(rig.TICKET, run=f"run-{hostile}-{rnd}", round=rnd)
+        replies = [decorate(function)(rig.ask(query, 1, ticket), context(n)) for n in range(8)]
+        assert (np.random.get_state()[1].tobytes(), random.getstate()) == before[:2]
+        assert torch.equal(torch.get_rng_state(), before[2])
+        return list(zip(seen, (rig.decoded(r, query, 1, ticket) for r in replies), strict=True))
+
+    calm, later = drawn(1), drawn(2)
+    assert len({value for value, _ in calm + later}) == 16  # no two calls draw alike
+    for hostile in ("no rows", "seeds"):
+        moved = drawn(1, hostile)
+        assert moved[0][0] != calm[0][0]
+        assert [value for value, _ in moved[1:]] == [value for value, _ in calm[1:]]
+        for (_, one), (_, other) in zip(moved[1:], calm[1:], strict=True):
+            assert np.allclose(one, other, atol=1e-2)  # as the node rounds them
 
 
 @pytest.fixture(autouse=True)

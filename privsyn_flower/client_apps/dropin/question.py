@@ -20,6 +20,7 @@ from privsyn_flower.client_apps.node.failures import place_of
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER
 from privsyn_flower.protocol.question import METRICS, Query
 from privsyn_flower.protocol.wire import Refusal, WireError, read_head
+from privsyn_flower.randomness import own_randomness
 from privsyn_flower.training.layout import Layout
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -80,10 +81,17 @@ def read_list(query: Query, key: str) -> list[Any]:
 def asking(
     function: Callable[[Message, Any], Message], message: Message, context: Any, *, named: bool
 ) -> Ask:
-    """How the function is called for one user. named: with the user's id in its config."""
+    """How the function is called for one user, with random draws of its own.
+
+    named: with the user's id in its config.
+    """
+    partition = str(context.node_config.get("partition-id", 0))
 
     def one(query: Query, arrays: Arrays, user: str) -> Message:
-        return function(_asked(message, query, arrays, user if named else None), context)
+        given = _asked(message, query, arrays, user if named else None)
+        rnd = int(given.content["config"]["server-round"])
+        with own_randomness(message.metadata.message_type, rnd, partition, ascii(user)):
+            return function(given, context)
 
     return one
 

@@ -80,7 +80,8 @@ def private_training(
     it is `weight` of the node config. A user whose function fails counts as zeros, and so does one
     whom the node's coin leaves out: the function is called for all alike. Nothing that one
     user's call leaves behind, as in a global or in context.state, may reach another user's: the
-    noise is made for a user who moves one vector.
+    noise is made for a user who moves one vector. The global generators of Python, numpy and torch
+    are seen to here: each call draws by itself (`randomness.own_randomness`).
 
     check: a function like the train function that does the same on a few rows of made-up data, and
     opens no private ones. It is called with the first round's parameters in each process, before

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -12,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import transformers
 
 from privsyn_flower.files import sync_folder, write_atomic
@@ -61,18 +58,6 @@ def one_device(config: Any) -> Any:
     if config.n_gpu > 1:
         config._n_gpu = 1
     return config
-
-
-@contextmanager
-def untouched_randomness() -> Iterator[None]:
-    """Python's, numpy's and torch's global generators, which the library seeds, are put back."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 @contextmanager

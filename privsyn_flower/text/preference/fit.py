@@ -17,7 +17,7 @@ from transformers import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from privsyn_flower.progress import bar
-from privsyn_flower.randomness import seeded
+from privsyn_flower.randomness import seeded, untouched_randomness
 from privsyn_flower.text.models.adapters import (
     AdapterError,
     Base,
@@ -31,7 +31,6 @@ from privsyn_flower.text.models.libraries import (
     latest_checkpoint,
     one_device,
     quiet,
-    untouched_randomness,
 )
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.data import Row, encode_pairs
