@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from privsyn_flower.local.processes import end_group, free_port
-from privsyn_flower.local.simulation import QUIET
 from tests.strangers import descendants
 
 # Ray takes the machine's other address for 127.0.0.1, and then listens everywhere. Its switch for
@@ -49,7 +48,6 @@ class RayNode:
             ]
         self.environment = {
             **os.environ,
-            **QUIET,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": token,
             "RAY_worker_niceness": "0",

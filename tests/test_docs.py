@@ -35,7 +35,6 @@ from privsyn_flower.config import (
     flatten,
     load_config,
 )
-from privsyn_flower.local.simulation import QUIET
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
 from privsyn_flower.privacy.noise.integer_noise import (
@@ -49,6 +48,7 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.promised import baseline, promised, statement
+from privsyn_flower.telemetry import NO_TELEMETRY
 from privsyn_flower.text import load_embedder
 from scripts import update_docs
 from tests.conftest import node_context, sentences
@@ -422,9 +422,8 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
 
 def test_variables_of_reporting_are_all_named() -> None:
     runs = text_of(DOCS / "runs.md")
-    for name in set(QUIET) - {"TOKENIZERS_PARALLELISM"}:
-        assert f"{name}={QUIET[name]}" in runs
-        assert f"| `{name}` | {QUIET[name]} |" in runs
+    for name, value in NO_TELEMETRY.items():
+        assert f"{name}={value}" in runs
 
 
 def test_the_page_of_deployment_has_every_key_of_node_and_policy() -> None:

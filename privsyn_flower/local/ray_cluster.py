@@ -22,7 +22,7 @@ from typing import Any
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.files import private_folder
 from privsyn_flower.local.ray_probe import FLOCK, HERE, LOCKF, PATIENCE
-from privsyn_flower.local.simulation import CLUSTER_CHECKED, QUIET, FlowerError, users_cluster
+from privsyn_flower.local.simulation import CLUSTER_CHECKED, FlowerError, users_cluster
 from privsyn_flower.python_path import finding_us
 
 REACH_SECONDS = 3.0
@@ -117,7 +117,7 @@ def _asked(config: RunConfig, address: str) -> dict[str, Any]:
 
 def _probe(question: Mapping[str, Any], address: str) -> dict[str, Any]:
     command = [sys.executable, "-P", "-m", "privsyn_flower.local.ray_probe"]
-    environment = {**finding_us(os.environ), **QUIET, **IMPATIENT, "RAY_ADDRESS": address}
+    environment = {**finding_us(os.environ), **IMPATIENT, "RAY_ADDRESS": address}
     try:
         done = subprocess.run(
             command,

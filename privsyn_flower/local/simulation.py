@@ -28,17 +28,8 @@ from privsyn_flower.local import own_account
 from privsyn_flower.local.command import FlowerCommand, Result
 from privsyn_flower.local.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.runs import lock_holder, write_json
+from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 
-# Usage reporting of the libraries a run starts; users of privsyn did not agree to it.
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "DO_NOT_TRACK": "1",
-    "TOKENIZERS_PARALLELISM": "true",
-}
 CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_cluster` has looked at
 # Set by notebooks and some build servers: Flower's JSON would come with colours in it.
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
@@ -254,6 +245,7 @@ def private_ray(scratch: Path) -> dict[str, str]:
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # the switch for loopback, on Linux too
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        **NO_CLOUD_METADATA,
     }
 
 
@@ -265,7 +257,7 @@ def flower_environment(home: Path, port: int, python: str = sys.executable) -> d
     binaries = str(Path(python).parent)
     return {
         **{name: value for name, value in os.environ.items() if name not in COLOURED},
-        **QUIET,
+        **NO_TELEMETRY,
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(port),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": os.environ.get(
@@ -274,6 +266,7 @@ def flower_environment(home: Path, port: int, python: str = sys.executable) -> d
         "PATH": f"{binaries}{os.pathsep}{os.environ.get('PATH', '')}",
         # Threads of a numeric library that wait for each other would spin, and starve the others.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "TOKENIZERS_PARALLELISM": "true",
         "PYTHONUNBUFFERED": "1",
         "PYTHONUTF8": "1",  # whatever the locale: paths and texts are not ASCII
         "PYTHONIOENCODING": "utf-8",

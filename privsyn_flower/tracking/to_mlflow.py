@@ -7,9 +7,6 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-# MLflow counts its users. Whoever wants that sets the variable.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 

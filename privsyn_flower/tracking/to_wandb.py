@@ -6,9 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-# No error reports to W&B. Whoever wants them sets the variable.
-os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-
 import wandb
 
 from privsyn_flower.tracking.events import Ended, RoundReleased, RunStarted, Stage

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from privsyn_flower.local.processes import free_port
-from privsyn_flower.local.simulation import QUIET
 
 NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
 MATHS = "matrix vector tensor kernel lemma theorem proof axiom graph vertex edge ring".split()
@@ -143,7 +142,6 @@ def flower_environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     binaries = Path(sys.executable).parent
     yield {
         **os.environ,
-        **QUIET,
         "FLWR_HOME": str(home),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

@@ -11,7 +11,6 @@ from typing import Any
 import nbformat
 import pytest
 
-from privsyn_flower.local.simulation import QUIET
 from tests.end_to_end.conftest import left_running
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
@@ -25,7 +24,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scratch.mkdir()
     binaries = Path(sys.executable).parent
     environment = {
-        **QUIET,
         "HOME": str(tmp_path),
         "TMPDIR": str(scratch),
         "FLWR_HOME": str(tmp_path / "flower"),

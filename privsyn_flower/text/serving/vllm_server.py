@@ -153,8 +153,6 @@ class VllmServer:
             "VLLM_SERVER_DEV_MODE": "1",  # /sleep and /wake_up
             "VLLM_API_KEY": self.api_key,
             "PYTHONPATH": str(SERVED_FILES),
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_DO_NOT_TRACK": "1",
         }  # fmt: skip
 
     def _start(self) -> None:
