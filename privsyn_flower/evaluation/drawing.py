@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,10 @@ def caption(method: str, epsilon: float, delta: float, *, promised: bool = True)
 
 
 def pyplot() -> Any:
-    """matplotlib's pyplot, drawing into files."""
+    """matplotlib's pyplot, drawing into files; its own are kept among our caches."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = Path(home, "privsyn-flower", "matplotlib").expanduser()
+    os.environ.setdefault("MPLCONFIGDIR", str(folder))
     import matplotlib
 
     matplotlib.use("Agg")

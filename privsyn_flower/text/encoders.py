@@ -104,6 +104,8 @@ def _onnx_model(folder: Path, graph: Path, *_digests: str) -> OnnxModel:
     import onnxruntime
     from tokenizers import Tokenizer
 
+    # Where somebody imported it before this package had set ORT_DISABLE_TELEMETRY.
+    onnxruntime.disable_telemetry_events()
     facts = read_facts(graph)
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     tokenizer.no_padding()

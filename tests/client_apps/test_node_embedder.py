@@ -19,7 +19,7 @@ from privsyn_flower.files import file_digest
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
-from privsyn_flower.text import embedders
+from privsyn_flower.text import embedders, encoders
 from tests.client_apps.test_votes import USERS, node, noise, reply, vector
 
 onnx = pytest.importorskip("onnx")
@@ -263,6 +263,31 @@ def test_a_failure_over_users_texts_is_zeros_plus_noise(
     assert np.isfinite(got).all() and np.abs(got).max() < 2.0 * 8  # noise of std 2 alone
     row = read_failures(host.cache)[0]
     assert row["error"] == type(error).__name__ and row["users"] == row["of"] == len(USERS)
+
+
+def test_what_onnx_runtime_says_of_a_text_stays_in_its_error(
+    exported: Path, loopback: Any, monkeypatch: Any, capfd: Any
+) -> None:
+    """Its own words name a token of the text: they are in no reply, no file and no output."""
+    reply(ask()[1], device(exported, load=dict))  # tried
+    token, said = 99_999_999, []
+
+    def row(model: encoders.OnnxModel, text: str) -> Any:
+        try:
+            return model.session.run([encoders.ROW], {encoders.IDS: np.array([[token]])})
+        except Exception as error:
+            said.append(str(error))
+            raise
+
+    monkeypatch.setattr(encoders.OnnxModel, "row", row)
+    ticket = Ticket("run", "votes", 2, 1)
+    host = device(exported)
+    answer = reply(ask(ticket)[1], host)
+    assert read_failures(host.cache) and all(str(token) in text for text in said) and said
+    files = [path.read_bytes() for path in host.cache.rglob("*") if path.is_file()]
+    shown = [repr(dict(record)) for record in answer.content.config_records.values()]
+    everything = b"".join(files) + "".join([*capfd.readouterr(), *shown]).encode()
+    assert str(token).encode() not in everything and b"out of data bounds" not in everything
 
 
 def test_the_log_that_cannot_be_kept_changes_nothing(

@@ -13,7 +13,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from privsyn_flower.files import build_file
 
 logger = logging.getLogger("privsyn_flower")
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "privsyn-flower", "charts")
+CACHE = "~/.cache/privsyn-flower/charts"
 # sha256 of the script, by the versions of vl-convert-python and Vega-Lite. What others make is
 # used, and made anew in every process.
 DIGESTS = {
@@ -67,7 +66,7 @@ def bundled(vega_lite: str) -> str:
 
 def _kept(digest: str, vega_lite: str) -> str:
     """The script with this digest, kept in the cache folder where that can be written to."""
-    path = CACHE.expanduser() / f"{digest}.js"
+    path = Path(CACHE).expanduser() / f"{digest}.js"
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() == digest:
