@@ -24,7 +24,8 @@ def seeded(seed: int, *purpose: int | str) -> np.random.Generator:
 def untouched_randomness() -> Iterator[None]:
     """Python's, numpy's and torch's global generators, which code of others seeds, are put back."""
     torch = sys.modules.get("torch")
-    python, bits, numpy = random.getstate(), np.random.get_bit_generator(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()
+    bits = np.random.get_bit_generator()  # type: ignore[attr-defined]
     try:
         if torch is None:
             yield
@@ -34,7 +35,7 @@ def untouched_randomness() -> Iterator[None]:
                 yield
     finally:
         random.setstate(python)
-        np.random.set_bit_generator(bits)
+        np.random.set_bit_generator(bits)  # type: ignore[attr-defined]
         np.random.set_state(numpy)
         if torch is None and "torch" in sys.modules:  # it came inside, seeded by the system
             sys.modules["torch"].seed()

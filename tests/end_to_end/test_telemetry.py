@@ -47,7 +47,6 @@ max-steps = 1
 batch-size = 4
 clip-norm = 0.5
 public-steps = 0
-evaluate = true
 """
 
 

@@ -89,7 +89,7 @@ def asking(
 
     def one(query: Query, arrays: Arrays, user: str) -> Message:
         given = _asked(message, query, arrays, user if named else None)
-        rnd = int(given.content["config"]["server-round"])
+        rnd = str(given.content["config"]["server-round"])
         with own_randomness(message.metadata.message_type, rnd, partition, ascii(user)):
             return function(given, context)
 
