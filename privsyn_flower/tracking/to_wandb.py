@@ -66,5 +66,7 @@ class WeightsAndBiases:
 
 
 def tracker(folder: Path) -> WeightsAndBiases:
-    """Of a run folder."""
+    """Of a run folder, where what W&B keeps for itself lies too."""
+    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
+        os.environ.setdefault(name, str(folder / "wandb" / "own"))
     return WeightsAndBiases(folder)

@@ -173,10 +173,10 @@ def _left(folder: Path, prefix: str = "") -> list[str]:
     found = []
     for place, folders, files in os.walk(folder):
         here = prefix + place.removeprefix(str(folder))
-        if here and not folders and not files:
+        if not folders and not files and not Path(here or "/").exists():  # not the machine's own
             found.append(f"{here}/")
         found += [f"{here}/{name}" for name in files if not place.endswith("__pycache__")]
-    return sorted(set(found) - {"/etc/resolv.conf", f"{prefix}/"})
+    return sorted(set(found) - {"/etc/resolv.conf"})
 
 
 if __name__ == "__main__":

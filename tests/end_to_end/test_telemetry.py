@@ -3,6 +3,7 @@ anybody beyond loopback, or writes where nothing of ours is kept."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -51,6 +52,17 @@ public-steps = 0
 
 
 FIGURE = "from privsyn_flower.evaluation.drawing import pyplot; pyplot().figure()"
+CREATE = """
+import json, sys
+from pathlib import Path
+from privsyn_flower.local.federation import create
+folder, users, config = map(Path, sys.argv[1:])
+create(folder, [users], nodes=3, node_config=json.loads(config.read_text()))
+"""
+ANSWERS = """
+from privsyn_flower.local.own_account import answers
+raise SystemExit(not answers(39091))
+"""
 POLICY = """
 min-noise-multiplier = 2.0
 queries = ["votes", "update", "evaluation"]
@@ -121,6 +133,8 @@ def configurations(
     deployed = deployed.replace("users = 40", "users = 60")
     deployed = deployed.replace("rounds = 1", "rounds = 1\nnoise-multiplier = 2.0")
     (folder / "policy.toml").write_text(POLICY)
+    node = {"embedder": EMBEDDER, "device": "auto", "downstream": str(causal_folder)}
+    (folder / "node.json").write_text(json.dumps({**node, "policy": f"{folder}/policy.toml"}))
     expand = "[expand]" + rest.split("[expand]")[1]
     (folder / "popri.toml").write_text(SIMULATION.format(mini=common) + expand)
     (folder / "votes.toml").write_text(f"{deployed}[pretext]{rest}")
@@ -154,15 +168,18 @@ def seen(
     variables = " ".join(f"{name}={value}" for name, value in plain.items())
     deployed = [
         home,
-        f"privsyn federation start {federation} --data {users} --nodes 3 --embedder {EMBEDDER} "
-        f"--policy {configurations}/policy.toml",
+        f"{sys.executable} -c '{CREATE}' {federation} {users} {configurations}/node.json",
+        f"privsyn federation start {federation}",
         *(
             f"privsyn run {configurations}/{kind}.toml --federation {federation} "
             f"--set run-folder={RUNS}/{kind}"
             for kind in ("votes", "training")
         ),
         f"privsyn federation stop {federation}",
-        f"until env {variables} flwr list; do sleep 5; done; "  # its SuperLink, slowly
+        # `flwr run` would wait 15 s for a SuperLink, on a busy machine too little.
+        f"env {variables} flower-superlink --insecure --simulation --isolation subprocess "
+        f"--host 127.0.0.1 --port 39091 > {RUNS}/superlink.log 2>&1 & "
+        f"until {sys.executable} -c '{ANSWERS}'; do sleep 1; done; "
         f"env {variables} flwr run {configurations}/tabular --stream "
         "--run-config 'clinics=3 rounds=1' "
         "--federation-config 'num-supernodes=3 client-resources-num-cpus=1'",
