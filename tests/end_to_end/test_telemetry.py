@@ -155,7 +155,9 @@ def seen(
     home = f"mkdir -p {HOME} {RUNS}"
     simulated = [
         home,
-        f"privsyn run {configurations}/popri.toml --set run-folder={run}",
+        # Ray waits 30 s for its own start, on a busy machine too little: then once more.
+        f"privsyn run {configurations}/popri.toml --set run-folder={run} "
+        f"|| privsyn run --resume {run}",
         f"privsyn report {run} --html {RUNS}/report.html",
         f"privsyn publish {run} {RUNS}/published --license cc0-1.0",
         f"privsyn data check {users}",
