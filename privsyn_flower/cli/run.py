@@ -45,6 +45,7 @@ from privsyn_flower.runs import (
     log_size,
     read_warnings,
 )
+from privsyn_flower.server_apps.changes import CHANGES, changes_of, go_by
 from privsyn_flower.server_apps.promised import baseline
 from privsyn_flower.strategies.engine.rounds import LOST
 
@@ -79,9 +80,9 @@ def run_command(
         os.environ["RAY_ADDRESS"] = ray  # as Flower's own processes are told
     there = None if federation is None else LocalFederation(federation)
     if resume is not None:
-        if config is not None or settings:
-            raise ConfigError("--resume takes the run's own config.toml: drop CONFIG and --set")
-        return _resume(resume.expanduser().absolute(), there)
+        if config is not None:
+            raise ConfigError("--resume takes the run's own config.toml: drop CONFIG")
+        return _resume(resume.expanduser().absolute(), settings, there)
     overrides = dict(parse_override(text) for text in settings)
     path = config or default_config()
     for key, value in without_benchmark(path, overrides).items():
@@ -171,7 +172,7 @@ def _own(folder: Path) -> None:
                 )
 
 
-def _resume(folder: Path, federation: LocalFederation | None) -> Path:
+def _resume(folder: Path, settings: list[str], federation: LocalFederation | None) -> Path:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
@@ -179,16 +180,24 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     stored = load_config(path)
     # It may lie elsewhere than at its start. Whether it may go on is no question of paths: the
     # ledger knows the run (`strategies.engine.rounds`).
-    config = RunConfig.from_flat(relocated(stored.flat(), folder))
+    given = dict(parse_override(text) for text in settings)
+    config = RunConfig.from_flat({**relocated(stored.flat(), folder), **given})
+    config = absolute_paths(config, folder)
+    changed = changes_of(RunFolder(folder), config)
     _check_place(config, federation)
     flower = find_run(folder)
     over = (folder / "summary.json").exists() and UNFINISHED not in read_summary(folder)
-    if over and lock_holder(folder) is None:
+    if over and not changed and lock_holder(folder) is None:
         if flower is not None:  # the command that started it was killed
             flower.close()
         _finish(folder)
         return folder
     if lock_holder(folder) is not None:
+        if changed:
+            raise RunLocked(
+                f"run folder {folder} is in use, and {', '.join(changed)} would change: stop the "
+                "run first (Ctrl-C where it was started)"
+            )
         if flower is None:
             raise RunLocked(
                 f"run folder {folder} is held by a process whose SuperLink does not answer; "
@@ -206,6 +215,10 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
         _check_cluster(config)
     if config != stored:
         write_atomic(path, to_toml(config, comments=True).encode())
+    if changed:
+        with RunFolder(folder).lock():
+            go_by(RunFolder(folder), config)
+        _tell(f"changed: {', '.join(changed)} ({folder / CHANGES})")
     return _start(folder, config, federation)
 
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.config import RunConfig
-from privsyn_flower.runs import RunFolder, complete
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
+from privsyn_flower.server_apps.changes import changes_of, go_by
 from privsyn_flower.server_apps.methods import ctcl, recipe_of
 from privsyn_flower.server_apps.methods.training import Training
 from privsyn_flower.strategies.engine.rounds import Rounds
@@ -173,3 +174,67 @@ def test_a_run_that_is_killed_while_it_removes_is_not_complete(
     assert not (path / "synthetic.jsonl").exists() and not complete(path)
     run(config, loopback, path)
     assert complete(path) and texts(path) == wanted and not (path / "control").exists()
+
+
+def changed(config: RunConfig, **values: Any) -> RunConfig:
+    return RunConfig.from_flat({**config.flat(), **values})
+
+
+def test_text_of_earlier_settings_is_made_again_and_never_mixed(
+    over: tuple[RunConfig, Path], loopback: Any
+) -> None:
+    config, path = over
+    folder = RunFolder(path)
+    go_by(folder, config)
+    releases = {file.name: file.read_bytes() for file in path.glob("releases/*")}
+    seeds, benchmark = texts(path), {"kept": True}
+    folder.save_value("benchmark", benchmark)
+    (path / "control.jsonl").write_text("{}\n")
+    more = changed(config, **{"expand.samples": 5, "generation.timeout": 9.0})
+    go_by(folder, more)
+    go_by(folder, more)  # as a call does that comes after a kill
+    assert not complete(path) and len(read_jsonl(path / "changes.jsonl")) == 2
+    summary, _ = run(more, loopback, path)
+    assert summary["synthetic_samples"] == 5 and not set(texts(path)) & set(seeds)
+    assert not (path / "control.jsonl").exists() and folder.load_value("benchmark") is None
+    assert {file.name: file.read_bytes() for file in path.glob("releases/*")} == releases
+
+    # Figures alone: the text stays. The pace of requests: nothing is made again.
+    folder.save_value("benchmark", benchmark)
+    before, slower = texts(path), changed(more, **{"generation.timeout": 8.0})
+    go_by(folder, slower)
+    assert complete(path) and run(slower, loopback, path) and folder.load_value("benchmark")
+    longer = changed(slower, **{"evaluation.steps": 3})
+    go_by(folder, longer)
+    assert not complete(path) and run(longer, loopback, path)
+    assert folder.load_value("benchmark") is None and texts(path) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "later"),
+    [
+        ({"method": "popri"}, "expand.temperature", True),
+        ({"method": "popri"}, "models.generator", False),
+        ({"pretext.variation": "rewrite"}, "models.generator", True),
+        ({"pretext.variation": "retrieval"}, "models.generator", None),
+        ({"method": "pe", "pe.initial": "model", "pe.prompt": "Write."}, "expand.max-tokens", True),
+        ({"method": "dp-fedavg"}, "evaluation.sequence-length", False),
+        ({"method": "popri"}, "generation.base-url", None),
+    ],
+)  # fmt: skip
+def test_a_method_holds_back_what_it_asks_with(
+    tmp_path: Path, values: dict[str, Any], key: str, later: bool | None
+) -> None:
+    """later: changeable when all is released; None: at any time."""
+    begun = RunConfig.from_flat({**values, "rounds": 3})
+    folder = RunFolder(tmp_path)
+    go_by(folder, begun)
+    old = begun.flat()[key]
+    other = changed(begun, **{key: f"{old}x" if isinstance(old, str) else old * 2})
+    for released in (2, 3):
+        folder.save_value("all-released", released)
+        if later is None or (later and released == 3):
+            assert set(changes_of(folder, other)) == {key}
+        else:
+            with pytest.raises(ConfigError, match=f"{key} = .*asks its users by them"):
+                changes_of(folder, other)

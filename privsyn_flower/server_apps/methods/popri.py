@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from privsyn_flower.benchmark.feedback import Feedback, response_feedback
 from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
+from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
@@ -85,6 +86,14 @@ class POPriRecipe(Synthesis[POPri]):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         if config.evaluation.rival:
             yield from PrETextRecipe.faults(config)
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """Responses are what users score, and its adapters are of one generator."""
+        if released:
+            return ["models.generator"]
+        selects = ["evaluation", "models.downstream"] if config.popri.select == "federated" else []
+        return [*WRITING, "models.training-processes", *selects]
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
@@ -219,6 +228,10 @@ class POPriRecipe(Synthesis[POPri]):
         options = self.config.evaluation
         unaligned = [UNALIGNED] if options.compares(UNALIGNED) else []
         return [*super().compared(), *unaligned, *([options.rival] if options.rival else [])]
+
+    def made(self) -> list[str]:
+        """Whichever are compared."""
+        return [*super().made(), UNALIGNED, f"{UNALIGNED}.jsonl", "rival", "rival.jsonl"]
 
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         if name == UNALIGNED:

@@ -15,6 +15,7 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
+from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
@@ -80,6 +81,11 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
                 f"{config.data.public_pool}, from which {wanted} texts are drawn: lower the one "
                 "or raise the other"
             )
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """What writes candidates."""
+        return WRITING if config.evolution.written_by_generator and not released else ()
 
     @classmethod
     def varied(cls, config: RunConfig) -> tuple[int, int]:

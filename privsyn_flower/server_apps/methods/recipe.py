@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from privsyn_flower.benchmark.names import RANDOM_PUBLIC
@@ -97,6 +97,12 @@ class Recipe(ABC, Generic[S]):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         """What is wrong with keys that only fail together."""
         yield from ()
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """Of the keys that are changeable otherwise (`config.changes`), those by which users are
+        asked here. released: all that the run asks is; what is left then is never changed."""
+        return ()
 
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
