@@ -13,7 +13,7 @@ from typing import Any
 
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.report.registry import write_record
-from privsyn_flower.runs import UNFINISHED, RunFolder, write_json
+from privsyn_flower.runs import UNFINISHED, UNUSABLE, RunFolder, write_json
 from privsyn_flower.server_apps.changes import ALL_RELEASED, remade, to_remake
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
@@ -21,6 +21,7 @@ from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.run import Run
+from privsyn_flower.server_apps.usable import nothing_predicted
 from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
 from privsyn_flower.strategies.engine.rounds import Strategy
 
@@ -49,12 +50,18 @@ class Pipeline(Run):
             samples, figures = method.result(strategy), method.figures(strategy)
             if self.asks:
                 figures = self._judged(method, figures)
-            if self.config.benchmark:
+            faults = method.unusable(samples)
+            if faults:
+                figures = {**figures, UNUSABLE: faults}
+            if self.config.benchmark and (samples or not method.texts(self.config)):
                 # The result stands, whatever becomes of its benchmark.
                 found = {**self.summary(done, samples), **figures}
                 self._write({**found, UNFINISHED: "benchmark"})
                 self.told(found)
-                figures = {**figures, "benchmark": self._benchmark(method, strategy)}
+                measured = self._benchmark(method, strategy)
+                figures = {**figures, "benchmark": measured}
+                if why := nothing_predicted(measured):
+                    figures[UNUSABLE] = [*faults, why]
         finally:
             models.close()
         result = {**self.summary(done, samples), **figures}
@@ -146,7 +153,7 @@ class Pipeline(Run):
             found = method.benchmark(strategy)
             stored = {
                 **found,
-                "verdict": benchmark_verdict(found),
+                "verdict": [] if nothing_predicted(found) else benchmark_verdict(found),
                 "costs": costs(self.config, self.folder, self.clock.seconds),
             }
             self.folder.save_value(BENCHMARK, stored)

@@ -18,6 +18,7 @@ import pytest
 
 from privsyn_flower import preflight
 from privsyn_flower.cli import run as cli_run
+from privsyn_flower.cli.outcome import NO_BENCHMARK, exit_status
 from privsyn_flower.cli.run import RunFailed, run_command
 from privsyn_flower.config import ConfigError, RunConfig, differences, flat_defaults, load_config
 from privsyn_flower.local.federation import find_run
@@ -385,11 +386,11 @@ def test_a_resume_finishes_the_benchmark_alone(
 ) -> None:
     monkeypatch.setattr(server, "Pipeline", WithBenchmark)
     assert run_command(None, [], begun) == begun  # a result, whatever ended its benchmark
-    assert cli_run.exit_status(begun) == cli_run.NO_BENCHMARK
+    assert exit_status(begun) == NO_BENCHMARK
     assert f"finish that alone with: privsyn run --resume {begun}" in capsys.readouterr().err
     asked, paid = len(nodes[100].seen), charges(home)
     assert run_command(None, [], begun) == begun
-    assert complete(begun) and cli_run.exit_status(begun) == 0
+    assert complete(begun) and exit_status(begun) == 0
     assert len(nodes[100].seen) == asked and charges(home) == paid
     InProcess.closed.clear()
     assert run_command(None, [], begun) == begun  # is shown, and not started again

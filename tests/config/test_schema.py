@@ -358,3 +358,22 @@ def test_every_key_is_asked_or_promised_or_may_change_later() -> None:
     assert changeable("generation.base-url") and not changeable("pretext.threshold")
     assert stale(["generation.timeout"]) == "nothing" and stale(["sft.epochs"]) == "text"
     assert stale(["evaluation.steps", "trackers"]) == "figures"
+
+
+@pytest.mark.parametrize(
+    ("values", "samples"),
+    [
+        ({}, 2000),
+        ({"data.source": "files"}, 0),
+        ({"data.source": "files", "method": "pe"}, 0),
+        ({"data.source": "files", "models.generator": "gpt2"}, 2000),
+        ({"data.source": "files", "method": "popri"}, 2000),
+        ({"data.source": "files", "expand.samples": 40}, 40),
+    ],
+)
+def test_text_of_ones_own_is_not_expanded_by_the_tiny_generator(
+    values: dict[str, str], samples: int
+) -> None:
+    config = RunConfig.from_flat(values)
+    assert config.expand.samples == samples
+    assert RunConfig.from_flat(config.flat()) == config

@@ -28,7 +28,7 @@ from privsyn_flower.server_apps.methods.stages import (
     private_texts,
     public_pool,
 )
-from privsyn_flower.server_apps.methods.synthesis import Synthesis
+from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
@@ -46,6 +46,7 @@ class POPriRecipe(Synthesis[POPri]):
     libraries = ("torch", "transformers", "peft", "trl", "datasets")
     length_keys = "popri.prompts or popri.responses"
     noise = "noise_scores"
+    rewrites = True
     selection: dict[str, Any] | None = None
 
     @classmethod
@@ -202,11 +203,23 @@ class POPriRecipe(Synthesis[POPri]):
             self.selection = select_round(strategy, self.models, self.config, self.run.session)
 
     def write(self, strategy: POPri, purpose: str) -> list[LabelledText]:
-        return strategy.synthesise(self.config.expand.samples)
+        samples = self.config.expand.samples
+        return self.as_far_as(purpose, lambda tally: strategy.synthesise(samples, tally))
+
+    def rewritten(self, released: RunFolder, purpose: str) -> list[LabelledText]:
+        """By the adapter of the selected round."""
+        state, chosen = state_of(released), released.load_value("selection")
+        strategy = self.strategy(released)
+        strategy.restore(state)
+        if chosen is not None:
+            strategy.choose(int(chosen["round"]))
+        elif self.config.popri.select == "federated":
+            strategy.choose(len(strategy.adapters))  # nothing was paid to choose another
+        return self.write(strategy, purpose)
 
     def figures(self, strategy: POPri) -> dict[str, Any]:
         chosen = {} if self.selection is None else {"selection": self.selection}
-        return {"selected_round": strategy.selected_round(), **chosen}
+        return {"selected_round": strategy.selected_round(), **chosen, **self.dropped()}
 
     # The benchmark -----------------------------------------------------------------------
 

@@ -34,13 +34,15 @@ class Recipe(ABC, Generic[S]):
 
     controls: names for `evaluation.controls`. libraries: modules that the method needs besides
     those of its models. length_keys: the keys that `length` comes of. keeps_generator: a finished
-    run writes more text at any time (`strategies.synthesis.topic_writing`).
+    run has one in its model/ that writes (`strategies.synthesis.topic_writing`). rewrites: text is
+    written anew of what was released (`rewritten`).
     """
 
     controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     libraries: ClassVar[tuple[str, ...]] = ()
     length_keys: ClassVar[str] = ""
     keeps_generator: ClassVar[bool] = False
+    rewrites: ClassVar[bool] = False
 
     # Of a configuration, before anything is loaded ---------------------------------------
 
@@ -145,6 +147,10 @@ class Recipe(ABC, Generic[S]):
     @abstractmethod
     def result(self, strategy: S) -> int:
         """Write the result; the number of synthetic texts."""
+
+    def unusable(self, samples: int) -> list[str]:
+        """Why the result, of so many texts, is of no use; nothing where it is."""
+        return []
 
     def made(self) -> list[str]:
         """Files and folders of the run that are made of what its rounds released."""
