@@ -53,7 +53,7 @@ class Pipeline(Run):
             faults = method.unusable(samples)
             if faults:
                 figures = {**figures, UNUSABLE: faults}
-            if self.config.benchmark and (samples or not method.texts(self.config)):
+            if self.config.benchmark and (samples or not faults):
                 # The result stands, whatever becomes of its benchmark.
                 found = {**self.summary(done, samples), **figures}
                 self._write({**found, UNFINISHED: "benchmark"})
