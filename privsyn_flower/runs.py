@@ -1,6 +1,7 @@
 """The run folder: atomic files, checkpoints, and what is needed to resume after any kill.
 
-    summary.json  metrics.jsonl  ledger.jsonl  synthetic.jsonl  config.toml  privacy.md
+    summary.json  metrics.jsonl  ledger.jsonl  seeds.jsonl  synthetic.jsonl  config.toml
+    privacy.md    changes.jsonl (settings that were changed since the start)
     checkpoints/  round-0003.json (public strategy state after round 3)
     queries/      round-0003.npz  (the question asked in round 3, public)
     releases/     round-0003.npz  (the noisy sum of round 3, public once released)
@@ -40,6 +41,7 @@ from privsyn_flower.protocol.question import Query
 Json = dict[str, Any]
 
 UNFINISHED = "unfinished"  # in summary.json: what is still to come after the result
+UNUSABLE = "unusable"  # in summary.json: why the result is of no use, for a run that is no success
 
 
 class RunLocked(RuntimeError):
@@ -149,7 +151,11 @@ class RunFolder:
 
     def metrics(self) -> list[Json]:
         """One row per finished round, from the checkpoints (so a kill cannot double a row)."""
-        return [json.loads(f.read_text(encoding="utf-8"))["metrics"] for f in self._checkpoints()]
+        return [checkpoint["metrics"] for checkpoint in self.checkpoints()]
+
+    def checkpoints(self) -> Iterator[Json]:
+        """As of `last_checkpoint`, one for each finished round, in their order."""
+        return (json.loads(file.read_text(encoding="utf-8")) for file in self._checkpoints())
 
     def exchanges(self) -> list[Json]:
         """The rows of `metrics`; of a run without rounds, those of the questions in their place."""

@@ -20,12 +20,13 @@ from privsyn_flower.progress import FORETOLD
 from privsyn_flower.report.evaluations import measured_rows
 from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.places import dataset_name
-from privsyn_flower.report.reading import first_texts
+from privsyn_flower.report.reading import SEEDS, first_texts
 from privsyn_flower.report.stages import counted, named
-from privsyn_flower.report.summaries import epsilon_of, verdict_lines
+from privsyn_flower.report.summaries import epsilon_of, unusable_lines, verdict_lines
 from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
+SHOWN_SEEDS = 5
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
 LONG = 20.0  # seconds left that are worth a line of their own
 WIDTH = 100  # columns where there is no terminal to ask
@@ -154,13 +155,24 @@ def _listed(*words: str) -> str:
     return ", ".join(word for word in words if word)
 
 
+def seed_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
+    """The texts that the users' votes picked, most votes first; nothing of methods without."""
+    count = summary.get("seeds", 0)
+    texts = first_texts(folder, SHOWN_SEEDS, SEEDS) if count else []
+    head = f"{count:,} texts that the users' votes picked, {SEEDS}; of most votes:"
+    return [head, *(f"    {one_line(row['text'])}" for row in texts)] if texts else []
+
+
 def product_lines(summary: Mapping[str, Any], folder: Path) -> list[str]:
     """What a run has made, before its benchmark begins."""
     count = int(summary["synthetic_samples"])
-    texts = first_texts(folder, SHOWN_TEXTS)
+    seeds = seed_lines(summary, folder)
+    texts = [] if count == summary.get("seeds") else first_texts(folder, SHOWN_TEXTS)
     written = f"{count:,} synthetic texts, synthetic.jsonl"
     made = written if count or texts else "a trained model, model/"
     return [
+        *unusable_lines(summary),
+        *seeds,
         f"the result is ready in {folder}: {made}",
         *(f"    {one_line(row['text'])}" for row in texts),
         *verdict_lines(summary),

@@ -1,17 +1,19 @@
-"""`privsyn generate`: more text from a finished run's generator, without anything private."""
+"""`privsyn generate`: more text of what a run released, without anything private."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from privsyn_flower.cli.display import Display
-from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.config import ConfigError, RunConfig, load_config, parse_override
 from privsyn_flower.files import locked
-from privsyn_flower.report.summaries import read_summary
+from privsyn_flower.privacy.sentence import FILE as STATEMENT
+from privsyn_flower.progress import Progress
+from privsyn_flower.runs import write_jsonl
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.strategies.synthesis.topic_texts import Written
+from privsyn_flower.server_apps.rewriting import rewrite, with_settings
 from privsyn_flower.strategies.synthesis.topic_writing import kept_by, write
 
 STAGE = "generate"
@@ -19,24 +21,29 @@ STAGE = "generate"
 
 @dataclass(frozen=True)
 class Generated:
-    """What was written, and where. claim: of the run, in short; "" for one that never ended."""
+    """What was written, and where. short: why it is less than was asked for; "" when it is not.
+    claim: of the run, in short; "" for one that never began."""
 
     path: Path
-    written: Written
+    texts: int
+    short: str
     claim: str
 
 
-def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Generated:
-    """Write `samples` texts of a finished CTCL run; goes on where a call like it was killed.
+def generate_command(
+    run: Path, samples: int, out: Path | None, seed: int, settings: list[str] | None = None
+) -> Generated:
+    """Write `samples` texts of what a run released, finished or not, by its settings or others.
 
-    out: None: RUN/generated-SEED-SAMPLES.jsonl. Post-processing of what the run released: costs no
-    privacy, and opens neither private data nor the ledger. Raises ConfigError for another method's
-    run, one without a result, and a file that is there.
+    out: None: RUN/generated-SEED-SAMPLES.jsonl. settings: "key=value" of keys that touch nothing
+    that was asked. Post-processing of what the run released: costs no privacy, and opens neither
+    private data nor the ledger. CTCL's goes on where a call like it was killed. Raises ConfigError
+    for a run without anything to write of, and a file that is there.
     """
     folder = run.expanduser().absolute()
     config = _config(folder)
+    config = with_settings(config, folder, dict(parse_override(text) for text in settings or []))
     target = (out or folder / f"generated-{seed}-{samples}.jsonl").expanduser().absolute()
-    kept = kept_by(folder, config.ctcl)
     lock = target.with_name(f".{target.name}.lock")
     _check_free(target)
     with locked(lock), Display() as display:
@@ -46,20 +53,43 @@ def generate_command(run: Path, samples: int, out: Path | None, seed: int) -> Ge
             event = {"t": time.time(), "stage": stage, "done": done, "total": total, "note": note}
             display.show(event)
 
-        written = write(
-            config.ctcl,
-            config.expand,
-            config.models.device,
-            kept,
-            target,
-            samples=samples,
-            seed=seed,
-            purpose=STAGE,
-            progress=progress,
-            stage=STAGE,
-        )
-        lock.unlink()  # whoever waits for it, or makes another, finds the text
-    return Generated(target, written, _claim(folder))
+        make = _by_topics if recipe_of(config).keeps_generator else _anew
+        try:
+            count, short = make(config, folder, target, samples, seed, progress)
+        finally:
+            lock.unlink()  # whoever waits for it, or makes another, finds the text
+    return Generated(target, count, short, _claim(folder))
+
+
+def _by_topics(
+    config: RunConfig, folder: Path, target: Path, samples: int, seed: int, progress: Progress
+) -> tuple[int, str]:
+    """By the generator in the run's model/ and its shares of topics."""
+    written = write(
+        config.ctcl,
+        config.expand,
+        config.models.device,
+        kept_by(folder, config.ctcl),
+        target,
+        samples=samples,
+        seed=seed,
+        purpose=STAGE,
+        progress=progress,
+        stage=STAGE,
+    )
+    degenerate = f"{written.dropped} texts were degenerate and are left out"
+    return written.texts, degenerate if written.dropped else ""
+
+
+def _anew(
+    config: RunConfig, folder: Path, target: Path, samples: int, seed: int, progress: Progress
+) -> tuple[int, str]:
+    """By models.generator, of the seeds, or by what POPri made of it."""
+    texts, short = rewrite(config, folder, samples=samples, seed=seed, progress=progress)
+    if not texts:
+        raise RuntimeError(short)
+    write_jsonl(target, (asdict(one) if one.label else {"text": one.text} for one in texts))
+    return len(texts), short
 
 
 def _check_free(target: Path) -> None:
@@ -70,22 +100,23 @@ def _check_free(target: Path) -> None:
 
 
 def _claim(folder: Path) -> str:
-    """The short statement of the run's summary."""
-    if not (folder / "summary.json").is_file():
-        return ""
-    return str(read_summary(folder).get("privacy_short", ""))
+    """The run's short statement, which it has from its start: the first paragraph under a title."""
+    path = folder / STATEMENT
+    text = path.read_text("utf-8") if path.is_file() else ""
+    return next((part.strip() for part in text.split("\n\n") if not part.startswith("#")), "")
 
 
 def _config(folder: Path) -> RunConfig:
-    """The run's own configuration. Raises ConfigError for a folder that is none of CTCL's."""
+    """The run's own configuration. Raises ConfigError for a folder without anything to write of."""
     path = folder / "config.toml"
     if not path.is_file():
         raise ConfigError(f"{folder} is no run folder: it has no config.toml")
     config = load_config(path)
-    if not recipe_of(config).keeps_generator:
+    recipe = recipe_of(config)
+    if not recipe.keeps_generator and not recipe.rewrites:
         raise ConfigError(
-            f"{folder} is a run of method = {config.method!r}, which keeps no generator of text: "
-            "`privsyn generate` goes on with runs of method = 'ctcl'"
+            f"{folder} is a run of method = {config.method!r}, which released nothing to write "
+            "text of: `privsyn generate` is for pretext, pe, popri and ctcl"
         )
     if pool := config.ctcl.resample_pool:
         raise ConfigError(

@@ -86,9 +86,10 @@ def run(
     """Run a configuration through `flwr run`; the last line on stdout is the run folder.
 
     Ends with 3 when the run ended early, with a result but fewer rounds than planned; with 4 when
-    it has its result, but not the benchmark.
+    it has its result, but not the benchmark; with 5 when its result is of no use.
     """
-    from privsyn_flower.cli.run import RunFailed, exit_status, run_command
+    from privsyn_flower.cli.outcome import exit_status
+    from privsyn_flower.cli.run import RunFailed, run_command
     from privsyn_flower.config import ConfigError
     from privsyn_flower.local.simulation import FlowerError
     from privsyn_flower.report.summaries import ReportError
@@ -260,30 +261,33 @@ def audit(
 
 @app.command()
 def generate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run of method = 'ctcl'.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or failed.")],
     samples: Annotated[int, typer.Option(min=1, help="Texts to write.")],
     out: Annotated[
         Path | None, typer.Option(help="File of JSON lines; RUN/generated-SEED-SAMPLES.jsonl.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Other text with another one.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, as generation.base-url=...")
+    ] = None,
 ) -> None:
-    """More synthetic text of a finished run: no private data, no federation, no privacy spent.
+    """More synthetic text of what a run released: no private data, no federation, no privacy spent.
 
-    Called again after it was stopped, it goes on. The last line on stdout is the file.
+    Called again after it was stopped, CTCL's goes on. The last line on stdout is the file.
     """
     from privsyn_flower.cli.generate import generate_command
     from privsyn_flower.runs import failure
 
     try:
-        found = generate_command(run, samples, out, seed)
+        found = generate_command(run, samples, out, seed, settings)
     except (ValueError, RuntimeError) as error:
         raise fail(str(error), 1) from None
     except OSError as error:
         raise fail(failure(error), 1) from None
     except KeyboardInterrupt:
         raise fail("interrupted; the same command goes on where it was", 130) from None
-    if found.written.dropped:
-        typer.secho(f"{found.written.dropped} texts were degenerate and are left out", err=True)
+    if found.short:
+        typer.secho(f"{found.texts} texts: {found.short}", err=True)
     if found.claim:
         typer.secho(f"what holds for the run holds for them: {found.claim}", err=True)
     print(found.path)

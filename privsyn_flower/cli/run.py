@@ -12,8 +12,9 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from privsyn_flower.cli.display import Display, product_lines, result_table
+from privsyn_flower.cli.display import Display, product_lines
 from privsyn_flower.cli.endings import on_endings, stoppable
+from privsyn_flower.cli.outcome import show_outcome, tell
 from privsyn_flower.config import (
     ConfigError,
     RunConfig,
@@ -45,12 +46,12 @@ from privsyn_flower.runs import (
     log_size,
     read_warnings,
 )
+from privsyn_flower.server_apps.changes import CHANGES, changes_of, go_by
 from privsyn_flower.server_apps.promised import baseline
+from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.strategies.engine.rounds import LOST
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status
-ENDED_EARLY = 3  # exit status: a result of fewer rounds than planned
-NO_BENCHMARK = 4  # exit status: a result without the benchmark that it was to have
 RESTARTS = 3  # in a row, without a new release between them, of a cluster that loses machines
 CLOSING = 180.0  # seconds a ServerApp has after its summary: it writes the report page
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
@@ -79,13 +80,13 @@ def run_command(
         os.environ["RAY_ADDRESS"] = ray  # as Flower's own processes are told
     there = None if federation is None else LocalFederation(federation)
     if resume is not None:
-        if config is not None or settings:
-            raise ConfigError("--resume takes the run's own config.toml: drop CONFIG and --set")
-        return _resume(resume.expanduser().absolute(), there)
+        if config is not None:
+            raise ConfigError("--resume takes the run's own config.toml: drop CONFIG")
+        return _resume(resume.expanduser().absolute(), settings, there)
     overrides = dict(parse_override(text) for text in settings)
     path = config or default_config()
     for key, value in without_benchmark(path, overrides).items():
-        _tell(f"benchmark = false: {key} = {value!r} (the file's value goes by private text)")
+        tell(f"benchmark = false: {key} = {value!r} (the file's value goes by private text)")
         overrides[key] = value
     loaded = load_config(path, overrides)
     _check_place(loaded, there)
@@ -110,7 +111,7 @@ def run_command(
 
 def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
     """A federation's users are on its nodes; a simulation's are named here."""
-    deployed = _deployed(config)
+    deployed = is_deployment(config)
     if federation is not None and not deployed:
         raise ConfigError(
             f"data.source = {config.data.source!r}, data.path = {config.data.path!r}: the users of "
@@ -122,11 +123,6 @@ def _check_place(config: RunConfig, federation: LocalFederation | None) -> None:
             "data.path is empty, so the users are on real nodes: name their --federation, or "
             "a file of users in data.path to simulate"
         )
-
-
-def _deployed(config: RunConfig) -> bool:
-    """The users' texts are on real nodes."""
-    return config.data.source == "files" and not config.data.path
 
 
 def default_config() -> Path | None:
@@ -171,7 +167,7 @@ def _own(folder: Path) -> None:
                 )
 
 
-def _resume(folder: Path, federation: LocalFederation | None) -> Path:
+def _resume(folder: Path, settings: list[str], federation: LocalFederation | None) -> Path:
     path = folder / "config.toml"
     if not path.exists():
         raise ConfigError(f"{folder} holds no run: config.toml is missing")
@@ -179,16 +175,24 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
     stored = load_config(path)
     # It may lie elsewhere than at its start. Whether it may go on is no question of paths: the
     # ledger knows the run (`strategies.engine.rounds`).
-    config = RunConfig.from_flat(relocated(stored.flat(), folder))
+    given = dict(parse_override(text) for text in settings)
+    config = RunConfig.from_flat({**relocated(stored.flat(), folder), **given})
+    config = absolute_paths(config, folder)
+    changed = changes_of(RunFolder(folder), config)
     _check_place(config, federation)
     flower = find_run(folder)
     over = (folder / "summary.json").exists() and UNFINISHED not in read_summary(folder)
-    if over and lock_holder(folder) is None:
+    if over and not changed and lock_holder(folder) is None:
         if flower is not None:  # the command that started it was killed
             flower.close()
-        _finish(folder)
+        show_outcome(folder)
         return folder
     if lock_holder(folder) is not None:
+        if changed:
+            raise RunLocked(
+                f"run folder {folder} is in use, and {', '.join(changed)} would change: stop the "
+                "run first (Ctrl-C where it was started)"
+            )
         if flower is None:
             raise RunLocked(
                 f"run folder {folder} is held by a process whose SuperLink does not answer; "
@@ -206,6 +210,10 @@ def _resume(folder: Path, federation: LocalFederation | None) -> Path:
         _check_cluster(config)
     if config != stored:
         write_atomic(path, to_toml(config, comments=True).encode())
+    if changed:
+        with RunFolder(folder).lock():
+            go_by(RunFolder(folder), config)
+        tell(f"changed: {', '.join(changed)} ({folder / CHANGES})")
     return _start(folder, config, federation)
 
 
@@ -224,7 +232,7 @@ def _check_ready(
 def _check_cluster(config: RunConfig) -> None:
     """Of a simulation in the user's own cluster: its machines are alike. Raises ClusterError."""
     if address := users_cluster():
-        _tell(check_cluster(config, address))
+        tell(check_cluster(config, address))
 
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
@@ -240,9 +248,9 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
             tries = RESTARTS if released > before else tries - 1
             if tries == 0:
                 raise
-            _tell(f"warning: {error}")
+            tell(f"warning: {error}")
         _check_cluster(config)
-        _tell("starting again on the machines that are left")
+        tell("starting again on the machines that are left")
 
 
 def _started(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
@@ -272,7 +280,7 @@ def _say_what_is_open() -> None:
             file=sys.stderr,
         )
         if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":  # it was joined without one
-            _tell("warning: that cluster asks for no token: who reaches its ports runs code as you")
+            tell("warning: that cluster asks for no token: who reaches its ports runs code as you")
 
 
 def _prepare(config: RunConfig) -> None:
@@ -280,10 +288,6 @@ def _prepare(config: RunConfig) -> None:
     private rows were skipped is for this terminal, not for the run folder."""
     if config.data.source == "docstrings":
         return
-
-    def tell(line: str) -> None:
-        print(line, file=sys.stderr)
-
     try:
         prepare(config.data, cache_folder(config), tell, tell)
     except (DataError, OSError) as error:
@@ -299,14 +303,14 @@ def _close(flower: LocalFlower) -> None:
 def _stop(folder: Path, flower: LocalFlower) -> None:
     """Ask Flower to stop the run, once: a shell may repeat the signal that asked for it."""
     with on_endings(signal.SIG_IGN):
-        _tell("stopping the Flower run ...")
+        tell("stopping the Flower run ...")
         try:
             flower.stop()
         except FlowerError as error:
-            _tell(str(error))
+            tell(str(error))
         if not benchmark_due(folder):
             what = "it was complete already; show it" if complete(folder) else "continue it"
-            _tell(f"{what} with: privsyn run --resume {folder}")
+            tell(f"{what} with: privsyn run --resume {folder}")
 
 
 class _Follower:
@@ -373,21 +377,15 @@ def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> 
             error = _error(folder, flower, status)
             if not benchmark_due(folder):
                 raise RunFailed(error)
-            _tell(f"error: {error}")
+            tell(f"error: {error}")
     except KeyboardInterrupt:
         _stop(folder, flower)
         if not benchmark_due(folder):
             raise
     finally:
         _close(flower)
-    _finish(folder)
+    show_outcome(folder)
     return folder
-
-
-def _tell(text: str) -> None:
-    """A line on stderr, if there still is somebody to read it: the terminal may be closed."""
-    with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
 
 
 def _final_status(flower: LocalFlower, wait: float) -> str:
@@ -413,33 +411,3 @@ def _error(folder: Path, flower: LocalFlower, status: str) -> str:
             return line.removeprefix(LAST_WORD)
     what = "no benchmark" if benchmark_due(folder) else "no summary"
     return "\n".join([*log, f"the run ended with status {status} and {what}"])
-
-
-def _finish(folder: Path) -> None:
-    print(result_table(read_summary(folder)))
-    if benchmark_due(folder):
-        _tell(
-            "warning: the result is complete, its benchmark is not; finish that alone with: "
-            f"privsyn run --resume {folder}"
-        )
-    for line in _node_failures(folder):
-        print(f"warning: {line}", file=sys.stderr)
-
-
-def _node_failures(folder: Path) -> list[str]:
-    """What failed on a simulation's nodes. It depends on users' text: for this terminal alone, and
-    in no file of the run."""
-    config, run = load_config(folder / "config.toml"), RunFolder(folder).load_value("run")
-    if _deployed(config) or not isinstance(run, str):
-        return []
-    from privsyn_flower.local.node_failures import NODES, report
-
-    return report(cache_folder(config) / NODES, run)
-
-
-def exit_status(folder: Path) -> int:
-    """0 for a run that has all that it was to have."""
-    summary = read_summary(folder)
-    if UNFINISHED in summary:
-        return NO_BENCHMARK
-    return ENDED_EARLY if summary.get("ended_early") else 0

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
     from privsyn_flower.config.toml import (
         absolute_paths,
+        changed,
         differences,
         load_config,
         parse_override,
@@ -60,6 +61,7 @@ else:
         TrainingConfig="training",
         absolute_paths="toml",
         cache_folder="schema",
+        changed="toml",
         flat_defaults="schema",
         ledger_folder="schema",
         differences="toml",
@@ -93,6 +95,7 @@ __all__ = [
     "TrainingConfig",
     "absolute_paths",
     "cache_folder",
+    "changed",
     "differences",
     "explain",
     "flat_defaults",

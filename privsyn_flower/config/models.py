@@ -140,7 +140,10 @@ class GenerationConfig(Section):
 class ExpandConfig(Section):
     """`[expand]`: prompts -> synthetic text by a causal LM (PrE-Text, section 3 (6))."""
 
-    samples: int = Field(2000, ge=0, description="synthetic texts to make; 0: seeds only")
+    samples: int = Field(
+        -1, ge=-1, description="synthetic texts to make; 0: seeds only; -1: 2000, or seeds only "
+        "where the tiny generator, which knows English docstrings, would write from your own text"
+    )  # fmt: skip
     seeds_per_prompt: int = Field(3, ge=1, description="seeds shown in one prompt")
     include_seeds: bool = Field(False, description="put the seeds themselves into the output")
     temperature: float = Field(1.0, gt=0, description="of the causal LM")

@@ -51,6 +51,7 @@ METHODS = {  # method -> its tables; each checks what it needs of the others
     "expand-private": (),
     "dp-prompt": ("dp_prompt",),
 }
+SAMPLES = 2000  # what expand.samples = -1 stands for where a generator can write them
 REMOVED = {  # keys of older versions: what to do without them, instead of a guess at a near name
     "accountant": "epsilon is computed in one way for all noise; leave the key out, but finish a "
     "run that began with it by the version that it began with (privsyn account --renyi tells what "
@@ -198,6 +199,13 @@ class RunConfig(Section):
         return self.pe if self.uses("pe") else self.pretext
 
     @property
+    def seeds_alone(self) -> bool:
+        """Whether no generator here is known to write the language of the users, but there are
+        seeds of public text that is theirs."""
+        evolves = self.uses("pe") or self.uses("pretext")
+        return evolves and self.data.source != "docstrings" and self.models.generator == "tiny"
+
+    @property
     def lora_rank(self) -> int:
         """Of the adapters that the run trains of its generator."""
         return self.sft.lora_rank if self.uses("sft") else self.popri.lora_rank
@@ -274,9 +282,14 @@ class RunConfig(Section):
             if key in REMOVED:
                 raise ConfigError(f"configuration key {key!r} is no more: {REMOVED[key]}")
         try:
-            return cls.model_validate(nested(values, flat_defaults()))
+            found = cls.model_validate(nested(values, flat_defaults()))
         except ValidationError as error:
             raise ConfigError(explain(error)) from None
+        if found.expand.samples >= 0:
+            return found
+        samples = 0 if found.seeds_alone and not found.sft.epochs else SAMPLES
+        expand = found.expand.model_copy(update={"samples": samples})
+        return found.model_copy(update={"expand": expand})
 
     def flat(self) -> dict[str, Scalar]:
         """Every key with its value, dotted, as Flower's run config takes them."""

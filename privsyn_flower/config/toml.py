@@ -112,18 +112,21 @@ def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:
 
 
 def differences(now: Mapping[str, Scalar], stored: Mapping[str, Scalar]) -> list[str]:
-    """What two flat configurations differ in: "epsilon = 1.29 was 7.58", one for each key.
+    """`changed` in words: "epsilon = 1.29 was 7.58", one for each key."""
+    return [f"{key} = {new!r} was {old!r}" for key, (new, old) in changed(now, stored).items()]
+
+
+def changed(
+    now: Mapping[str, Scalar], stored: Mapping[str, Scalar]
+) -> dict[str, tuple[Scalar | None, Scalar | None]]:
+    """What two flat configurations differ in: key -> what it is now, and what it was.
 
     A key that `stored` lacks is newer than it. Its default is what was done before there was a
     key, so that counts. What a key that is no more did is not known: it differs whatever it was.
     """
     defaults = flat_defaults()
     then = {key: stored.get(key, defaults.get(key)) for key in sorted({*now, *stored})}
-    return [
-        f"{key} = {now.get(key)!r} was {value!r}"
-        for key, value in then.items()
-        if now.get(key) != value
-    ]
+    return {key: (now.get(key), value) for key, value in then.items() if now.get(key) != value}
 
 
 def parse_override(text: str, defaults: Mapping[str, Scalar] | None = None) -> tuple[str, Scalar]:

@@ -19,7 +19,7 @@ from privsyn_flower.server_apps.promised import baseline
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, libraries, models, places, trackers
-from .numbers import budget, candidates, integers, keys, promise
+from .numbers import budget, candidates, integers, keys, product, promise
 
 __all__ = ["Finding", "NotReady", "check_ready"]
 
@@ -46,6 +46,7 @@ def check_ready(
         lambda: models(config),
         lambda: candidates(config),
         lambda: places(config, folder),
+        lambda: product(config),
     ]
     asks = baseline(config) is None  # else there is neither noise nor a ledger
     if asks:

@@ -130,6 +130,18 @@ def candidates(config: RunConfig) -> Findings:
         )
 
 
+def product(config: RunConfig) -> Findings:
+    """Whether the result is less than a reader may expect."""
+    if config.seeds_alone and not config.expand.samples:
+        yield Finding(
+            "expand.samples = 0: the result is the seeds, texts that the votes pick among the "
+            "candidates (seeds.jsonl). The tiny generator has read English docstrings and would "
+            "not write text like yours: to have more written, name a models.generator that can, "
+            "and set expand.samples",
+            fatal=False,
+        )
+
+
 def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Findings:
     """What an existing ledger has left, against the releases that are still to come."""
     run = _run_id(folder)

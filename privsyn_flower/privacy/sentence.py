@@ -13,6 +13,7 @@ from privsyn_flower.privacy.wording import (
     assumed,
     at_least,
     at_most,
+    changed_since,
     concentrated,
     page,
     percent,
@@ -49,7 +50,7 @@ class PrivacyStatement:
     whether the clip norm was reached. others: further questions of the run (name, releases, noise
     multiplier, noise source, sampling rate), covered by the same epsilon. rho_zcdp: of all releases
     together, where no user tosses coins; None: none is claimed. chooses_text: the trained model
-    filters public text.
+    filters public text. changed: keys of what is made of the releases, changed after the start.
     """
 
     epsilon: float
@@ -83,6 +84,7 @@ class PrivacyStatement:
     others: tuple[tuple[str, int, float, str, float], ...] = ()
     rho_zcdp: float | None = None
     chooses_text: bool = False
+    changed: tuple[str, ...] = ()
     unit: Literal["user"] = "user"
     adjacency: Literal["zero-out"] = "zero-out"
 
@@ -185,6 +187,8 @@ class PrivacyStatement:
         parts = [self._claim(), self._unit(), self.trust(), self._noise(), self.not_covered()]
         if self.chooses_text:
             parts.append(CHOSEN_TEXT)
+        if self.changed:
+            parts.append(changed_since(self.changed))
         if self.simulated:
             parts.insert(
                 3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
 KEYS = {
@@ -20,6 +21,16 @@ CHOSEN_TEXT = (
     "training's epsilon, too. Epsilon does not cover a threshold, or a public text to choose from, "
     "that was found by looking at these users' data or at figures measured on it."
 )
+
+
+def changed_since(keys: Sequence[str]) -> str:
+    """Of keys that were changed after a run began, none of which touches what was asked."""
+    return (
+        "After the run began, settings of what is made of the released sums were changed "
+        f"({', '.join(keys)}), and none of what is asked or promised: that costs no further "
+        "privacy."
+    )
+
 
 # Of a public text beside which a run's statement lies: continues a sentence.
 CARRIED = (

@@ -52,6 +52,7 @@ def claim_of(summary: Summary) -> PrivacyStatement | None:
     if summary["claim"] is None:
         return None
     fields = dict(summary["claim"])
+    fields["changed"] = tuple(fields.get("changed", ()))
     fields["others"] = tuple(tuple(other) for other in fields.get("others", ()))
     try:
         return PrivacyStatement(**fields)

@@ -24,7 +24,7 @@ from privsyn_flower.report.ledgers import LedgerView, read_ledger
 from privsyn_flower.report.summaries import ReportError, Summary, read_summary
 from privsyn_flower.runs import RUN_LOG, UNFINISHED, lock_holder, read_warnings
 
-SYNTHETIC = "synthetic.jsonl"
+SYNTHETIC, SEEDS = "synthetic.jsonl", "seeds.jsonl"
 ERROR = "error.txt"
 CONFIG = "config.toml"
 SUMMARY = "summary.json"
@@ -105,9 +105,10 @@ class RunFolder:
         return sum(1 for _ in _lines(self.folder / SYNTHETIC))
 
 
-def first_texts(folder: Path, count: int) -> list[Json]:
-    """The first rows of a run's synthetic text, {"text": ...}; fewer where there are fewer."""
-    rows = (row for line in _lines(folder / SYNTHETIC) if (row := _parsed(line)) is not None)
+def first_texts(folder: Path, count: int, name: str = SYNTHETIC) -> list[Json]:
+    """The first rows of a run's texts, {"text": ...}; fewer where there are fewer. name: of the
+    file, its synthetic text's or SEEDS."""
+    rows = (row for line in _lines(folder / name) if (row := _parsed(line)) is not None)
     return list(islice((row for row in rows if isinstance(row.get("text"), str)), count))
 
 

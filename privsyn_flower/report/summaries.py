@@ -76,6 +76,11 @@ def trust_of(summary: Summary) -> str:
     return next((title for begin, title in TRUSTS.items() if model.startswith(begin)), NONE)
 
 
+def unusable_lines(summary: Summary) -> list[str]:
+    """Why a result is of no use, before anything else is said of it."""
+    return [f"NOT USABLE: {why}" for why in summary.get("unusable", [])]
+
+
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
     """What the run came to; nothing of runs of earlier versions."""
     lines = [f"verdict: {one}" for one in summary.get("verdict", {}).get("sentences", [])]

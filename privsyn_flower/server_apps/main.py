@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import tomllib
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,12 +13,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import RunConfig, cache_folder, differences, flatten, relocated, to_toml
+from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
 from privsyn_flower.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.report.page import REPORT, write_page
 from privsyn_flower.runs import RunFolder, RunLocked, failure
+from privsyn_flower.server_apps.changes import go_by
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.public_text import is_deployment
 
@@ -37,7 +37,7 @@ def main(grid: Grid, context: Context) -> None:
     logger.info("run folder: %s", folder.path)
     with _reported(folder), folder.lock():
         try:
-            _same_config(folder, config)
+            go_by(folder, config)
             if not is_deployment(config) and (cluster := check_here(config)):
                 logger.info("%s", cluster)
             Pipeline(config, grid, folder).run()
@@ -85,23 +85,3 @@ def _log_to_stderr() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
-
-
-def _same_config(folder: RunFolder, config: RunConfig) -> None:
-    """A run folder belongs to one configuration, wherever it lies; another would mix two runs."""
-    text = to_toml(config)
-    stored = folder.load_value("config")
-    if stored is None:
-        folder.save_value("config", text)
-        if not (folder.path / "config.toml").exists():
-            write_atomic(folder.path / "config.toml", to_toml(config, comments=True).encode())
-        return
-    place = folder.path.absolute()
-    changed = differences(
-        relocated(config.flat(), place), relocated(flatten(tomllib.loads(stored)), place)
-    )
-    if changed:
-        raise ValueError(
-            f"run folder {folder.path} was made with another configuration: {', '.join(changed)}; "
-            "choose another run-folder or restore the values"
-        )

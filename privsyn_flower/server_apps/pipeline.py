@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.report.registry import write_record
-from privsyn_flower.runs import UNFINISHED, RunFolder, write_json
+from privsyn_flower.runs import UNFINISHED, UNUSABLE, RunFolder, write_json
+from privsyn_flower.server_apps.changes import ALL_RELEASED, remade, to_remake
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.run import Run
+from privsyn_flower.server_apps.usable import nothing_predicted
 from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
 from privsyn_flower.strategies.engine.rounds import Strategy
 
@@ -42,17 +44,24 @@ class Pipeline(Run):
         models = Models(self.config, self.public, self.folder, self.progress)
         try:
             method = recipe_of(self.config)(self, models)
+            self._drop_changed(method)
             strategy = method.begin()
             done = self._asked(method, strategy) if self.asks else 0
             samples, figures = method.result(strategy), method.figures(strategy)
             if self.asks:
                 figures = self._judged(method, figures)
-            if self.config.benchmark:
+            faults = method.unusable(samples)
+            if faults:
+                figures = {**figures, UNUSABLE: faults}
+            if self.config.benchmark and (samples or not faults):
                 # The result stands, whatever becomes of its benchmark.
                 found = {**self.summary(done, samples), **figures}
                 self._write({**found, UNFINISHED: "benchmark"})
                 self.told(found)
-                figures = {**figures, "benchmark": self._benchmark(method, strategy)}
+                measured = self._benchmark(method, strategy)
+                figures = {**figures, "benchmark": measured}
+                if why := nothing_predicted(measured):
+                    figures[UNUSABLE] = [*faults, why]
         finally:
             models.close()
         result = {**self.summary(done, samples), **figures}
@@ -74,6 +83,7 @@ class Pipeline(Run):
                 with self.clock("rounds"):
                     done = self._rounds(method, strategy)
             method.evaluate(strategy)
+            self.folder.save_value(ALL_RELEASED, done)
         return done
 
     def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -107,14 +117,25 @@ class Pipeline(Run):
         if self._made_of() == done:
             self.folder.save_value(MADE_OF, done)
             return
-        for name in ("summary.json", *method.made()):
+        self._drop(["summary.json", *method.made()])
+        self.folder.save_value(MADE_OF, done)
+
+    def _drop_changed(self, method: Recipe[Any]) -> None:
+        """Remove what the run has made by settings that were changed since."""
+        what = to_remake(self.folder)
+        if what != "nothing":
+            self._drop(["summary.json", *(method.made() if what == "text" else [])])
+        remade(self.folder)
+
+    def _drop(self, names: Sequence[str]) -> None:
+        """Files and folders of the run, in this order, and the figures of its benchmark."""
+        for name in names:
             path = self.folder.path / name
             if path.is_dir():
                 shutil.rmtree(path)
             path.unlink(missing_ok=True)
         if self.folder.load_value(BENCHMARK) is not None:
             self.folder.save_value(BENCHMARK, None)
-        self.folder.save_value(MADE_OF, done)
 
     def _made_of(self) -> int | None:
         """The rounds that the files of the run are made of, as far as that is known: a run of an
@@ -132,7 +153,7 @@ class Pipeline(Run):
             found = method.benchmark(strategy)
             stored = {
                 **found,
-                "verdict": benchmark_verdict(found),
+                "verdict": [] if nothing_predicted(found) else benchmark_verdict(found),
                 "costs": costs(self.config, self.folder, self.clock.seconds),
             }
             self.folder.save_value(BENCHMARK, stored)

@@ -27,6 +27,7 @@ from privsyn_flower.report.reading import SYNTHETIC
 from privsyn_flower.report.registry import write_statement
 from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
+from privsyn_flower.server_apps.changes import changed_keys
 from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText, carried_by
@@ -77,12 +78,20 @@ class Run:
             promised(self.config),
             terms(self.config),
             AGGREGATIONS[self.config.aggregation](),
-            said=said(self.config),
+            said=self._said(),
             kept=kept(self.config),
             progress=self.progress,
             node_caches=cache_folder(self.config) / NODES,
             tracking=self.tracking,
         )
+
+    def _said(self) -> dict[str, Any]:
+        """And what the run was measured by before its settings were changed."""
+        changed, own = changed_keys(self.folder), self.config.evaluation
+        measured = self.config.benchmark or "benchmark" in changed
+        rival = measured and bool(own.rival or "evaluation.rival" in changed)
+        whole = {**said(self.config), "benchmark": measured, "rival": rival}
+        return {**whole, "changed": tuple(changed)}
 
     @property
     def has_rounds(self) -> bool:
@@ -140,12 +149,14 @@ class Run:
         """What a summary says that is known before anything is asked."""
         data = self.config.data
         source = data.private_packages if data.source == "docstrings" else data.path
+        changed = changed_keys(self.folder)
         return {
             **code(),
             "method": self.config.method,
             "dataset": f"{data.source}:{source}" if source else data.source,
             "users": data.users,
             "public_text_carries": bool(carried_by(self.config)),
+            **({"changed": changed} if changed else {}),
             **claimed(self.statement),
         }
 

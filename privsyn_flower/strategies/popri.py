@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -227,8 +228,9 @@ class POPri(SynthesisStrategy):
         written.save(path)
         return written
 
-    def synthesise(self, samples: int) -> list[LabelledText]:
-        """Line 30: distinct texts of the selected generator, with their classes."""
+    def synthesise(self, samples: int, dropped: Counter[str] | None = None) -> list[LabelledText]:
+        """Line 30: distinct texts of the selected generator, with their classes. dropped: counts
+        the completions without one, as `text.prompts.generate` does."""
         self.generator.use_adapter(self.adapter())
         return generate(
             self.prompts,
@@ -239,6 +241,7 @@ class POPri(SynthesisStrategy):
             max_words=self.writer.max_words,
             exclude=self.prompts.shown,
             progress=self.progress,
+            dropped=dropped,
         )
 
     # The adapters ------------------------------------------------------------------------

@@ -7,6 +7,8 @@ section 3 (6) and Figure 3; POPri, Figure 5); an instruction prompt says in word
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,8 +23,16 @@ HEADING = "Original Text Sample"
 CHUNK = 16384  # prompts per call of the generator: long enough to sort by length, not all of 2M
 
 
+HEADINGS = re.compile(r"\boriginal\s+text\s+sampl", re.IGNORECASE)  # also as a model repeats them
+SHORT, HEADED, REPEATED = "too short", "holding the prompt's headings", "repeated"
+
+
 class TooFewTextsError(RuntimeError):
-    """The generator did not yield as many distinct texts as asked for."""
+    """The generator did not yield as many distinct texts as asked for. found: those it did."""
+
+    def __init__(self, text: str, found: Sequence[LabelledText] = ()) -> None:
+        super().__init__(text)
+        self.found = list(found)
 
 
 @dataclass(frozen=True)
@@ -216,14 +226,16 @@ def generate(
     exclude: Collection[str] = (),
     max_rounds: int = 4,
     progress: bool | Progress = True,
+    dropped: Counter[str] | None = None,
 ) -> list[LabelledText]:
     """`samples` distinct synthetic texts, none in `exclude`, each from a prompt of its own.
 
     Prompts come in equal numbers for each class; how many of a class's texts are usable is up to
-    the generator. At most max_rounds * samples completions are asked for. Raises TooFewTextsError
-    when they are used up.
+    the generator. At most max_rounds * samples completions are asked for. dropped: counts by cause
+    the completions that give no text. Raises TooFewTextsError when they are used up.
     """
     known, found = set(exclude), dict[str, LabelledText]()
+    dropped = Counter[str]() if dropped is None else dropped
     asked, allowed = 0, max_rounds * samples
     with bar(progress, "expanding", samples) as advance:
         while len(found) < samples and asked < allowed:
@@ -236,16 +248,29 @@ def generate(
             completions = generator.complete([prompt.text for prompt in prompts], 1, rng)
             for prompt, (completion,) in zip(prompts, completions, strict=True):
                 text = read_text(source, completion, min_words, max_words)
-                if text is not None and text not in known:
-                    found.setdefault(text, LabelledText(text, prompt.label))
+                if why := _unusable(text, known, found):
+                    dropped[why] += 1
+                elif text is not None:
+                    found[text] = LabelledText(text, prompt.label)
             advance(min(len(found), samples) - before)
     if len(found) < samples:
+        causes = ", ".join(f"{count} {why}" for why, count in dropped.most_common())
         raise TooFewTextsError(
-            f"{asked} completions gave {len(found)} distinct usable texts, expand.samples = "
-            f"{samples} were asked for: lower expand.samples or expand.min-words, or use another "
-            f"models.generator"
+            f"{asked} completions gave {len(found)} distinct usable texts ({causes}), "
+            f"expand.samples = {samples} were asked for: lower expand.samples or expand.min-words "
+            f"(here {min_words}), or use another models.generator",
+            list(found.values()),
         )
     return list(found.values())[:samples]
+
+
+def _unusable(text: str | None, known: Collection[str], found: Collection[str]) -> str:
+    """Why a completion gives no text; "" for one that does."""
+    if text is None:
+        return SHORT
+    if HEADINGS.search(text):
+        return HEADED
+    return REPEATED if text in known or text in found else ""
 
 
 def expand(
@@ -258,6 +283,7 @@ def expand(
     min_words: int = 4,
     max_rounds: int = 4,
     progress: bool | Progress = True,
+    dropped: Counter[str] | None = None,
 ) -> list[LabelledText]:
     """Seeds -> `samples` distinct synthetic texts, none of them a seed (PrE-Text, section 3 (6)).
 
@@ -287,6 +313,7 @@ def expand(
         exclude={text for own in pool.values() for text in own},
         max_rounds=max_rounds,
         progress=progress,
+        dropped=dropped,
     )
 
 

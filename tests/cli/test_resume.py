@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +18,22 @@ import pytest
 
 from privsyn_flower import preflight
 from privsyn_flower.cli import run as cli_run
+from privsyn_flower.cli.outcome import NO_BENCHMARK, exit_status
 from privsyn_flower.cli.run import RunFailed, run_command
-from privsyn_flower.config import RunConfig, differences, flat_defaults, load_config
+from privsyn_flower.config import ConfigError, RunConfig, differences, flat_defaults, load_config
 from privsyn_flower.local.federation import find_run
 from privsyn_flower.local.simulation import LocalFlower
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import Ticket
-from privsyn_flower.runs import UNFINISHED, RunFolder, complete, read_jsonl, write_json
+from privsyn_flower.report.claims import claim_of
+from privsyn_flower.runs import (
+    UNFINISHED,
+    RunFolder,
+    RunLocked,
+    complete,
+    read_jsonl,
+    write_json,
+)
 from privsyn_flower.server_apps import main as server
 from privsyn_flower.server_apps.run import Run
 from tests.strategies.test_rounds import Counting, VotingNode, nodes
@@ -233,8 +243,73 @@ def test_what_lies_in_the_folder_moves_with_it(begun: Path, home: Path, tmp_path
 def test_another_configuration_is_named_by_its_keys(begun: Path, home: Path) -> None:
     text = (begun / "config.toml").read_text()
     (begun / "config.toml").write_text(text.replace("epsilon = 20.0", "epsilon = 30.0"))
-    with pytest.raises(RunFailed, match=r"another configuration: epsilon = 30\.0 was 20\.0;"):
+    with pytest.raises(ConfigError, match=r"another configuration: epsilon = 30\.0 was 20\.0;"):
         run_command(None, [], begun)
+
+
+LATER = "generation.base-url=http://127.0.0.1:9/v1"
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_settings_of_what_is_made_of_the_releases_change_on_resume(
+    begun: Path, home: Path, edited: bool
+) -> None:
+    """By --set or in the folder's config.toml; noted with both values, and in the statement."""
+    settings = [LATER, "trackers=tensorboard"]
+    if edited:
+        text = (begun / "config.toml").read_text()
+        text = text.replace('base-url = ""', 'base-url = "http://127.0.0.1:9/v1"')
+        text = text.replace('trackers = ""', 'trackers = "tensorboard"')
+        (begun / "config.toml").write_text(text)
+    assert run_command(None, [] if edited else settings, begun) == begun
+    assert charges(home) == ALL
+    rows = [(r["key"], r["was"], r["now"]) for r in read_jsonl(begun / "changes.jsonl")]
+    assert rows == [
+        ("generation.base-url", "", "http://127.0.0.1:9/v1"),
+        ("trackers", "", "tensorboard"),
+    ]
+    assert load_config(begun / "config.toml").generation.base_url == "http://127.0.0.1:9/v1"
+    summary = json.loads((begun / "summary.json").read_text())
+    assert summary["changed"] == ["generation.base-url", "trackers"]
+    statement = (begun / "privacy.md").read_text()
+    assert "generation.base-url, trackers" in statement and summary["privacy"] in statement
+    assert claim_of(summary).sentence() == summary["privacy"]
+    assert run_command(None, settings, begun) == begun  # nothing changes: it is shown again
+    assert len(read_jsonl(begun / "changes.jsonl")) == 2
+
+
+def test_a_finished_result_is_made_again_by_other_settings(begun: Path, home: Path) -> None:
+    run_command(None, [], begun)
+    before = json.loads((begun / "summary.json").read_text())
+    InProcess.closed.clear()
+    run_command(None, [LATER], begun)
+    after = json.loads((begun / "summary.json").read_text())
+    assert InProcess.closed and "changed" not in before and after["changed"]
+    assert charges(home) == ALL and after["rounds"] == before["rounds"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("rounds=9", "rounds = 9 was 5"),
+        ("data.users=101", "data.users = 101 was 100"),
+        ("models.embedder=ngram-32", "models.embedder = 'ngram-32' was"),
+        ("noise-multiplier=30.0", "noise-multiplier = 30.0 was 0.0"),
+    ],
+)
+def test_what_is_asked_or_promised_never_changes(
+    begun: Path, nodes: dict[int, VotingNode], setting: str, told: str
+) -> None:
+    asked, before = len(nodes[100].seen), (begun / "config.toml").read_bytes()
+    with pytest.raises(ConfigError, match=f"another configuration: {re.escape(told)}"):
+        run_command(None, [setting, LATER], begun)
+    assert len(nodes[100].seen) == asked and (begun / "config.toml").read_bytes() == before
+    assert not (begun / "changes.jsonl").exists()
+
+
+def test_a_run_that_goes_on_keeps_its_settings(begun: Path) -> None:
+    with RunFolder(begun).lock(), pytest.raises(RunLocked, match=r"generation\.base-url would"):
+        run_command(None, [LATER], begun)
 
 
 def test_a_run_of_an_earlier_version_goes_on_by_the_defaults_of_newer_keys(
@@ -252,7 +327,7 @@ def test_a_run_of_an_earlier_version_goes_on_by_the_defaults_of_newer_keys(
     asked = len(nodes[100].seen)
     written = config.read_text()
     config.write_text(f"node-memory = 7\n{written}")
-    with pytest.raises(RunFailed, match=r"another configuration: node-memory = 7 was \d+;"):
+    with pytest.raises(ConfigError, match=r"another configuration: node-memory = 7 was \d+;"):
         run_command(None, [], begun)
     assert len(nodes[100].seen) == asked
     config.write_text(written)
@@ -311,11 +386,11 @@ def test_a_resume_finishes_the_benchmark_alone(
 ) -> None:
     monkeypatch.setattr(server, "Pipeline", WithBenchmark)
     assert run_command(None, [], begun) == begun  # a result, whatever ended its benchmark
-    assert cli_run.exit_status(begun) == cli_run.NO_BENCHMARK
+    assert exit_status(begun) == NO_BENCHMARK
     assert f"finish that alone with: privsyn run --resume {begun}" in capsys.readouterr().err
     asked, paid = len(nodes[100].seen), charges(home)
     assert run_command(None, [], begun) == begun
-    assert complete(begun) and cli_run.exit_status(begun) == 0
+    assert complete(begun) and exit_status(begun) == 0
     assert len(nodes[100].seen) == asked and charges(home) == paid
     InProcess.closed.clear()
     assert run_command(None, [], begun) == begun  # is shown, and not started again

@@ -24,12 +24,12 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
+from privsyn_flower.cli.outcome import NOT_USABLE, exit_status, show_outcome
 from privsyn_flower.cli.run import (
     RunFailed,
     _claimed,
     _fresh_name,
     _watch,
-    exit_status,
     run_command,
 )
 from privsyn_flower.config import RunConfig, to_toml
@@ -155,7 +155,7 @@ def run_cli(monkeypatch: pytest.MonkeyPatch, result: Any) -> Any:
     def command(*_: Any) -> Path:
         if isinstance(result, Exception):
             raise result
-        cli_run._finish(result)
+        show_outcome(result)
         return Path(result)
 
     monkeypatch.setattr(cli_run, "run_command", command)
@@ -260,6 +260,27 @@ def test_the_result_is_told_once_and_before_the_run_is_over(
     assert first[-1] == "benchmark, not covered by epsilon: 0 of 7 parts, distances"
     assert "the result is ready" not in err and "(b) synthetic text" in out
     assert exit_status(folder) == 0
+
+
+def test_the_seeds_come_first_and_before_them_that_a_result_is_of_no_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"seeds": 9, "dropped": {"too short": 1357}, "unusable": ["72% of the written words"]}
+    folder = finished(tmp_path, **found)
+    (folder / "seeds.jsonl").write_text(
+        "".join(f'{{"text": "seed {i}", "round": 1, "votes": {9 - i}}}\n' for i in range(9))
+    )
+    show_outcome(folder)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[:8] == [
+        "NOT USABLE: 72% of the written words",
+        "9 texts that the users' votes picked, seeds.jsonl; of most votes:",
+        *(f"    seed {i}" for i in range(5)),
+        out.splitlines()[7],
+    ]
+    assert out.splitlines()[7].startswith("privacy")
+    assert "1,357 too short" in err and "--resume" in err
+    assert exit_status(folder) == NOT_USABLE == 5
 
 
 # A run in a process of its own whose SuperLink is a `sleep`. It sends itself the signals that a

@@ -18,6 +18,7 @@ from privsyn_flower.config import (
     to_toml,
     without_benchmark,
 )
+from privsyn_flower.config.changes import CHANGEABLE, FIXED, changeable, entry_of, stale
 from privsyn_flower.config.schema import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -344,3 +345,35 @@ def test_an_evaluation_at_full_size():
     assert config.evaluation.public_batch_size == 256
     training = {"method": "dp-fedavg", "training.public-steps": 3, "evaluation.start": "public"}
     assert RunConfig.from_flat(training).evaluation.start == "public"
+
+
+def test_every_key_is_asked_or_promised_or_may_change_later() -> None:
+    """In exactly one of two lists; a new key must be put into one."""
+    keys = set(flat_defaults())
+    tables = {key.partition(".")[0] for key in keys if "." in key}
+    both = {*CHANGEABLE, *FIXED}
+    assert not set(CHANGEABLE) & FIXED and not both - keys - tables
+    assert [key for key in keys if not entry_of(key, both)] == []
+    assert not both & tables & {"models"}  # each key of a table of both kinds is named
+    assert changeable("generation.base-url") and not changeable("pretext.threshold")
+    assert stale(["generation.timeout"]) == "nothing" and stale(["sft.epochs"]) == "text"
+    assert stale(["evaluation.steps", "trackers"]) == "figures"
+
+
+@pytest.mark.parametrize(
+    ("values", "samples"),
+    [
+        ({}, 2000),
+        ({"data.source": "files"}, 0),
+        ({"data.source": "files", "method": "pe"}, 0),
+        ({"data.source": "files", "models.generator": "gpt2"}, 2000),
+        ({"data.source": "files", "method": "popri"}, 2000),
+        ({"data.source": "files", "expand.samples": 40}, 40),
+    ],
+)
+def test_text_of_ones_own_is_not_expanded_by_the_tiny_generator(
+    values: dict[str, str], samples: int
+) -> None:
+    config = RunConfig.from_flat(values)
+    assert config.expand.samples == samples
+    assert RunConfig.from_flat(config.flat()) == config

@@ -17,6 +17,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from privsyn_flower.cli import outcome
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig, absolute_paths, load_config
@@ -98,7 +99,7 @@ def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
     monkeypatch.setattr(cli_run, "_start", start)
     monkeypatch.setattr(cli_run, "_prepare", lambda config: None)  # reads the files, once checked
-    monkeypatch.setattr(cli_run, "exit_status", lambda folder: 0)  # it has no summary
+    monkeypatch.setattr(outcome, "exit_status", lambda folder: 0)  # it has no summary
     return command
 
 

@@ -183,6 +183,18 @@ def test_hostile_texts_become_no_markup(tmp_path: Path) -> None:
     text.encode("utf-8")
 
 
+def test_what_votes_picked_stands_before_what_was_written(tmp_path: Path) -> None:
+    folder = run_folder(
+        tmp_path / "run", texts=[{"text": "written"}], seeds=20, unusable=["no text of a language"]
+    )
+    rows = [{"text": f"<b>picked {i}", "round": 1, "votes": 9.0 - i} for i in range(20)]
+    (folder / "seeds.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = read(page([folder])).text
+    assert text.index("NOT USABLE: no text of a language") < text.index("<b>picked 0")
+    assert text.index("<b>picked 11") < text.index("1 synthetic texts")
+    assert "picked 12" not in text
+
+
 def test_json_in_a_script_ends_no_script() -> None:
     for text in HOSTILE:
         made = data_script({"a": [text]}, "spec")

@@ -513,7 +513,10 @@ def test_more_text_of_what_has_none_is_refused(
     other.mkdir()
     (other / "config.toml").write_text(to_toml(RunConfig.from_flat({"method": "pretext"})))
     refused = generated(other, "--samples", 5)
-    assert refused.exit_code == 1 and "method = 'pretext'" in refused.output
+    assert refused.exit_code == 1 and "no round was released" in refused.output
+    (other / "config.toml").write_text(to_toml(RunConfig.from_flat({"method": "dp-fedavg"})))
+    refused = generated(other, "--samples", 5)
+    assert refused.exit_code == 1 and "method = 'dp-fedavg'" in refused.output
     (other / "config.toml").write_text(to_toml(configured()))
     early = generated(other, "--samples", 5)
     assert early.exit_code == 1 and "privsyn run --resume" in early.output

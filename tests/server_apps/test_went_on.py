@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from privsyn_flower.config import RunConfig
-from privsyn_flower.runs import RunFolder, complete
+from privsyn_flower.cli.main import app
+from privsyn_flower.cli.outcome import NOT_USABLE, exit_status
+from privsyn_flower.config import ConfigError, RunConfig
+from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
+from privsyn_flower.server_apps.changes import changes_of, go_by
 from privsyn_flower.server_apps.methods import ctcl, recipe_of
 from privsyn_flower.server_apps.methods.training import Training
+from privsyn_flower.server_apps.usable import nothing_predicted, unreadable
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.text.models.adapters import WEIGHTS
 from tests.conftest import sentences
@@ -173,3 +178,132 @@ def test_a_run_that_is_killed_while_it_removes_is_not_complete(
     assert not (path / "synthetic.jsonl").exists() and not complete(path)
     run(config, loopback, path)
     assert complete(path) and texts(path) == wanted and not (path / "control").exists()
+
+
+def generated(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["generate", *map(str, arguments)])
+
+
+def changed(config: RunConfig, **values: Any) -> RunConfig:
+    return RunConfig.from_flat({**config.flat(), **values})
+
+
+def test_text_of_earlier_settings_is_made_again_and_never_mixed(
+    over: tuple[RunConfig, Path], loopback: Any
+) -> None:
+    config, path = over
+    folder = RunFolder(path)
+    go_by(folder, config)
+    releases = {file.name: file.read_bytes() for file in path.glob("releases/*")}
+    seeds, benchmark = texts(path), {"kept": True}
+    folder.save_value("benchmark", benchmark)
+    (path / "control.jsonl").write_text("{}\n")
+    more = changed(config, **{"expand.samples": 5, "generation.timeout": 9.0})
+    go_by(folder, more)
+    go_by(folder, more)  # as a call does that comes after a kill
+    assert not complete(path) and len(read_jsonl(path / "changes.jsonl")) == 2
+    summary, _ = run(more, loopback, path)
+    assert summary["synthetic_samples"] == 5 and not set(texts(path)) & set(seeds)
+    assert not (path / "control.jsonl").exists() and folder.load_value("benchmark") is None
+    assert {file.name: file.read_bytes() for file in path.glob("releases/*")} == releases
+
+    # Figures alone: the text stays. The pace of requests: nothing is made again.
+    folder.save_value("benchmark", benchmark)
+    before, slower = texts(path), changed(more, **{"generation.timeout": 8.0})
+    go_by(folder, slower)
+    assert complete(path) and run(slower, loopback, path) and folder.load_value("benchmark")
+    longer = changed(slower, **{"evaluation.steps": 3})
+    go_by(folder, longer)
+    assert not complete(path) and run(longer, loopback, path)
+    assert folder.load_value("benchmark") is None and texts(path) == before
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "later"),
+    [
+        ({"method": "popri"}, "expand.temperature", True),
+        ({"method": "popri"}, "models.generator", False),
+        ({"pretext.variation": "rewrite"}, "models.generator", True),
+        ({"pretext.variation": "retrieval"}, "models.generator", None),
+        ({"method": "pe", "pe.initial": "model", "pe.prompt": "Write."}, "expand.max-tokens", True),
+        ({"method": "dp-fedavg"}, "evaluation.sequence-length", False),
+        ({"method": "popri"}, "generation.base-url", None),
+    ],
+)  # fmt: skip
+def test_a_method_holds_back_what_it_asks_with(
+    tmp_path: Path, values: dict[str, Any], key: str, later: bool | None
+) -> None:
+    """later: changeable when all is released; None: at any time."""
+    begun = RunConfig.from_flat({**values, "rounds": 3})
+    folder = RunFolder(tmp_path)
+    go_by(folder, begun)
+    old = begun.flat()[key]
+    other = changed(begun, **{key: f"{old}x" if isinstance(old, str) else old * 2})
+    for released in (2, 3):
+        folder.save_value("all-released", released)
+        if later is None or (later and released == 3):
+            assert set(changes_of(folder, other)) == {key}
+        else:
+            with pytest.raises(ConfigError, match=f"{key} = .*asks its users by them"):
+                changes_of(folder, other)
+
+
+def test_what_was_paid_for_outlives_an_expansion_that_drops_all(
+    shared: Path, causal_folder: Path, loopback: Any, tmp_path: Path
+) -> None:
+    """A status of its own, the seeds in their file, and a result by other settings."""
+    values = {**EVOLUTION, "expand.samples": 4, "expand.min-words": 1000}
+    config, path = small_config(shared, causal_folder, **values), tmp_path / "run"
+    summary, _ = run(config, loopback, path)
+    assert summary["synthetic_samples"] == 0 and texts(path) == [] and complete(path)
+    assert summary["dropped"] == {"too short": 16}
+    assert "(16 too short), expand.samples = 4" in summary["unusable"][0]
+    assert exit_status(path) == NOT_USABLE
+
+    rows = read_jsonl(path / "seeds.jsonl")
+    checkpoint = RunFolder(path).last_checkpoint()
+    assert checkpoint is not None and summary["seeds"] == len(rows) > 0
+    assert {row["text"] for row in rows} == set(checkpoint["state"]["seeds"])
+    votes = [row["votes"] for row in rows]
+    assert votes == sorted(votes, reverse=True) and {row["round"] for row in rows} <= {1, 2}
+
+    # Elsewhere, from the releases alone: no file of users, no summary.
+    go_by(RunFolder(path), config)
+    own = (path / "config.toml").read_text()
+    gone = own.replace(str(shared / "private.jsonl"), str(tmp_path / "gone.jsonl"))
+    (path / "config.toml").write_text(gone)
+    (path / "summary.json").rename(path / "kept.json")
+    more = generated(path, "--samples", 3, "--set", "expand.min-words=1")
+    assert more.exit_code == 0 and len(texts(path, "generated-0-3")) == 3, more.output
+    none = generated(path, "--samples", 3, "--seed", 1)
+    assert none.exit_code == 1 and "12 too short" in none.output
+    asked = generated(path, "--samples", 3, "--seed", 1, "--set", "rounds=3")
+    assert asked.exit_code == 1 and "--set rounds: the run was asked by it" in asked.output
+    assert not list(path.glob("generated-1*")) and not list(path.glob(".generated*"))
+    (path / "kept.json").rename(path / "summary.json")
+    (path / "config.toml").write_text(own)
+
+    again = changed(config, **{"expand.min-words": 1})
+    go_by(RunFolder(path), again)
+    summary, _ = run(again, loopback, path)
+    assert summary["synthetic_samples"] == 4 and summary["changed"] == ["expand.min-words"]
+    assert not any("too short" in why for why in summary.get("unusable", []))
+
+
+@pytest.mark.parametrize(
+    ("text", "public", "fault"),
+    [
+        ("kata tidak dikenal", ["the list of all values", "a list of values"], True),
+        ("The list, of values!", ["the list of all values", "a list of values"], False),
+        ("春眠不觉晓", ["春晓不觉眠", "处处闻啼鸟"], False),
+        ("def return array", ["春晓不觉眠", "处处不觉晓"], True),
+    ],
+)
+def test_words_that_no_public_text_has(text: str, public: list[str], fault: bool) -> None:
+    assert bool(unreadable([text], public)) == fault
+
+
+def test_a_benchmark_without_one_right_word_tells_nothing() -> None:
+    assert nothing_predicted({"accuracy": {"pretrained": 0.0, "synthetic": 0.0}})
+    assert not nothing_predicted({"accuracy": {"pretrained": 0.0, "synthetic": 0.1}})
+    assert not nothing_predicted({})

@@ -6,12 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from privsyn_flower.text.prompts import (
+    HEADED,
     HEADING,
+    REPEATED,
+    SHORT,
     ExamplePrompts,
     InstructionPrompts,
     LabelledText,
@@ -306,3 +310,22 @@ def test_generated_texts_carry_their_class_and_are_cut() -> None:
     assert LabelledText("beer. number 0", "beer") in texts
     assert all(one.text.startswith(one.label) and len(one.text.split()) == 3 for one in texts)
     assert abs(Counter(one.label for one in texts)["tea"] - 20) <= 2
+
+
+def test_what_gives_no_text_is_counted_by_cause() -> None:
+    """A model may repeat the headings of its prompt in other letters: such a text is none."""
+
+    class Listing:
+        def complete(self, prompts: Sequence[str], count: int, rng: Any) -> list[list[str]]:
+            found = ["one", "ORIGINAL text Sample 5 of the list", "a seed of mine", "new text here"]
+            return [[found[i % 4]] for i in range(len(prompts))]
+
+    dropped = Counter[str]()
+    with pytest.raises(TooFewTextsError, match="too short") as caught:
+        expand(
+            ["a seed of mine", "another seed"], cast(Any, Listing()), samples=2, min_words=3,
+            seeds_per_prompt=1, rng=np.random.default_rng(0), dropped=dropped, progress=False,
+        )  # fmt: skip
+    assert [one.text for one in caught.value.found] == ["new text here"]
+    assert dropped[SHORT] and dropped[HEADED] and dropped[REPEATED]
+    assert sum(dropped.values()) == 8 - 1

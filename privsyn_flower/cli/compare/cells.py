@@ -28,7 +28,7 @@ from privsyn_flower.config.grid import GridConfig, GridMethod, Point
 from privsyn_flower.files import write_atomic
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.report.summaries import RESULTS, ReportError, Summary, read_summary
-from privsyn_flower.runs import UNFINISHED, write_json
+from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.tiny.assets import MANIFEST, PACKAGE_ASSETS, embedded
 
@@ -229,6 +229,8 @@ def _of_run(cell: Cell, config: RunConfig) -> Outcome:
         return Outcome(cell, None, str(error), cell.folder, blocked=True)
     if UNFINISHED in summary:
         return Outcome(cell, None, "unfinished", cell.folder)
+    if "benchmark" not in summary and (reasons := summary.get(UNUSABLE)):
+        return Outcome(cell, None, "; ".join(reasons), cell.folder)
     return Outcome(cell, summary, folder=cell.folder)
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from privsyn_flower.cli.compare.cells import Cell, Outcome, begin, look
-from privsyn_flower.cli.run import ENDED_EARLY, NO_BENCHMARK
+from privsyn_flower.cli.outcome import ENDED_EARLY, NO_BENCHMARK, NOT_USABLE
 from privsyn_flower.files import private_folder
 from privsyn_flower.local.processes import end_group, spawn
 
@@ -84,7 +84,7 @@ def run_cell(
     start = log.stat().st_size if log.exists() else 0
     code = _waited(spawn(command, _environment(jobs), log), stop)
     found = look(cell)
-    if found.summary is not None and code in (0, ENDED_EARLY):
+    if found.summary is not None and code in (0, ENDED_EARLY, NOT_USABLE):
         return found
     if code == NO_BENCHMARK:
         return Outcome(cell, None, f"it has its result, and no benchmark: {last_words(log, start)}")

@@ -22,11 +22,12 @@ from privsyn_flower.report.html.markup import (
 )
 from privsyn_flower.report.html.overview import method_of
 from privsyn_flower.report.html.parts import Part, guarantee, mapping, paragraph, small, stripped
-from privsyn_flower.report.reading import RunFolder
+from privsyn_flower.report.reading import SEEDS, RunFolder, first_texts
 
 UNPROTECTED = "expand-private"  # made of the private text itself
 REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pass none of them on."
 SHOWN = 600  # texts on the page
+SHOWN_SEEDS = 12  # of most votes
 LONGEST = 1200  # characters of a text that are shown
 COUNTED = 20_000  # texts whose lengths and topics are counted
 GROUPS = 20  # of the largest that are drawn
@@ -41,7 +42,7 @@ def learned(run: RunFolder) -> Part:
     """The result, as far as it is there."""
     summary = run.summary or {}
     total = run.text_count()
-    body = []
+    body = [_seeds(run)]
     if "parameters" in summary:
         told = f"A trained model, of {number(summary['parameters'])} trainable parameters"
         body.append(paragraph(f"{told}, in model/ of the run folder."))
@@ -52,11 +53,22 @@ def learned(run: RunFolder) -> Part:
         body.append(_texts(run, total))
     if "proximity" in summary:
         body.append(_kept(mapping(summary["proximity"])))
-    if not body:
+    if not any(body):
         measured = "measured" in summary
         nothing = "This run measured given models and made none." if measured else "Nothing yet."
         body.append(paragraph(nothing))
     return Part("learned", "What was learned", joined(body))
+
+
+def _seeds(run: RunFolder) -> Html:
+    """What the users' votes picked, before anything is written of it."""
+    rows = first_texts(run.folder, SHOWN_SEEDS, SEEDS)
+    if not rows:
+        return Html()
+    items = [element("li", *_item(row), dir="auto") for row in rows]
+    title = element("h3", "What the users' votes picked")
+    told = paragraph(f"Candidates of most noisy votes, in {SEEDS}; no user's own text.")
+    return joined([title, told, element("ol", *items, class_="texts")])
 
 
 def _texts(run: RunFolder, total: int) -> Html:

@@ -26,7 +26,7 @@ from privsyn_flower.report.html.parts import (
 from privsyn_flower.report.html.private import short_claim
 from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.reading import RunFolder
-from privsyn_flower.report.summaries import RESULTS
+from privsyn_flower.report.summaries import RESULTS, unusable_lines
 from privsyn_flower.terminal import without_places
 
 NOBODY = (
@@ -83,6 +83,7 @@ def notices(run: RunFolder) -> list[Html]:
         told.append(("bad", f"This run failed: {why_failed(run).splitlines()[0][:300]}"))
     elif run.summary is None and run.config is not None:
         told.append(("state", NOBODY))
+    told += [("bad", line) for line in unusable_lines(summary)]
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
         told.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))

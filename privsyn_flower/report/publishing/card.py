@@ -20,7 +20,7 @@ from privsyn_flower.report.publishing.rows import COLUMNS, size_category
 from privsyn_flower.report.summaries import UNASKED, Summary, trust_of
 
 TAG = "differential-privacy"
-PARQUET, SETTINGS = "data/train.parquet", "run.toml"
+PARQUET, PICKED, SETTINGS = "data/train.parquet", "data/seeds.parquet", "run.toml"
 PATH = "FOLDER"  # where it lies is not told
 LSTM = "privsyn-lstm"  # `model_type` of the models that only this package loads
 # How the name of an architecture ends -> the class of transformers that loads it.
@@ -32,9 +32,10 @@ NOTHING_CLAIMED = "NO PRIVACY IS CLAIMED FOR WHAT IS HERE"
 class Facts:
     """What a card says beside the run's own files.
 
-    rows, columns: of a data set. model_type, architecture: of a model's config.json. licence: the
-    hub's name of the publisher's choice, or "". loaded: keys in `[models]` of the public models
-    that the run used. figures: whether the benchmark's are told. name: of the repository, or "".
+    rows, columns: of a data set. seeds: texts that votes picked, beside it. model_type,
+    architecture: of a model's config.json. licence: the hub's name of the publisher's choice, or
+    "". loaded: keys in `[models]` of the public models that the run used. figures: whether the
+    benchmark's are told. name: of the repository, or "".
     """
 
     loaded: Collection[str]
@@ -43,6 +44,7 @@ class Facts:
     figures: bool = False
     rows: int = 0
     columns: Sequence[str] = ()
+    seeds: int = 0
     model_type: str = ""
     architecture: str = ""
 
@@ -94,13 +96,17 @@ def front_matter(product: Product, facts: Facts, title: str) -> str:
         )
         return str(known.to_yaml())
     files = [{"split": "train", "path": PARQUET}]
+    configs = [{"config_name": "default", "data_files": files}]
+    if facts.seeds:
+        picked = [{"split": "train", "path": PICKED}]
+        configs.append({"config_name": "seeds", "data_files": picked})
     return str(
         DatasetCardData(
             pretty_name=title,
             size_categories=[size_category(facts.rows)],
             task_categories=["text-generation"],
             tags=[_kind(product.summary), *tags],
-            configs=[{"config_name": "default", "data_files": files}],
+            configs=configs,
             **more,
         ).to_yaml()
     )
@@ -147,6 +153,12 @@ def _rows(facts: Facts) -> str:
     where = facts.name or PATH
     load = f'from datasets import load_dataset\n\ntexts = load_dataset("{where}", split="train")'
     count = f"{facts.rows:,} texts, one a row."
+    if facts.seeds:
+        count += (
+            f" The configuration `seeds` (`{PICKED}`) has the {facts.seeds:,} candidates that the "
+            "users' noisy votes picked, with these votes: public texts, or variations of them, "
+            "under the public text's own licence."
+        )
     return "\n\n".join([count, "\n".join(table(rows)), f"```python\n{load}\n```"])
 
 

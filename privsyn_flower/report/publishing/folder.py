@@ -16,7 +16,7 @@ from privsyn_flower import __version__
 from privsyn_flower.files import file_digest, share
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 from privsyn_flower.privacy.wording import page
-from privsyn_flower.report.publishing.card import PARQUET, SETTINGS, Facts, card
+from privsyn_flower.report.publishing.card import PARQUET, PICKED, SETTINGS, Facts, card
 from privsyn_flower.report.publishing.product import (
     SUMMARY,
     Product,
@@ -25,6 +25,7 @@ from privsyn_flower.report.publishing.product import (
 )
 from privsyn_flower.report.publishing.rows import columns_of, write_parquet
 from privsyn_flower.report.publishing.settings import local_places, named_places, settings
+from privsyn_flower.report.reading import SEEDS
 from privsyn_flower.report.registry import FILE as FORMS
 from privsyn_flower.report.registry import record
 from privsyn_flower.runs import write_json
@@ -118,6 +119,7 @@ def _fill(product: Product, folder: Path, facts: Facts) -> None:
         facts = replace(facts, rows=rows, columns=columns)
         (folder / PARQUET).parent.mkdir()
         write_parquet(product.source, folder / PARQUET, columns)
+        facts = replace(facts, seeds=_copy_seeds(product, folder))
     else:
         facts = replace(facts, **_copy_model(product.source, folder))
     _write(folder / "README.md", card(product, facts))
@@ -126,6 +128,21 @@ def _fill(product: Product, folder: Path, facts: Facts) -> None:
         _write(folder / STATEMENT, text)
     if is_own_file(product.run / FORMS):
         _write(folder / FORMS, _record(product))
+
+
+def _copy_seeds(product: Product, folder: Path) -> int:
+    """The texts that votes picked, which are public ones or made of them; how many there are."""
+    source, noted = product.run / SEEDS, product.summary.get("seeds")
+    if not noted or not is_own_file(source):
+        return 0
+    rows, columns = columns_of(source)
+    if rows != noted:
+        raise PublishError(
+            f"{source} was changed since its run wrote it: seeds = {noted} in {SUMMARY}, {rows} "
+            "here"
+        )
+    write_parquet(source, folder / PICKED, columns)
+    return rows
 
 
 def _check_text(product: Product, rows: int) -> None:

@@ -17,6 +17,8 @@ COLUMNS = {
     "label": "its class, of a public list",
     "topic": "number of the public topic that it was written about",
     "keywords": "public keywords of that topic",
+    "round": "the round whose votes picked it first",
+    "votes": "noisy votes for it, of all rounds together",
 }
 
 
@@ -44,6 +46,7 @@ def write_parquet(source: Path, target: Path, columns: list[str]) -> None:
     import pyarrow.parquet as pq
 
     types = {"topic": pa.int64(), "keywords": pa.list_(pa.string())}
+    types |= {"round": pa.int64(), "votes": pa.float64()}
     schema = pa.schema([(name, types.get(name, pa.string())) for name in columns])
     with pq.ParquetWriter(target, schema, compression="zstd") as writer:
         rows = _read(source)

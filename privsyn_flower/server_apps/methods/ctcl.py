@@ -4,7 +4,7 @@ text by the noisy shares (Tan et al. 2025, arXiv 2503.12347)."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,13 @@ class CTCLRecipe(Updating, Writing[CTCL]):
                 f"evaluation.rival = {config.evaluation.rival!r} is simulated beside method = "
                 "'popri', not beside 'ctcl': set it to '', and run the other method by itself"
             )
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """Where text is resampled, the histogram that is paid for is of the text of one setting."""
+        if config.ctcl.resample_pool:
+            return ["expand"]
+        return ["evaluation.sequence-length"] if config.updates and not released else []
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
@@ -288,7 +295,8 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     def made(self) -> list[str]:
         """The result's own pool stays: the histogram that was paid for is of its clusters."""
-        return [*super().made(), f"{CONTROL}-pool.jsonl"]
+        files = [f"{name}.jsonl" for name in ROWS.values()]
+        return [*super().made(), *files, f"{CONTROL}-pool.jsonl"]
 
     def figures(self, strategy: CTCL) -> dict[str, Any]:
         facts: dict[str, Any] = {"written": self.folder.load_value("written-synthetic")}

@@ -8,7 +8,7 @@ benchmark makes them all, in a simulation: a row to compare with, under a statem
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,11 @@ class DPPromptRecipe(Unasked):
     @classmethod
     def loads(cls, config: RunConfig) -> set[str]:
         return super().loads(config) | {"generator"}
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """The generator's draws are the mechanism, and each text is paid for once."""
+        return ["models.generator", "models.device", "generation", "expand"]
 
     @classmethod
     def texts(cls, config: RunConfig) -> int:

@@ -10,7 +10,7 @@ differs from it travels.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,11 @@ class Evaluation(Recipe[Folders]):
     @classmethod
     def length(cls, config: RunConfig) -> int:
         return 1 + 2 * len(config.measure.named)
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """The base of the models, and how they are measured."""
+        return ["evaluation", "models.downstream", "models.generator"]
 
     @classmethod
     def candidates(cls, config: RunConfig) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from privsyn_flower.config import RunConfig
+from privsyn_flower.config.changes import WRITING
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.estimates.work import Task, tokens_of
@@ -26,6 +27,12 @@ class PeRecipe(PrETextRecipe):
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
         return ("pe.prompt", 0) if config.pe.initial == "model" else super().first_texts(config)
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """The first candidates may be the generator's, too."""
+        first = config.pe.initial == "model" and not released
+        return WRITING if first else super().asks_with(config, released=released)
 
     @classmethod
     def varied(cls, config: RunConfig) -> tuple[int, int]:

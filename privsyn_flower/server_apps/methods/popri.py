@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from privsyn_flower.benchmark.feedback import Feedback, response_feedback
 from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
+from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
@@ -27,7 +28,7 @@ from privsyn_flower.server_apps.methods.stages import (
     private_texts,
     public_pool,
 )
-from privsyn_flower.server_apps.methods.synthesis import Synthesis
+from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
@@ -45,6 +46,7 @@ class POPriRecipe(Synthesis[POPri]):
     libraries = ("torch", "transformers", "peft", "trl", "datasets")
     length_keys = "popri.prompts or popri.responses"
     noise = "noise_scores"
+    rewrites = True
     selection: dict[str, Any] | None = None
 
     @classmethod
@@ -85,6 +87,14 @@ class POPriRecipe(Synthesis[POPri]):
     def faults(cls, config: RunConfig) -> Iterator[str]:
         if config.evaluation.rival:
             yield from PrETextRecipe.faults(config)
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """Responses are what users score, and its adapters are of one generator."""
+        if released:
+            return ["models.generator"]
+        selects = ["evaluation", "models.downstream"] if config.popri.select == "federated" else []
+        return [*WRITING, "models.training-processes", *selects]
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
@@ -193,11 +203,23 @@ class POPriRecipe(Synthesis[POPri]):
             self.selection = select_round(strategy, self.models, self.config, self.run.session)
 
     def write(self, strategy: POPri, purpose: str) -> list[LabelledText]:
-        return strategy.synthesise(self.config.expand.samples)
+        samples = self.config.expand.samples
+        return self.as_far_as(purpose, lambda tally: strategy.synthesise(samples, tally))
+
+    def rewritten(self, released: RunFolder, purpose: str) -> list[LabelledText]:
+        """By the adapter of the selected round."""
+        state, chosen = state_of(released), released.load_value("selection")
+        strategy = self.strategy(released)
+        strategy.restore(state)
+        if chosen is not None:
+            strategy.choose(int(chosen["round"]))
+        elif self.config.popri.select == "federated":
+            strategy.choose(len(strategy.adapters))  # nothing was paid to choose another
+        return self.write(strategy, purpose)
 
     def figures(self, strategy: POPri) -> dict[str, Any]:
         chosen = {} if self.selection is None else {"selection": self.selection}
-        return {"selected_round": strategy.selected_round(), **chosen}
+        return {"selected_round": strategy.selected_round(), **chosen, **self.dropped()}
 
     # The benchmark -----------------------------------------------------------------------
 
@@ -219,6 +241,10 @@ class POPriRecipe(Synthesis[POPri]):
         options = self.config.evaluation
         unaligned = [UNALIGNED] if options.compares(UNALIGNED) else []
         return [*super().compared(), *unaligned, *([options.rival] if options.rival else [])]
+
+    def made(self) -> list[str]:
+        """Whichever are compared."""
+        return [*super().made(), UNALIGNED, f"{UNALIGNED}.jsonl", "rival", "rival.jsonl"]
 
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         if name == UNALIGNED:

@@ -15,6 +15,8 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.benchmark.feedback import Feedback, vote_feedback
 from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import RunConfig
+from privsyn_flower.config.changes import WRITING
+from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
@@ -28,7 +30,7 @@ from privsyn_flower.server_apps.methods.stages import (
     public_pool,
     variations,
 )
-from privsyn_flower.server_apps.methods.synthesis import Synthesis
+from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.synthesis.evolution import Evolution
 from privsyn_flower.text.prompts import LabelledText
@@ -38,6 +40,7 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
     """The method, or another method's rival."""
 
     length_keys = "pretext.population"
+    rewrites = True
     noise = "noise_votes"
     noise_seeds: Sequence[str] = ()
 
@@ -80,6 +83,11 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
                 f"{config.data.public_pool}, from which {wanted} texts are drawn: lower the one "
                 "or raise the other"
             )
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """What writes candidates."""
+        return WRITING if config.evolution.written_by_generator and not released else ()
 
     @classmethod
     def varied(cls, config: RunConfig) -> tuple[int, int]:
@@ -143,9 +151,24 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         public = self.models.public
         return public.by_class if self.config.evolution.labels else public.pool
 
+    def result(self, strategy: Evolution[Any]) -> int:
+        """The seeds first: whatever becomes of the rest, they are there."""
+        strategy.write_seeds(self.folder)
+        return super().result(strategy)
+
+    def figures(self, strategy: Evolution[Any]) -> Mapping[str, Any]:
+        return {"seeds": len(strategy.seeds), **self.dropped()}
+
     def write(self, strategy: Evolution[Any], purpose: str) -> list[LabelledText]:
         """The seeds, or text that the generator makes of them (section 3 (6))."""
         return self.expanded(strategy.seeds, purpose)
+
+    def rewritten(self, released: RunFolder, purpose: str) -> list[LabelledText]:
+        """Of the seeds so far: neither embedder nor pool is needed."""
+        state = state_of(released)
+        labels = state.get("seed_labels") or [""] * len(state["seeds"])
+        seeds = [UserText(*pair) for pair in zip(state["seeds"], labels, strict=True)]
+        return self.expanded(seeds, purpose)
 
     def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
         """What the seeds taught the generator, with `[sft]`."""

@@ -31,6 +31,10 @@ class PublicOnlyRecipe(Unasked):
     def texts(cls, config: RunConfig) -> int:
         return config.data.public_pool
 
+    def unusable(self, samples: int) -> list[str]:
+        """Nothing is written, and classes need no text."""
+        return []
+
     def strategy(self, folder: RunFolder) -> list[str]:
         return self.models.public.pool
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from privsyn_flower.benchmark.names import RANDOM_PUBLIC
@@ -34,13 +34,15 @@ class Recipe(ABC, Generic[S]):
 
     controls: names for `evaluation.controls`. libraries: modules that the method needs besides
     those of its models. length_keys: the keys that `length` comes of. keeps_generator: a finished
-    run writes more text at any time (`strategies.synthesis.topic_writing`).
+    run has one in its model/ that writes (`strategies.synthesis.topic_writing`). rewrites: text is
+    written anew of what was released (`rewritten`).
     """
 
     controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     libraries: ClassVar[tuple[str, ...]] = ()
     length_keys: ClassVar[str] = ""
     keeps_generator: ClassVar[bool] = False
+    rewrites: ClassVar[bool] = False
 
     # Of a configuration, before anything is loaded ---------------------------------------
 
@@ -99,6 +101,12 @@ class Recipe(ABC, Generic[S]):
         yield from ()
 
     @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """Of the keys that are changeable otherwise (`config.changes`), those by which users are
+        asked here. released: all that the run asks is; what is left then is never changed."""
+        return ()
+
+    @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
         """What the stages compute, at most, for estimates of time and memory; nothing that is not
         known before."""
@@ -139,6 +147,10 @@ class Recipe(ABC, Generic[S]):
     @abstractmethod
     def result(self, strategy: S) -> int:
         """Write the result; the number of synthetic texts."""
+
+    def unusable(self, samples: int) -> list[str]:
+        """Why the result, of so many texts, is of no use; nothing where it is."""
+        return []
 
     def made(self) -> list[str]:
         """Files and folders of the run that are made of what its rounds released."""

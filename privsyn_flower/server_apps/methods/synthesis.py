@@ -3,8 +3,10 @@ their control, too."""
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -17,18 +19,24 @@ from privsyn_flower.benchmark.feedback import Feedback
 from privsyn_flower.benchmark.names import METHODS, steps_of
 from privsyn_flower.benchmark.pictures import draw_benchmark
 from privsyn_flower.benchmark.private import Private
-from privsyn_flower.config import RunConfig
+from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.data import label_of
 from privsyn_flower.randomness import seeded
+from privsyn_flower.report.reading import first_texts
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.estimates.beside import here_at_once
 from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
+from privsyn_flower.server_apps.usable import unreadable
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
-from privsyn_flower.text.prompts import LabelledText, expand
+from privsyn_flower.text.prompts import LabelledText, TooFewTextsError, expand
+
+SYNTHETIC = "synthetic"  # the result's name, and purpose
+LOOKED_AT = 10_000  # texts of it, for their language
+logger = logging.getLogger("privsyn_flower")
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SynthesisStrategy)
@@ -90,7 +98,7 @@ class Writing(Recipe[T]):
 
     def result(self, strategy: T) -> int:
         with self.run.clock("expansion"):
-            self.synthetic = self.written("synthetic", strategy)
+            self.synthetic = self.written(SYNTHETIC, strategy)
         return len(self.synthetic)
 
     def written(self, name: str, strategy: T) -> list[LabelledText]:
@@ -98,6 +106,8 @@ class Writing(Recipe[T]):
         path = self.folder.path / f"{name}.jsonl"
         if path.exists():
             return [LabelledText(row["text"], row.get("label", "")) for row in read_jsonl(path)]
+        if name == SYNTHETIC:
+            self.folder.save_value(f"dropped-{name}", {})
         texts = self.write(strategy, name)
         write_jsonl(path, (asdict(one) if one.label else {"text": one.text} for one in texts))
         return texts
@@ -117,16 +127,60 @@ class Writing(Recipe[T]):
         if options.samples:
             generator = self.models.generator()
             generator.use_adapter(self.adapter(seeds, purpose))
-            texts += expand(
-                _by_class(seeds),
-                generator,
-                samples=options.samples,
-                seeds_per_prompt=options.seeds_per_prompt,
-                rng=seeded(self.config.seed, purpose, "expand"),
-                min_words=options.min_words,
-                progress=self.run.progress,
+            texts += self.as_far_as(
+                purpose,
+                lambda tally: expand(
+                    _by_class(seeds),
+                    generator,
+                    samples=options.samples,
+                    seeds_per_prompt=options.seeds_per_prompt,
+                    rng=seeded(self.config.seed, purpose, "expand"),
+                    min_words=options.min_words,
+                    progress=self.run.progress,
+                    dropped=tally,
+                ),
             )
         return texts
+
+    def as_far_as(
+        self, purpose: str, make: Callable[[Counter[str]], list[LabelledText]]
+    ) -> list[LabelledText]:
+        """What `make` writes; of the result also where it is less than was asked for, which
+        `unusable` then says."""
+        tally, short = Counter[str](), ""
+        try:
+            found = make(tally)
+        except TooFewTextsError as error:
+            if purpose != SYNTHETIC:
+                raise
+            found, short = error.found, str(error)
+            logger.warning("%s", short)
+        self.folder.save_value(f"dropped-{purpose}", {"causes": tally, "short": short})
+        return found
+
+    def rewritten(self, released: RunFolder, purpose: str) -> list[LabelledText]:
+        """Text of what a run released so far, where the method `rewrites`. Raises
+        TooFewTextsError with what there is."""
+        raise NotImplementedError
+
+    def dropped(self) -> dict[str, Any]:
+        """Completions that gave no text of the result, by cause: public, for the summary."""
+        causes = (self.folder.load_value(f"dropped-{SYNTHETIC}") or {}).get("causes")
+        return {"dropped": causes} if causes else {}
+
+    def unusable(self, samples: int) -> list[str]:
+        """Too few texts, none at all, or words of no language that the public text has."""
+        found = []
+        if short := (self.folder.load_value(f"dropped-{SYNTHETIC}") or {}).get("short"):
+            found.append(str(short))
+        if not samples:
+            return found or ["there is no synthetic text: all that was written was dropped"]
+        public = [*self.models.public.pool, *self.models.public.validation]
+        known, rows = set(public), first_texts(self.folder.path, LOOKED_AT)
+        written = [row["text"] for row in rows if row["text"] not in known]
+        if self.run.asks and (why := unreadable(written, public)):
+            found.append(why)
+        return found
 
     def made(self) -> list[str]:
         return [*super().made(), *(f"{name}.jsonl" for name in self.compared())]
@@ -195,6 +249,15 @@ class Synthesis(Writing[S]):
     def comparison(self, name: str, private: Private) -> list[LabelledText]:
         with self.run.clock("control"):
             return self.written("control", self.control())
+
+
+def state_of(released: RunFolder) -> dict[str, Any]:
+    """A strategy's state after the last round that was released. Raises ConfigError without one."""
+    checkpoint = released.last_checkpoint()
+    if checkpoint is None:
+        raise ConfigError(f"{released.path}: no round was released yet, so there is nothing to use")
+    state: dict[str, Any] = checkpoint["state"]
+    return state
 
 
 def _by_class(texts: Sequence[str]) -> Sequence[str] | dict[str, list[str]]:

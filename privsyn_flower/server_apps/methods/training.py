@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -123,6 +123,11 @@ class Training(Updating, Recipe[TrainingStrategy]):
     @classmethod
     def question(cls, config: RunConfig) -> tuple[str, dict[str, Any]]:
         return "update", {}
+
+    @classmethod
+    def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
+        """The start is tuned as the benchmark's models are, and the result is a change of it."""
+        return ["evaluation", "models.downstream"]
 
     @classmethod
     def candidates(cls, config: RunConfig) -> int:

@@ -334,7 +334,7 @@ class Session:
         """What must not change while a run of any method lasts, as JSON has it."""
         promised = asdict(self.statement)
         del promised["simulated"], promised["cluster"]  # known when the nodes have answered
-        del promised["data"]  # a word of the sentence
+        del promised["data"], promised["changed"]  # words of the sentence
         promised["epsilon"] = self.promise.target  # what it comes to is the accountant's last digit
         del promised["rho_zcdp"]  # follows from the noise, which is promised
         for name in ("others", "chooses_text"):
@@ -363,12 +363,15 @@ def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> Aggregato
     return AggregatorNoise(phase.correlation, phase.participation, phase.multiplier, keys, run)
 
 
+MEASURED = {"benchmark", "rival"}  # words of the sentence on what was measured of a result
+
+
 def check_promise(run: RunFolder, promised: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the values, unless the run was begun with the same ones."""
     stored = run.load_value(PROMISED) or promised
     changed = [
         f"{key} = {promised.get(key)!r} was {stored.get(key)!r}"
-        for key in sorted({*promised, *stored})
+        for key in sorted({*promised, *stored} - MEASURED)
         if promised.get(key) != stored.get(key)
     ]
     if changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
@@ -15,11 +16,15 @@ from privsyn_flower.data import LabelledText, label_of
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
+from privsyn_flower.report.reading import SEEDS
+from privsyn_flower.runs import RunFolder, write_jsonl
 from privsyn_flower.strategies.engine.rounds import NothingSurvived
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller
 
 C = TypeVar("C", bound=PreTextConfig)
+
+Voted = tuple[str, str]  # a text and its class, "" without classes
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -64,7 +69,7 @@ class Evolution(SynthesisStrategy, Generic[C]):
         # The survivors, then what is made of each beside it.
         more = np.repeat(survivors, self.config.candidates // self.config.population - 1)
         self.classes: Ints = np.concatenate([survivors, more])  # (m,)
-        self.population = self._first(list(by_class.values()))
+        self.population = self.first = self._first(list(by_class.values()))
         self.seeds: list[str] = []
 
     def _check_classes(self) -> None:
@@ -215,6 +220,40 @@ class Evolution(SynthesisStrategy, Generic[C]):
         """H in votes: given in votes (the paper), or in standard deviations of the noise."""
         options = self.config
         return options.threshold * (noise_std if options.threshold_unit == "noise-std" else 1.0)
+
+    def write_seeds(self, folder: RunFolder) -> None:
+        """seeds.jsonl: text, its class, the round that found it, and the noisy votes for it in all
+        rounds together; most votes first. A text that nobody voted on has none."""
+        found, votes = dict[Voted, int](), dict[Voted, float]()
+        population = self.first
+        for row in folder.checkpoints():
+            rnd, state = int(row["round"]), row["state"]
+            released = folder.load_release(rnd)
+            if released is not None:
+                for text, own in zip(self._voted(population), released.tolist(), strict=True):
+                    votes[text] = votes.get(text, 0.0) + own
+            population = state["population"]
+            labels = state.get("seed_labels") or [""] * len(state["seeds"])
+            for text in zip(state["seeds"], labels, strict=True):
+                found.setdefault(text, rnd)
+        seeds = [(str(text), label_of(text)) for text in self.seeds]
+        seeds.sort(key=lambda text: -votes.get(text, -math.inf))
+        write_jsonl(
+            folder.path / SEEDS,
+            (
+                {"text": text}
+                | ({"label": label} if label else {})
+                | ({"round": found[text, label]} if (text, label) in found else {})
+                | ({"votes": round(votes[text, label], 3)} if (text, label) in votes else {})
+                for text, label in seeds
+            ),
+        )
+
+    def _voted(self, population: Sequence[str]) -> list[Voted]:
+        """Candidates with their classes."""
+        names = self.labels or ("",)
+        numbers = self.classes.tolist()
+        return [(text, names[number]) for text, number in zip(population, numbers, strict=True)]
 
     def state(self) -> dict[str, Any]:
         classes = {"seed_labels": [label_of(text) for text in self.seeds]} if self.labels else {}

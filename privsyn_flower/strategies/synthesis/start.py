@@ -80,6 +80,9 @@ class SynthesisStrategy(Strategy):
     def prepare(self, session: Session) -> None:
         """What is asked once, before the rounds; a run that goes on finds the answer."""
 
+    def write_seeds(self, folder: RunFolder) -> None:
+        """The texts that the answers found, in the run folder; nothing where there are none."""
+
     @telling
     def start(
         self,
@@ -149,6 +152,7 @@ class SynthesisStrategy(Strategy):
             self.prepare(session)
             with session.running(self) as engine:
                 done = engine.run()
+            self.write_seeds(session.folder)
             spent = book.spent_epsilon(run=engine.plan.run)
             name = self.method or type(self).__name__
             write_summary(session, engine, name, done, samples=len(self.seeds))

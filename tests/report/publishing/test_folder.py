@@ -53,6 +53,23 @@ def test_datasets_loads_it_without_a_network(tmp_path: Path) -> None:
     assert found["train"].column_names == ["text", "topic", "keywords"]
 
 
+@pytest.mark.usefixtures("offline")
+def test_what_votes_picked_goes_along(tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    seeds = [{"text": f"public {i}", "round": 1, "votes": 2.5 - i} for i in range(3)]
+    run = make_run(tmp_path / "run", summary={"seeds": 3})
+    lines = "".join(f"{json.dumps(row)}\n" for row in seeds)
+    (run / "seeds.jsonl").write_text(lines)
+    folder = published(run, tmp_path / "out")
+    found = load_dataset(str(folder), "seeds", split="train", cache_dir=str(tmp_path / "cache"))
+    assert found.to_list() == seeds
+    assert "under the public text's own licence" in (folder / "README.md").read_text()
+    (run / "seeds.jsonl").write_text(lines + '{"text": "of somebody else"}\n')
+    with pytest.raises(PublishError, match="seeds = 3 in summary"):
+        published(run, tmp_path / "more")
+
+
 def test_the_card_of_a_data_set(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", epsilon=1.29)
     folder = published(run, tmp_path / "out", Facts(["infiller"], licence="cc-by-4.0"))
