@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import DataConfig, toml_value
+from privsyn_flower.units import units
 
 from .findings import Kind, Tally
 from .reading import column_names
@@ -116,7 +117,7 @@ def survey(path: str | Path, columns: Columns) -> Survey:
         without_text=sum(not own for own in users.values()),
         texts=len(texts),
         texts_per_user=_range([len(own) for own in users.values()]),
-        words=_range([len(text.split()) for text in texts]),
+        words=_range([len(units(text)) for text in texts]),
         characters=_range([len(text) for text in texts]),
         kinds=kinds,
     )

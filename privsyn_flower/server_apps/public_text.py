@@ -14,6 +14,7 @@ from privsyn_flower.data.sources import public_groups
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress
 from privsyn_flower.public.claims import carried
+from privsyn_flower.units import beginning
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -106,4 +107,4 @@ def candidates(pool: list[str], config: RunConfig) -> list[str]:
     candidates of the length that the later rounds have.
     """
     words = config.data.sample_words
-    return list(dict.fromkeys(" ".join(text.split()[:words]) for text in pool))
+    return list(dict.fromkeys(beginning(text, words) for text in pool))
