@@ -370,9 +370,7 @@ def test_a_short_text_is_no_rest_and_what_is_left_out_is_counted(tmp_path: Path)
         f"users.jsonl: left out: 1 x {NEAR}; 1 x {DATA}; 1 x {REST}",
         "users.jsonl: 1 of 5 users have no sample",
     ]
-    public_rest = (
-        "open.jsonl: left out: 1 x the rest of a text, below a quarter of data.sample-words"
-    )
+    public_rest = f"open.jsonl: left out: 121 x {REST}"  # its texts have 9 words
     assert public_rest in notes and not any("users.jsonl:" in note for note in notes)
     again: list[str] = []
     assert prepare(config, tmp_path, again.append) == folder and again == [public_rest]
