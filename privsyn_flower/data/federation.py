@@ -23,7 +23,6 @@ from privsyn_flower.files import (
 )
 from privsyn_flower.units import VERSION
 
-from .findings import LeftOut
 from .partition import Split, split
 from .reading import text_file
 from .shards import Shard, read_users, write_users
@@ -74,9 +73,6 @@ def prepare(
     else:
         private_folder(cache / "data")
         build_folder(target, fill)
-    left_out = LeftOut(Federation(target).meta["public"]["left_out"])
-    if left_out.total():
-        note(left_out.told(place_name(config.public_path) if config.public_path else "public text"))
     if tell is not None:
         for line in (target / SKIPPED).read_text("utf-8").splitlines():
             tell(line)
