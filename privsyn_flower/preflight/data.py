@@ -25,6 +25,9 @@ CHECK = "`privsyn data check` says what is skipped"
 def private_file(config: RunConfig) -> Findings:
     """The users' text of a simulation: columns, users against keys."""
     data = config.data
+    if is_deployment(config) and data.chunk:
+        text = "data.chunk = true cuts the public text: nodes take their users' texts as they are"
+        yield Finding(text, fatal=False)
     if data.source != "files" or not data.path:
         return
     columns = columns_of(data)

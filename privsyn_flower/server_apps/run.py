@@ -161,7 +161,6 @@ class Run:
             "epsilon_ledger": self.ledger_epsilon,
             "epsilon_ledger_total": self.ledger_total,
             "synthetic_samples": samples,
-            "public_texts_left_out": {k: n for k, n in self.public.left_out.items() if n},
             **({"synthetic_sha256": file_digest(text)} if text.is_file() else {}),
             "wall_seconds": round(sum(self.clock.seconds.values()), 1),
             "stage_seconds": self.clock.seconds,

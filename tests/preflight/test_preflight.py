@@ -24,7 +24,7 @@ from privsyn_flower.data.partition import BEYOND
 from privsyn_flower.data.sources import REST
 from privsyn_flower.local.layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine, numbers
-from privsyn_flower.preflight.data import left_out
+from privsyn_flower.preflight.data import left_out, private_file
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.packing import LARGEST
@@ -559,3 +559,5 @@ def test_the_plan_says_what_of_the_users_text_is_no_sample(tmp_path: Path) -> No
         f"users.jsonl: left out: 1 x {BEYOND} = 5; 1 x {REST}",
         f"{path}: 1 of 2 users have no text",
     ]
+    real = RunConfig.model_validate({"data": data | {"path": ""}})
+    assert [finding.fatal for finding in private_file(real)] == [False]
