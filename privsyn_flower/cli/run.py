@@ -25,7 +25,7 @@ from privsyn_flower.config import (
     to_toml,
     without_benchmark,
 )
-from privsyn_flower.data import DataError, Federation, label_of, prepare
+from privsyn_flower.data import DataError, prepare
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local import own_account
 from privsyn_flower.local.federation import FederationRun, LocalFederation, find_run
@@ -285,14 +285,7 @@ def _prepare(config: RunConfig) -> None:
         print(line, file=sys.stderr)
 
     try:
-        folder = prepare(config.data, cache_folder(config), tell, tell)
-        if config.classes:
-            users = Federation(folder).shard(0, 1)
-            labels = [label_of(text) for own in users.values() for text in own]
-            if outside := sum(label not in config.classes for label in labels):
-                tell(
-                    f"{outside:,} of {len(labels):,} samples are of no class of {config.labels[0]}"
-                )
+        prepare(config.data, cache_folder(config), tell, tell)
     except (DataError, OSError) as error:
         raise RunFailed(str(error)) from None
 

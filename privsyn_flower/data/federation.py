@@ -28,7 +28,7 @@ from .reading import text_file
 from .shards import Shard, read_users, write_users
 from .sources import Source, identity, load_source, place_name
 from .tables import damaged, read_table, write_table
-from .users import Sample, Tell, texts_of
+from .users import Sample, Tell, label_of, texts_of
 
 LAYOUT = 4  # raise it when the folder's content or the rules that fill it change
 
@@ -214,10 +214,14 @@ def _left_out(folder: Path, source: Source, config: DataConfig) -> list[str]:
     taken = config.users + config.held_out_users + config.development_users
     if config.partition != "uniform" and len(source.private) > taken:
         lines.append(f"{where}: {len(source.private) - taken:,} users are not among the {taken:,}")
-    users = Shard(folder / "private.arrow", 0, config.users)
-    without = sum(not own for own in users.values())
+    without, plain = 0, 0
+    for own in Shard(folder / "private.arrow", 0, config.users).values():
+        without += not own
+        plain += sum(not label_of(text) for text in own)
     if without:
         lines.append(f"{where}: {without:,} of {config.users:,} users have no sample")
+    if plain and config.label_column:
+        lines.append(f"{where}: {plain:,} samples have no label, and are of no class")
     return lines
 
 
