@@ -106,8 +106,12 @@ def asked_rows(
 ) -> Iterator[Asked]:
     """`user_rows` of those who are asked, block by block. labels: the public class list."""
     from privsyn_flower.data.classes import classes_of
+    from privsyn_flower.data.findings import NODE_LOG
 
+    cap = int(query.options["samples-cap"])
     for block in user_rows(query, users, node):
+        if beyond := int(np.maximum(np.bincount(block.owner) - cap, 0).sum()):
+            NODE_LOG.warning("%d texts are beyond the question's samples-cap = %d", beyond, cap)
         here = slice(block.first, block.first + len(block.users))
         kept = taking.asked[here][block.owner]  # (n,)
         classes = None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from privsyn_flower.arrays import I32, I64
+from privsyn_flower.data.findings import NODE_LOG
 from privsyn_flower.data.users import label_of
 
 
@@ -24,4 +25,7 @@ def classes_of(
         [place.get(label_of(text), -1) for text in own] if count else []
         for count, own in zip(rows, texts, strict=True)
     ]
-    return np.array([number for own in found for number in own], dtype=np.int64)
+    classes = np.array([number for own in found for number in own], dtype=np.int64)
+    if outside := int((classes < 0).sum()):
+        NODE_LOG.warning("%d texts are of no class that is asked about", outside)
+    return classes

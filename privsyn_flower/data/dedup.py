@@ -1,9 +1,9 @@
 """Exact and near duplicates: two texts are near duplicates when they share 13 words in a row.
 
 Thirteen is the length used to look for overlap between training and test text since GPT-3
-(Brown et al. 2020, arXiv 2005.14165, appendix C). Words are compared lower-cased and without
-punctuation; a character of a script written without spaces counts as a word. A text of fewer than
-13 words is a duplicate only of the same words.
+(Brown et al. 2020, arXiv 2005.14165, appendix C). Words are those of `units.words`: lower-cased
+and without punctuation, in every script. A text of fewer than 13 words is a duplicate only of the
+same words.
 
 The rule for removals is "first come": texts are offered in the order of their priority (test,
 development, private, public) and a text is refused when any of its 13-grams belongs to a text
@@ -14,25 +14,14 @@ next one of the same user (`partition.py`), and only a user left with too few is
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
 from privsyn_flower.arrays import I64, U64
+from privsyn_flower.units import words as words_of
 
 GRAM = 13
-_WORD = re.compile(
-    r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]"
-    r"|[^\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\uac00-\ud7af]+"
-)
-_ASCII_WORD = re.compile(r"[a-z0-9]+")
-
-
-def normalised_words(text: str) -> list[str]:
-    """Lower-cased words without punctuation; one character each where words have no spaces."""
-    lowered = text.lower()
-    return (_ASCII_WORD if lowered.isascii() else _WORD).findall(lowered)
 
 
 class NearDuplicates:
@@ -49,7 +38,7 @@ class NearDuplicates:
 
     def take(self, index: int) -> bool:
         """Take text `index` (of the constructor's order); False, and nothing changes, if a
-        13-gram of it is taken already. A text without any word is never taken."""
+        13-gram of it is taken already. A text of white space alone is never taken."""
         ids = self._gram[self._start[index] : self._start[index + 1]]
         if not ids.size or self._taken[ids].any():
             return False
@@ -76,7 +65,7 @@ def keep_own(texts: Sequence[str], gram: int = GRAM) -> list[int]:
     kept: list[int] = []
     taken: set[tuple[str, ...]] = set()
     for i, text in enumerate(texts):
-        words = tuple(normalised_words(text))
+        words = tuple(words_of(text))
         if not words:
             continue
         own = {words[k : k + gram] for k in range(max(1, len(words) - gram + 1))}
@@ -96,7 +85,7 @@ def _gram_hashes(texts: Sequence[str], gram: int) -> tuple[U64, I64]:
     flat: list[int] = []
     lengths = np.zeros(len(texts), dtype=np.int64)
     for i, text in enumerate(texts):
-        words = normalised_words(text)
+        words = words_of(text)
         lengths[i] = len(words)
         flat += [numbers.setdefault(word, len(numbers)) for word in words]
     codes = _mix(np.asarray(flat, dtype=np.uint64))

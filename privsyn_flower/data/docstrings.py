@@ -118,20 +118,6 @@ def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def chunk(text: str, words: int) -> list[str]:
-    """Cut a text into samples of `words` words; a rest below a quarter of that is dropped.
-
-    A sample whose words are longer than 16 characters on average is data, not text.
-    """
-    every = text.split()
-    pieces = [every[start : start + words] for start in range(0, len(every), words)]
-    return [
-        " ".join(piece)
-        for piece in pieces
-        if 4 * len(piece) >= words and sum(map(len, piece)) <= 16 * len(piece)
-    ]
-
-
 def available_cores() -> int:
     """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):

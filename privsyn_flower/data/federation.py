@@ -21,15 +21,16 @@ from privsyn_flower.files import (
     build_folder,
     private_folder,
 )
+from privsyn_flower.units import VERSION
 
 from .partition import Split, split
 from .reading import text_file
 from .shards import Shard, read_users, write_users
-from .sources import identity, load_source
+from .sources import Source, identity, load_source, place_name
 from .tables import damaged, read_table, write_table
-from .users import Sample, Tell, texts_of
+from .users import Sample, Tell, label_of, texts_of
 
-LAYOUT = 3  # raise it when the folder's content or the rules that fill it change
+LAYOUT = 4  # raise it when the folder's content or the rules that fill it change
 
 TABLES = ("private", "test", "development", "public", "public_validation")
 SKIPPED = "skipped.txt"  # what was left out of private rows, PRIVATE
@@ -63,7 +64,8 @@ def prepare(
             source = load_source(config, cache, note, skipped.append, scratch=Path(name))
             across = config.near_duplicates == "remove"
             note("removing near duplicates and splitting users" if across else "splitting users")
-            _write(folder, split(source, config), config, source.origin)
+            _write(folder, split(source, config), config, source)
+        skipped += _left_out(folder, source, config)
         (folder / SKIPPED).write_text("".join(f"{line}\n" for line in skipped), "utf-8")
 
     if target.is_dir():
@@ -198,11 +200,32 @@ def _stamps(config: DataConfig) -> tuple[tuple[str, int, int], ...]:
 @functools.lru_cache(maxsize=64)  # simulated nodes ask for every message; listing packages is slow
 def _prepared_key(config_json: str, *_stamps: tuple[str, int, int]) -> str:
     config = DataConfig.model_validate_json(config_json)
-    text = json.dumps([LAYOUT, config_json, identity(config)], sort_keys=True)
+    text = json.dumps([LAYOUT, VERSION, config_json, identity(config)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str]) -> None:
+def _left_out(folder: Path, source: Source, config: DataConfig) -> list[str]:
+    """What of the text that was read is nobody's sample, PRIVATE, for who owns the files."""
+    if config.source == "docstrings":
+        return []
+    where, lines = place_name(config.path if config.source == "files" else config.source), []
+    if source.left_out.total():
+        lines.append(source.left_out.told(where))
+    taken = config.users + config.held_out_users + config.development_users
+    if config.partition != "uniform" and len(source.private) > taken:
+        lines.append(f"{where}: {len(source.private) - taken:,} users are not among the {taken:,}")
+    without, plain = 0, 0
+    for own in Shard(folder / "private.arrow", 0, config.users).values():
+        without += not own
+        plain += sum(not label_of(text) for text in own)
+    if without:
+        lines.append(f"{where}: {without:,} of {config.users:,} users have no sample")
+    if plain and config.label_column:
+        lines.append(f"{where}: {plain:,} samples have no label, and are of no class")
+    return lines
+
+
+def _write(folder: Path, parts: Split, config: DataConfig, source: Source) -> None:
     users = write_users(folder / "private.arrow", parts.private)
     write_users(folder / "test.arrow", parts.test)
     write_users(folder / "development.arrow", parts.development)
@@ -225,8 +248,9 @@ def _write(folder: Path, parts: Split, config: DataConfig, origin: dict[str, str
             "groups": len(parts.public),
             "pool": len(parts.pool),
             "validation": len(parts.validation),
+            "left_out": {} if config.chosen_by_text else dict(source.public_left_out),
         },
-        "origin": origin,
+        "origin": source.origin,
         "config": config.model_dump(by_alias=True),
     }
     (folder / "meta.json").write_text(json.dumps(meta, indent=1, sort_keys=True), "utf-8")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from bisect import insort
+from collections import Counter
 from dataclasses import dataclass, field
 
 NODE_LOG = logging.getLogger("privsyn_flower.node")
@@ -74,3 +75,13 @@ class Tally:
     def skipped(self) -> list[Kind]:
         """Those of rows that are not read."""
         return [kind for kind in self.kinds if kind.advice not in REPAIRED]
+
+
+class LeftOut(Counter[str]):
+    """How many texts that were read are no sample, by cause. PRIVATE where the texts are."""
+
+    def told(self, where: str) -> str:
+        """A line for a terminal."""
+        ranked = sorted(self.items(), key=lambda item: (-item[1], item[0]))
+        causes = (f"{count:,} x {cause}" for cause, count in ranked if count)
+        return f"{where}: left out: {'; '.join(causes)}"

@@ -26,11 +26,14 @@ from privsyn_flower.files import DataError
 from privsyn_flower.randomness import seeded
 
 from .dedup import NearDuplicates, keep_own
+from .findings import LeftOut
 from .sources import Source
 from .spool import Group
 from .users import Sample
 
 VALIDATION_PER_GROUP = 16  # texts of one public group in the validation set, for variety
+NEAR = "a near duplicate (data.near-duplicates)"
+BEYOND = "beyond data.samples-per-user"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +57,28 @@ def split(source: Source, config: DataConfig) -> Split:
             f"data.min-samples-per-user = {config.min_samples_per_user} exceeds "
             f"data.samples-per-user = {config.samples_per_user}: lower it"
         )
-    picker: _Picker = _Alone(config.near_duplicates == "keep")
+    picker: _Picker = _Alone(config.near_duplicates == "keep", source.left_out)
     users = source.private
     if config.near_duplicates == "remove":  # for benchmarks: all text at once
         users = list(users)
-        picker = _Across([*users, *source.public])
+        picker = _Across([*users, *source.public], source.left_out)
     sides = {"natural": _natural, "uniform": _uniform, "date": _dated}[config.partition]
     test, development, private = sides(users, picker, config)
     if config.near_duplicates == "own":
-        picker = _Across(source.public)
+        picker = _Across(source.public, source.public_left_out)
+    elif config.near_duplicates == "keep":
+        picker = _Alone(True, source.public_left_out)
+    else:
+        picker.left_out = source.public_left_out
     open_text = [picker.filter(group) for group in source.public]
     corpus, validation = _validation([g for g in open_text if g.samples], config)
     return Split(test, development, private, corpus, validation, _pool(corpus, config))
 
 
 class _Picker(Protocol):
-    """Which samples of a group may be taken."""
+    """Which samples of a group may be taken. left_out: counts the others."""
+
+    left_out: LeftOut
 
     def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
         """The group's samples that may be taken, at most `most` (0: all); none below `least`."""
@@ -78,21 +87,25 @@ class _Picker(Protocol):
 class _Alone:
     """Looks at one group at a time, which is one user's: repetitions within it, or nothing."""
 
-    def __init__(self, keep: bool) -> None:
-        self._keep = keep
+    def __init__(self, keep: bool, left_out: LeftOut) -> None:
+        self._keep, self.left_out = keep, left_out
 
     def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
         own = group.samples
         if not self._keep:
             own = tuple(own[i] for i in keep_own([sample.text for sample in own]))
-        own = own[:most] if most else own
+            self.left_out[NEAR] += len(group.samples) - len(own)
+        if most:
+            self.left_out[BEYOND] += max(0, len(own) - most)
+            own = own[:most]
         return Group(group.name, own if len(own) >= least else (), group.minority)
 
 
 class _Across:
     """Takes samples of groups by identity, never a near duplicate of one taken before."""
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[Group], left_out: LeftOut) -> None:
+        self.left_out = left_out
         self._first: dict[int, int] = {}
         texts: list[str] = []
         for group in groups:
@@ -101,12 +114,15 @@ class _Across:
         self._near = NearDuplicates(texts)
 
     def take(self, group: Group, position: int) -> bool:
-        return self._near.take(self._first[id(group)] + position)
+        taken = self._near.take(self._first[id(group)] + position)
+        self.left_out[NEAR] += not taken
+        return taken
 
     def filter(self, group: Group, most: int = 0, least: int = 1) -> Group:
         taken: list[int] = []
         for position in range(len(group.samples)):
             if most and len(taken) == most:
+                self.left_out[BEYOND] += len(group.samples) - position
                 break
             if self.take(group, position):
                 taken.append(position)

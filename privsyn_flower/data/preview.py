@@ -7,6 +7,7 @@ and never stored or sent.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +23,7 @@ class Preview:
     """What a file's first rows hold. PRIVATE where the file is.
 
     whole: the file ended within the look. rows: readable ones; records: the others, too. columns:
-    of all of them. texts: user -> different texts, 0 of a user without any.
+    of all of them. texts: user -> samples of different texts, 0 of a user without any.
     """
 
     columns: set[str] = field(default_factory=set)
@@ -37,12 +38,16 @@ class Preview:
 
     @property
     def samples(self) -> int:
-        """Different texts of each user, summed."""
+        """Samples of each user, summed."""
         return self.texts.total()
 
 
-def preview(path: Path, columns: Columns) -> Preview:
-    """Look at a file, all of it if it is small. Raises DataError, OSError as reading does."""
+def preview(
+    path: Path, columns: Columns, cut: Callable[[str], Sequence[str]] = lambda text: (text,)
+) -> Preview:
+    """Look at a file, all of it if it is small. cut: a text -> the samples that it becomes.
+
+    Raises DataError, OSError as reading does."""
     found = Preview()
     whole = path.stat().st_size <= WHOLE
     parquet = path.suffix.lower() == ".parquet"
@@ -62,8 +67,9 @@ def preview(path: Path, columns: Columns) -> Preview:
         characters += len(text) if isinstance(text, str) else 0
         if user:
             own = seen.setdefault(user, set())
-            if isinstance(text, str) and text.strip():
+            found.texts.setdefault(user, 0)
+            if isinstance(text, str) and text.strip() and hash(text) not in own:
                 own.add(hash(text))
+                found.texts[user] += len(cut(text))
     found.columns |= present
-    found.texts = Counter({user: len(texts) for user, texts in seen.items()})
     return found

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from privsyn_flower.config import DataConfig, split_list
 from privsyn_flower.files import DataError, file_digest
+from privsyn_flower.units import pieces, units
 
-from .docstrings import Module, canonical, chunk, find_package, scan_packages
+from .docstrings import Module, canonical, find_package, scan_packages
+from .findings import LeftOut
 from .hub import hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
 from .spool import Group, stored_groups
@@ -21,16 +23,21 @@ from .users import Columns, Rows, Sample, Tell, collect_rows, rows_of
 Progress = Callable[[str], None]
 
 BLOCK = 8  # public texts of a file without users are grouped in rows of this many
+LONGEST_WORD = 16  # characters of a sample's words, on average; longer ones are data, not text
+REST = "the rest of a text, below a quarter of data.sample-words"
+DATA = f"a sample whose words have more than {LONGEST_WORD} characters on average"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     """private: candidates for users (PRIVATE), those of a file read from the disk one by one;
-    public: candidates for the public text."""
+    public: candidates for the public text. left_out, public_left_out: what became neither."""
 
     private: Sequence[Group]
     public: list[Group]
     origin: dict[str, str] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
+    public_left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def identity(config: DataConfig) -> dict[str, str]:
@@ -66,22 +73,31 @@ def load_source(
         columns = Columns("", *_without_user(columns))
     progress(f"reading {path}")
     rows, where = _rows(path, columns)
-    private = stored_groups(rows, columns, where, scratch, lambda own: _cut(own, config), tell)
-    public = public_groups(config, progress) if public_path else []
-    return Source(private, public, identity(config))
+    left_out, public_left_out = LeftOut(), LeftOut()
+    private = stored_groups(
+        rows, columns, where, scratch, lambda own: _cut(own, config, left_out), tell, left_out
+    )
+    public = public_groups(config, progress, public_left_out) if public_path else []
+    return Source(private, public, identity(config), left_out, public_left_out)
 
 
-def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> list[Group]:
+def public_groups(
+    config: DataConfig, progress: Progress = lambda _: None, left_out: LeftOut | None = None
+) -> list[Group]:
     """The groups of `data.public-path`: by user column if it has one, else rows of eight texts.
 
-    Also what a deployed server starts from, where no private text is at hand.
+    left_out: where what is not taken is counted; else it goes to `progress`. Also what a deployed
+    server starts from, where no private text is at hand.
     """
     _, path = _places(config)
     if not path:
         raise DataError("data.public-path is empty: name the public text (file, or hub:NAME)")
     progress(f"reading {path}")
     user, text = config.user_column, config.public_text_column or config.text_column
-    groups = _public_groups(config, path, Columns(user, text), progress)
+    counts = LeftOut() if left_out is None else left_out
+    groups = _public_groups(config, path, Columns(user, text), progress, counts)
+    if counts.total() and left_out is None:
+        progress(counts.told(place_name(path)))
     if not groups:
         raise DataError(
             f"{path} (data.public-path) holds no text in column {text!r} (data.public-text-column, "
@@ -91,18 +107,18 @@ def public_groups(config: DataConfig, progress: Progress = lambda _: None) -> li
 
 
 def _public_groups(
-    config: DataConfig, path: str, named: Columns, progress: Progress
+    config: DataConfig, path: str, named: Columns, progress: Progress, left_out: LeftOut
 ) -> list[Group]:
     user, text = named.user, named.text
     columns = _columns_at(path)
     label = config.label_column if config.label_column in columns else ""
     if user and user in columns:
         users = _read(path, Columns(user, text, label), progress)
-        return [Group(name, _cut(own, config)) for name, own in users.items() if own]
+        return [Group(name, _cut(own, config, left_out)) for name, own in users.items() if own]
     samples = [
         sample
         for own in _read(path, Columns("", text, label), progress).values()
-        for sample in _cut(own, config)
+        for sample in _cut(own, config, left_out)
     ]
     blocks = range(0, len(samples), BLOCK)
     return [Group(f"rows-{i}", tuple(samples[i : i + BLOCK])) for i in blocks]
@@ -159,15 +175,42 @@ def _module_group(module: Module, words: int, minority: bool) -> Group:
     return Group(module.name, tuple(Sample(t, label=module.package) for t in texts), minority)
 
 
-def _cut(samples: Sequence[Sample], config: DataConfig) -> tuple[Sample, ...]:
+def _cut(samples: Sequence[Sample], config: DataConfig, left_out: LeftOut) -> tuple[Sample, ...]:
     """The samples as they are, or cut into consecutive ones of `data.sample-words` words.
 
     POPri, section 4: samples are successive spans of a speech or an abstract, which is a user.
     """
     if not config.chunk:
         return tuple(samples)
-    words = config.sample_words
-    return tuple(replace(s, text=piece) for s in samples for piece in chunk(s.text, words))
+    return tuple(
+        replace(sample, text=piece)
+        for sample in samples
+        for piece in chunk(sample.text, config.sample_words, left_out, short=True)
+    )
+
+
+def chunk(
+    text: str, size: int, left_out: LeftOut | None = None, *, short: bool = False
+) -> list[str]:
+    """Cut a text into samples of `size` units (`privsyn_flower.units`).
+
+    Not taken, and counted in left_out: a rest below a quarter of that, which a whole text is not
+    where short ones are wanted, and a sample that is data by the length of its words.
+    """
+    found: list[str] = []
+    every = pieces(text, size)
+    for piece in every:
+        count = len(units(piece)) if piece is every[-1] else size
+        if len(piece) - piece.count(" ") > LONGEST_WORD * count:
+            cause = DATA
+        elif 4 * count < size and not (short and len(every) == 1):
+            cause = REST
+        else:
+            found.append(piece)
+            continue
+        if left_out is not None:
+            left_out[cause] += 1
+    return found
 
 
 def _places(config: DataConfig) -> tuple[str, str]:
@@ -193,7 +236,7 @@ def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
     """The rows of a place, and its name in what is said of them."""
     if not place.startswith("hub:"):
         path = Path(place).expanduser()
-        return rows_of(path, columns), path.name
+        return rows_of(path, columns), place_name(place)
     data = load_hub(place)
     columns.require(hub_columns(data), place)
     named = list(columns.named().values())
@@ -204,6 +247,11 @@ def _columns_at(place: str) -> list[str]:
     if not place.startswith("hub:"):
         return column_names(Path(place).expanduser())
     return hub_columns(load_hub(place))
+
+
+def place_name(place: str) -> str:
+    """A place as it is called in what is said of its rows."""
+    return place if place.startswith("hub:") else Path(place).name
 
 
 def _place_identity(place: str) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 
 from privsyn_flower.arrays import I64
 
-from .findings import Tally
+from .findings import LeftOut, Tally
 from .reading import Report
 from .users import Columns, Gathered, Held, Rows, Sample, Tell, say_skipped
 
@@ -147,16 +147,20 @@ def stored_groups(
     folder: Path,
     cut: Callable[[Sequence[Sample]], tuple[Sample, ...]],
     tell: Tell | None,
+    left_out: LeftOut | None = None,
 ) -> StoredGroups:
     """The rows of a source (PRIVATE) as groups, one for each user, in a file of `folder`.
 
     As `users.collect_rows` reads them, `strict`, in memory that does not grow with their number but
-    for 16 bytes a user. cut: what becomes of one user's samples. Raises DataError as it does.
+    for 16 bytes a user. cut: what becomes of one user's samples. left_out: counts rows beyond the
+    window of dates. Raises DataError as it does.
     """
     tally, spool = Tally(), Spool(folder)
     try:
         gathered = Gathered(columns, tally.report, spool)
         gathered.add_all(rows(tally.report), where)
+        if gathered.kept and left_out is not None:
+            left_out["a date before data.date-from or after data.date-to"] += gathered.kept
         groups, kept, empty = StoredGroups(folder / "groups"), gathered.kept, 0
         for users, first, read in spool.parts(tally.report):
             for (user, own), number in zip(users.items(), first, strict=True):

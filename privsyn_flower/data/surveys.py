@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import DataConfig, toml_value
+from privsyn_flower.units import units
 
-from .findings import Kind, Tally
+from .dedup import keep_own
+from .findings import Kind, LeftOut, Tally
+from .partition import BEYOND, NEAR
 from .reading import column_names
 from .users import Columns, examine
 
@@ -20,7 +23,8 @@ SIZES = ("texts_per_user", "words", "characters")
 @dataclass(frozen=True, slots=True)
 class Survey:
     """Of a file, all of it PRIVATE. texts_per_user, words and characters (per text): smallest,
-    median, largest; empty without any text."""
+    median, largest; empty without any text. left_out: texts that a
+    run with the default keys of `[data]` takes for no sample."""
 
     path: Path
     columns: Columns
@@ -33,6 +37,7 @@ class Survey:
     words: list[int]
     characters: list[int]
     kinds: list[Kind]
+    left_out: LeftOut
 
     @property
     def findings(self) -> int:
@@ -49,7 +54,7 @@ class Survey:
             {"problem": k.problem, "advice": k.advice, "count": k.count, "first_lines": k.lines}
             for k in self.kinds
         ]
-        return found | {"findings": self.findings, "kinds": kinds}
+        return found | {"findings": self.findings, "kinds": kinds, "left_out": self.left_out}
 
     def described(self) -> str:
         """Lines for a terminal."""
@@ -61,6 +66,8 @@ class Survey:
             least, median, most = getattr(self, name)
             label = name.replace("_", " ") if name == "texts_per_user" else f"{name} of a text"
             lines.append(f"{label}: {least:,} to {most:,}, half of them up to {median:,}")
+        if self.left_out.total():
+            lines.append(self.left_out.told("a run with the default keys"))
         return "\n".join(lines)
 
     def starter(self) -> str:
@@ -107,6 +114,11 @@ def survey(path: str | Path, columns: Columns) -> Survey:
     if whole:  # a column that is missing is one finding, not one for each row
         kinds = whole
     texts = [sample.text for own in users.values() for sample in own]
+    left_out, most = LeftOut(), DataConfig().samples_per_user
+    for own in users.values():
+        kept = len(keep_own([sample.text for sample in own]))
+        left_out[NEAR] += len(own) - kept
+        left_out[f"{BEYOND} = {most}"] += max(0, kept - most)
     return Survey(
         path=where,
         columns=columns,
@@ -116,9 +128,10 @@ def survey(path: str | Path, columns: Columns) -> Survey:
         without_text=sum(not own for own in users.values()),
         texts=len(texts),
         texts_per_user=_range([len(own) for own in users.values()]),
-        words=_range([len(text.split()) for text in texts]),
+        words=_range([len(units(text)) for text in texts]),
         characters=_range([len(text) for text in texts]),
         kinds=kinds,
+        left_out=left_out,
     )
 
 

@@ -236,6 +236,9 @@ def collect_rows(
     held = Held(tally.report, cap)
     gathered = Gathered(columns, tally.report, held)
     gathered.add_all(rows(tally.report), where, strict)
+    for count, why in ((gathered.kept, "of other dates"), (held.beyond, f"beyond {cap} of a user")):
+        if count:
+            NODE_LOG.warning("%s: %d texts are left out: %s", where, count, why)
     empty = sum(not own for own in held.users.values())
     say_skipped(where, gathered.rows, gathered.kept + held.kept, empty, tally, tell)
     return held.users
@@ -268,7 +271,7 @@ class Holder(Protocol):
 class Held:
     """Samples by user (PRIVATE), in memory; cap: of one user's, 0: none.
 
-    kept: samples that a user has, or that are left out on purpose (the cap).
+    kept: samples that a user has, or that are left out on purpose: `beyond` the cap.
     """
 
     report: Report
@@ -277,6 +280,7 @@ class Held:
     first_line: dict[str, int] = field(default_factory=dict)
     texts: dict[str, set[str]] = field(default_factory=dict)
     kept: int = 0
+    beyond: int = 0
 
     def add(self, line: int, user: str, sample: Sample | None) -> None:
         """As `Holder.add`: a text that its user has already is reported, and left out."""
@@ -293,6 +297,8 @@ class Held:
         if not self.cap or len(own) < self.cap:
             known.add(sample.text)
             own.append(sample)
+        else:
+            self.beyond += 1
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """Near-duplicates: how much of a synthetic set repeats a reference set word by word.
 
-Two rules, both on words as `data/dedup.py` sees them (lower-cased, no punctuation): a run of words
+Two rules, both on words as `units.words` has them (lower-cased, no punctuation): a run of words
 in common, and the Jaccard similarity of the sets of word n-grams (Broder 1997). Differential
 privacy bounds what one user's text can do to the output, and the generator may know public text by
 heart; so the figure for private text means something only beside those for held-out text of the
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privsyn_flower.arrays import F64, I64, U64, Bools
-from privsyn_flower.data.dedup import normalised_words
+from privsyn_flower.units import words as words_of
 
 RUN = 8  # words in a row that count as a repetition; 13 would miss much of a 48-word sample
 SHINGLE = 5  # words of the n-grams whose sets are compared
@@ -79,7 +79,7 @@ def _encode(texts: Sequence[str], vocabulary: dict[str, int]) -> _Words:
     flat: list[int] = []
     lengths = np.zeros(len(texts), dtype=np.int64)
     for i, text in enumerate(texts):
-        words = normalised_words(text)
+        words = words_of(text)
         lengths[i] = len(words)
         flat += [vocabulary.setdefault(word, len(vocabulary)) for word in words]
     owner = np.repeat(np.arange(len(texts)), lengths)

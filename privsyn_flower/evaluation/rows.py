@@ -12,7 +12,7 @@ import numpy as np
 
 from privsyn_flower.arrays import I64
 from privsyn_flower.files import replace_private
-from privsyn_flower.text.models.batches import encode
+from privsyn_flower.text.models.batches import as_read, encode
 
 Rows = Sequence[Sequence[int]]
 SpecialTokens = Literal["tokenizer", "bos-eos"]
@@ -98,7 +98,10 @@ def encoded(
                 yield from encode(tokenizer, some, length)
                 continue
             bare = tokenizer(
-                list(some), add_special_tokens=False, truncation=True, max_length=length
+                as_read(tokenizer, some),
+                add_special_tokens=False,
+                truncation=True,
+                max_length=length,
             )
             for ids in bare["input_ids"]:
                 yield [around[0], *ids, around[1]][:length] if ids else []

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
+from privsyn_flower.data.findings import LeftOut
+from privsyn_flower.data.partition import BEYOND
 from privsyn_flower.data.preview import Preview, preview
 from privsyn_flower.data.reading import NO_MIX, text_file
-from privsyn_flower.data.sources import columns_of, package_lists
+from privsyn_flower.data.sources import chunk, columns_of, package_lists, place_name
 from privsyn_flower.data.users import Columns
 from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
@@ -23,6 +25,9 @@ CHECK = "`privsyn data check` says what is skipped"
 def private_file(config: RunConfig) -> Findings:
     """The users' text of a simulation: columns, users against keys."""
     data = config.data
+    if is_deployment(config) and data.chunk:
+        text = "data.chunk = true cuts the public text: nodes take their users' texts as they are"
+        yield Finding(text, fatal=False)
     if data.source != "files" or not data.path:
         return
     columns = columns_of(data)
@@ -109,6 +114,29 @@ def _too_little_public(config: RunConfig, texts: int) -> Findings:
     key, least = recipe_of(config).first_texts(config)
     if texts < least:  # the pool is all of it
         yield Finding(f"{facts}, fewer than {key} = {least}: lower it, or give more public text")
+
+
+def left_out(config: RunConfig) -> Findings:
+    """What of the users' text the run takes for no sample, for the terminal of its owner; of a long
+    file what its first rows show. Near duplicates are found when the run reads the file."""
+    data, counts = config.data, LeftOut()
+    if data.source != "files" or not data.path:
+        return
+
+    def cut(text: str) -> list[str]:
+        return chunk(text, data.sample_words, counts, short=True) if data.chunk else [text]
+
+    seen = preview(Path(data.path), columns_of(data), cut)
+    if data.partition != "uniform":
+        most = data.samples_per_user
+        counts[f"{BEYOND} = {most}"] = sum(max(0, own - most) for own in seen.texts.values())
+    if counts.total():
+        of = "" if seen.whole else f", of its first {seen.rows:,} rows"
+        yield Finding(f"{counts.told(place_name(data.path))}{of}", fatal=False)
+    if without := seen.users() - seen.users(1):
+        yield Finding(
+            f"{data.path}: {without:,} of {seen.users():,} users have no text", fatal=False
+        )
 
 
 def docstring_packages(config: RunConfig) -> Findings:

@@ -14,7 +14,7 @@ from typing import Any
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.preflight import check_ready
-from privsyn_flower.preflight.data import HUB
+from privsyn_flower.preflight.data import HUB, left_out
 from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
 from privsyn_flower.preflight.launches import Launch, launches
@@ -172,8 +172,10 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     disk = disk_of(config, shapes, models, exchange)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
+    ready = check_ready(config, folder)
     found = [
-        *check_ready(config, folder),
+        *ready,
+        *([] if any(finding.fatal for finding in ready) else left_out(config)),
         *_data(config),
         *_too_large(config, tasks, shapes, machine),
         *_disk(sum(disk.values()), free),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from privsyn_flower.text.words import Vocabulary
+from privsyn_flower.units import spaced
 
 MOST_KNOWN = 2**20  # pieces of text that are known by heart, to read each once
 
@@ -36,7 +37,7 @@ def _news(texts: Iterable[str]) -> Iterator[str]:
     """What is between the spaces of each text and was not met lately: no word has a space."""
     known = set[str]()
     for text in texts:
-        fresh = set(text.split(" ")) - known
+        fresh = set(spaced(text).split(" ")) - known
         if len(known) > MOST_KNOWN:
             known.clear()
         known |= fresh

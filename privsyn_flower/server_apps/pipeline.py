@@ -48,6 +48,8 @@ class Pipeline(Run):
             strategy = method.begin()
             done = self._asked(method, strategy) if self.asks else 0
             samples, figures = method.result(strategy), method.figures(strategy)
+            if left_out := +self.public.left_out:
+                figures = {**figures, "public_texts_left_out": left_out}
             if self.asks:
                 figures = self._judged(method, figures)
             faults = method.unusable(samples)

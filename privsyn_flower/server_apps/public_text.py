@@ -9,25 +9,32 @@ from pathlib import Path
 
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
+from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.reading import text_file
-from privsyn_flower.data.sources import public_groups
+from privsyn_flower.data.sources import place_name, public_groups
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress
 from privsyn_flower.public.claims import carried
+from privsyn_flower.units import beginning
 
 logger = logging.getLogger("privsyn_flower")
+
+ALIKE = "like another in its first data.sample-words"
+BEYOND = "beyond data.public-pool and data.public-validation"
 
 
 @dataclass(frozen=True)
 class PublicText:
     """pool: candidates, examples and retrieval. validation: other public text, like the pool.
     federation: the simulated one, None in deployment. by_class: texts of the pool by their labels,
-    of the method's classes; empty without classes."""
+    of the method's classes; empty without classes. left_out: texts of the source that are in none
+    of these, by cause."""
 
     pool: list[str]
     federation: Federation | None
     validation: list[str] = field(default_factory=list)
     by_class: dict[str, list[str]] = field(default_factory=dict)
+    left_out: LeftOut = field(default_factory=LeftOut)
 
 
 def is_deployment(config: RunConfig) -> bool:
@@ -51,22 +58,35 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     if is_deployment(config):
         if (config.trains or config.measures) and not config.data.public_path:
             return PublicText([], None)  # nothing is made of it there
-        groups = public_groups(config.data, lambda note: progress("data", 0, 1, note))
+        left_out = LeftOut()
+        groups = public_groups(config.data, lambda note: progress("data", 0, 1, note), left_out)
         samples = [sample for group in groups for sample in group.samples]
         texts = candidates([sample.text for sample in samples], config)
         size = config.data.public_pool
         pool, validation = texts[:size], texts[size : size + config.data.public_validation]
+        left_out[ALIKE] += len(samples) - len(texts)
+        left_out[BEYOND] += len(texts) - len(pool) - len(validation)
+        _tell(left_out, config, progress)
         by_class = _by_class(((s.text, s.label) for s in samples), pool, config)
-        return PublicText(pool, None, validation, by_class)
+        return PublicText(pool, None, validation, by_class, left_out)
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
     federation = Federation(folder)
-    progress("data", 1, 1)
+    left_out = LeftOut(federation.meta["public"]["left_out"])
     validation = candidates(federation.public_validation(), config)
     texts = federation.public()
     pool = candidates(texts, config)
+    left_out[ALIKE] += len(texts) - len(pool)
+    _tell(left_out, config, progress)
+    progress("data", 1, 1)
     by_class = _by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
-    return PublicText(pool, federation, validation, by_class)
+    return PublicText(pool, federation, validation, by_class, left_out)
+
+
+def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
+    if left_out.total():
+        place = config.data.public_path
+        progress("data", 0, 1, left_out.told(place_name(place) if place else "public text"))
 
 
 def carried_by(config: RunConfig) -> str:
@@ -106,4 +126,4 @@ def candidates(pool: list[str], config: RunConfig) -> list[str]:
     candidates of the length that the later rounds have.
     """
     words = config.data.sample_words
-    return list(dict.fromkeys(" ".join(text.split()[:words]) for text in pool))
+    return list(dict.fromkeys(beginning(text, words) for text in pool))

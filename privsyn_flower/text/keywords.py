@@ -4,20 +4,21 @@ Source: the keywords of CTCL's topics (Tan et al. 2025, arXiv 2503.12347, sectio
 BERTopic (Grootendorst 2022, arXiv 2203.05794, section 3.3): a word w of class c weighs
 tf(w, c) * log(1 + A / f(w)), with tf its count in the class, f its count in all classes and A the
 mean number of words of a class. Stop words are English; a frequent word of another language weighs
-little because its f is large, but is not left out. Languages without spaces have no words here.
+little because its f is large, but is not left out. Words are parts of the units of `units`.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-LONGEST = 40  # letters of a word: what is longer is a path, a hash or a language without spaces
-# Letters, inside which one apostrophe, hyphen or digit may stand: "don't", "x-ray", "conv2d".
-_WORD = re.compile(r"[^\W\d_](?:['\-]?[^\W_])+")
+from privsyn_flower.units import marks, spaced, unspaced
+
+LONGEST = 40  # letters of a word: what is longer is a path or a hash
 _STOP_WORDS = frozenset(
     """
     about above across after again against all almost alone along already also although always am
@@ -46,12 +47,20 @@ _STOP_WORDS = frozenset(
 def words_of(text: str) -> list[str]:
     """The words of a text in order, lower-case, repeated as they are; no stop words, no numbers.
 
-    A word has 2 to 40 letters; underscores, punctuation and spaces end it, and a possessive 's is
-    taken off.
+    A word has 2 to 40 letters, or is one character of a script written without spaces;
+    underscores, punctuation and the ends of units end it, and a possessive 's is taken off.
     """
-    found = _WORD.findall(text.lower().replace("’", "'"))
+    found = _word().findall(spaced(text.lower().replace("’", "'")))
     plain = (word.removesuffix("'s") for word in found)
-    return [word for word in plain if word not in _STOP_WORDS and 2 <= len(word) <= LONGEST]
+    kept = (word for word in plain if 2 - unspaced(word) <= len(word) <= LONGEST)
+    return [word for word in kept if word not in _STOP_WORDS]
+
+
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """Letters with their marks; in a word one apostrophe, hyphen or digit may stand between them:
+    "don't", "x-ray", "conv2d"."""
+    return re.compile(rf"[^\W\d_][{marks()}]*(?:['\-]?[^\W_][{marks()}]*)*")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 from privsyn_flower.config.pretext import LABEL
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
+from privsyn_flower.units import beginning, units
 
 HEADING = "Original Text Sample"
 CHUNK = 16384  # prompts per call of the generator: long enough to sort by length, not all of 2M
@@ -139,8 +140,7 @@ class InstructionPrompts:
 
     def parse(self, completion: str, min_words: int) -> str | None:
         """The whole completion; paragraphs are joined."""
-        words = completion.split()
-        return " ".join(words) if len(words) >= min_words else None
+        return _long_enough(completion, min_words)
 
 
 def prompt_source(
@@ -201,8 +201,12 @@ def parse_completion(text: str, min_words: int = 4) -> str | None:
     before, newline, last = sample.rpartition("\n")
     if newline and HEADING.startswith(last.strip()):
         sample = before
-    words = sample.split()
-    return " ".join(words) if len(words) >= min_words else None
+    return _long_enough(sample, min_words)
+
+
+def _long_enough(text: str, min_words: int) -> str | None:
+    """A text on one line; None for one of fewer units."""
+    return _one_line(text) if len(units(text)) >= min_words else None
 
 
 def read_text(
@@ -210,9 +214,7 @@ def read_text(
 ) -> str | None:
     """A completion -> its text, cut to max_words words (0: uncut); None when it is too short."""
     text = source.parse(completion, min_words)
-    if text is None or not max_words:
-        return text
-    return " ".join(text.split()[:max_words])
+    return text if text is None else beginning(text, max_words)
 
 
 def generate(

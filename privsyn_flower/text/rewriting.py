@@ -14,6 +14,7 @@ import numpy as np
 from privsyn_flower.config.pretext import STYLE, TEXT, check_instruction
 from privsyn_flower.text.prompts import expand_prompt, parse_completion
 from privsyn_flower.text.protocols import AdaptableGenerator
+from privsyn_flower.units import beginning, units
 
 
 class Rewrite:
@@ -87,7 +88,5 @@ def _usable(
     """The variations, cut to max_words; in the place of a short one, the text itself."""
     result = []
     for text, new in zip(texts, varied, strict=True):
-        words = new.split()
-        kept = words[:max_words] if max_words else words
-        result.append(" ".join(kept) if len(words) >= min_words else text)
+        result.append(beginning(new, max_words) if len(units(new)) >= min_words else text)
     return result

@@ -11,7 +11,10 @@ _ABBREVIATIONS = frozenset(
     "sep sept oct nov dec".split()
 )
 # Marks with what closes after them, a space, and the beginning of another sentence.
-_END = re.compile(r"""(?<=[.!?…])(["'”’»)\]]*)\s+(?=["'“‘«(\[]*[^\W_a-zß-öø-ÿ])|(?<=[。！？])\s*""")
+_END = re.compile(
+    r"""(?<=[.!?…।॥؟۔။។])(["'”’»)\]]*)\s+(?=["'“‘«(\[]*[^\W_a-zß-öø-ÿ])"""
+    r"|(?<=[。！？])[”’」』）]*\s*"
+)
 _WORD = re.compile(r"[\w.]*")
 _LOOKED_AT = 40  # characters before a full stop: more than any abbreviation has
 

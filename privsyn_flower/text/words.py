@@ -1,7 +1,7 @@
 """Words as the keyboard's LSTM reads them, and a vocabulary of them, without any model.
 
-The same library and the same steps as `models.lstm.word_tokenizer`: Unicode's composed form, lower
-case, runs of letters and digits, and runs of marks.
+The same library and the same steps as `models.lstm.word_tokenizer`: the units of `units`, Unicode's
+composed form, lower case, runs of letters and digits, and runs of marks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.files import DataError
+from privsyn_flower.units import spaced
 
 BLOCK = 1024  # texts that are read at once: all that is in memory of a stream
 UNKNOWN = "<unk>"
@@ -39,7 +40,7 @@ class Vocabulary:
         """Texts, as a stream -> the places of each one's words; -1: of none of the vocabulary."""
         stream = iter(texts)
         while block := list(islice(stream, BLOCK)):
-            for encoded in self._tokenizer.encode_batch_fast(block):
+            for encoded in self._tokenizer.encode_batch_fast([spaced(text) for text in block]):
                 yield [number - 1 for number in encoded.ids]
 
     def unreachable(self) -> list[str]:

@@ -44,6 +44,10 @@ def node(tmp_path: Path, load: Any = lambda: USERS, **facts: Any) -> Node:
     )
 
 
+def log_of(tmp_path: Path) -> str:
+    return (tmp_path / "node" / "node.log").read_text("utf-8")
+
+
 def noise(multiplier: float) -> Noise:
     return Noise(multiplier, 2.0**23, 32, 5.0)
 
@@ -79,6 +83,12 @@ def test_votes_are_the_sum_of_normalised_user_votes(tmp_path: Path, loopback: An
     assert np.allclose(got, want, atol=5 / 4096)  # each user is truncated to an integer
 
 
+def test_texts_beyond_the_cap_are_counted_on_the_node(tmp_path: Path, loopback: Any) -> None:
+    query, message = ask(samples_cap=2)
+    vector(reply(message, node(tmp_path)), query)
+    assert "5 texts are beyond the question's samples-cap = 2" in log_of(tmp_path)
+
+
 def test_votes_by_class_are_those_of_each_class_apart(tmp_path: Path, loopback: Any) -> None:
     """Texts of no class in the list do not vote, and a user's norm is over all its classes."""
     labels = {"u0": "aab", "u1": "abc", "u2": "ccc", "u3": "b", "u4": ""}
@@ -99,6 +109,7 @@ def test_votes_by_class_are_those_of_each_class_apart(tmp_path: Path, loopback: 
             ]
         )
         want += counts / max(1.0, np.linalg.norm(counts))
+    assert "4 texts are of no class that is asked about" in log_of(tmp_path)
     assert np.count_nonzero(want[:10]) and np.count_nonzero(want[10:])
     assert np.allclose(got, want, atol=5 / 4096)
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.data.dedup import NearDuplicates, keep_first, keep_own, normalised_words
+from privsyn_flower import units
+from privsyn_flower.data.dedup import NearDuplicates, keep_first, keep_own
 
 
 def words(start: int, count: int) -> str:
@@ -19,7 +20,7 @@ def plain(texts: list[str], gram: int) -> list[int]:
     taken: set[tuple[str, ...]] = set()
     kept = []
     for i, text in enumerate(texts):
-        own = normalised_words(text)
+        own = units.words(text)
         grams = {tuple(own[k : k + gram]) for k in range(max(1, len(own) - gram + 1))} - {()}
         if grams and not grams & taken:
             taken |= grams
@@ -53,11 +54,15 @@ def test_short_texts_are_compared_whole() -> None:
     assert keep_first([["two words", "Two, words!", "two", "two words more", ""]]) == [[0, 2, 3]]
 
 
-def test_scripts_without_spaces_are_compared_by_character() -> None:
-    shared = "今天天气很好我们一起去公园散步吧"
+def test_scripts_without_spaces_are_compared_by_word() -> None:
+    shared = "今天天气很好我们一起去公园散步吧然后回家吃饭看电视休息"
     assert keep_first([[shared + "他说", "她说" + shared, "完全不同的一句话在这里没有重复"]]) == [
         [0, 2]
     ]
+
+
+def test_texts_of_marks_or_emoji_are_texts() -> None:
+    assert keep_own(["😀😀", "😀 😀", "👍", "!!!", "?", "नमस्ते", "नमस्ता", " "]) == [0, 2, 3, 4, 5, 6]
 
 
 def test_release_gives_the_text_back() -> None:

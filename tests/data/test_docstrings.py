@@ -11,7 +11,7 @@ import pytest
 
 from privsyn_flower.data import DataError, docstrings
 from privsyn_flower.data.docstring_worker import clean, docstrings_of, scan_files
-from privsyn_flower.data.docstrings import chunk, find_package, scan_packages, scan_parallel
+from privsyn_flower.data.docstrings import find_package, scan_packages, scan_parallel
 
 SOURCE = b'''# -*- coding: latin-1 -*-
 """Module text, na\xefve."""
@@ -80,13 +80,6 @@ def test_files_that_are_no_python_are_none(tmp_path: Path) -> None:
     names = ["template.py", "good.py", "zero.py", "absent.py"]
     results = scan_files([str(tmp_path / name) for name in names])
     assert results == [None, ["Good."], None, None]
-
-
-def test_chunk_by_words_without_short_rest_or_data() -> None:
-    assert chunk("a b c d e f g h i", 4) == ["a b c d", "e f g h", "i"]
-    assert chunk("a b c d e f g h i", 8) == ["a b c d e f g h"]
-    assert chunk("x" * 40 + " " + "y" * 40, 8) == []
-    assert chunk("", 8) == []
 
 
 def test_parallel_equals_serial(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, prepare, shard_sizes
 from privsyn_flower.data.docstrings import scan_packages
 from privsyn_flower.data.hub import load_hub
-from privsyn_flower.data.sources import public_groups
+from privsyn_flower.data.partition import NEAR
+from privsyn_flower.data.sources import DATA, REST, public_groups
 
 DOCSTRINGS = {
     "private_packages": "networkx",
@@ -325,12 +326,52 @@ def test_skipped_rows_are_told_apart_from_progress(tmp_path: Path) -> None:
     folder = prepare(config, tmp_path, notes.append, told.append)
     assert told == [
         "private.jsonl: skipped 3 of 93 rows: 2 x the text is empty (lines 91, 92); "
-        "1 x the line is no JSON object (line 93)"
+        "1 x the line is no JSON object (line 93)",
+        "private.jsonl: left out: 27 x beyond data.samples-per-user",
+        "private.jsonl: 3 users are not among the 28",
+        "private.jsonl: 1 of 20 users have no sample",
     ]
     assert not any("private.jsonl:" in note for note in notes)
     assert "open.jsonl: skipped 1 of 121 rows: 1 x the text is empty (line 121)" in notes
     assert prepare(config, tmp_path, None, told.append) == folder
-    assert told[0] == told[1]
+    assert told[:4] == told[4:]
+
+
+def test_a_short_text_is_no_rest_and_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    """Samples of 8 units, in scripts with and without spaces; a rest has fewer than 2."""
+    texts = [
+        ["no rest"],
+        ["hi", "hi!", "😀😀"],  # a near duplicate, and one of emoji
+        ["今天天气很好，我们去公园散步吧。明天下雨，我们看书。"],
+        ["a b c d e f g h i"],  # a rest of one
+        ["QmFzZTY0IGlzIG5vIHRleHQ= IG5laXRoZXIgaXMgdGhpcw=="],  # base64
+    ]
+    path, public = tmp_path / "users.jsonl", write_users(tmp_path / "open.jsonl", 40)
+    rows = [{"user_id": f"u{i}", "text": t} for i, own in enumerate(texts) for t in own]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with public.open("a") as handle:
+        handle.write(json.dumps({"user_id": "u1", "text": "a b c d e f g h i"}) + "\n")
+    config = files_config(
+        path, users=5, held_out_users=0, development_users=0, chunk=True, sample_words=8,
+        public_path=str(public), public_pool=50, public_validation=10,
+    )  # fmt: skip
+    told: list[str] = []
+    notes: list[str] = []
+    folder = prepare(config, tmp_path, notes.append, told.append)
+    own = Federation(folder).shard(0, 1)
+    assert {user: own[user] for user in sorted(own)} == {
+        "u0": ["no rest"],
+        "u1": ["hi", "😀😀"],
+        "u2": ["今天天气很好，我们去公园散步吧。", "明天下雨，我们看书。"],
+        "u3": ["a b c d e f g h"],
+        "u4": [],
+    }
+    assert told == [
+        f"users.jsonl: left out: 1 x {NEAR}; 1 x {DATA}; 1 x {REST}",
+        "users.jsonl: 1 of 5 users have no sample",
+    ]
+    assert not any("users.jsonl:" in note for note in notes)
+    assert Federation(folder).meta["public"]["left_out"] == {REST: 121, NEAR: 0}  # 9 words each
 
 
 def test_public_text_without_users_is_grouped_in_rows(tmp_path: Path) -> None:

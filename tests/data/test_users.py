@@ -247,3 +247,16 @@ def test_one_users_label_does_not_decide_about_the_others(tmp_path):
         u: with_label[u] for u in ("u1", "u2", "u3")
     }
     assert with_label["u0"][0].label == "x" and without["u0"][0].label == ""
+
+
+def test_what_is_left_out_on_purpose_is_counted_on_the_node(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "jsonl", ROWS)
+    window = {"date_column": "date", "date_from": "2024-01-31", "date_to": "2024-03-01"}
+    log = logging.getLogger("privsyn_flower.node")
+    log.addHandler(caplog.handler)
+    load_users(path, samples_cap=1, **window)
+    log.removeHandler(caplog.handler)
+    assert "users.jsonl: 1 texts are left out: of other dates" in caplog.text
+    assert "users.jsonl: 1 texts are left out: beyond 1 of a user" in caplog.text

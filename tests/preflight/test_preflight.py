@@ -21,8 +21,11 @@ from privsyn_flower.cli import outcome
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig, absolute_paths, load_config
+from privsyn_flower.data.partition import BEYOND
+from privsyn_flower.data.sources import REST
 from privsyn_flower.local.layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine, numbers
+from privsyn_flower.preflight.data import left_out, private_file
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.packing import LARGEST
@@ -543,3 +546,19 @@ def test_releases_between_the_rounds_are_no_rounds(tmp_path: Path) -> None:
     found = numbers._charges(config, numbers._released(tmp_path))
     own = trusted_noise(rounds).charged()[3:] + trusted_noise(evaluations).charged()
     assert [charge["noise_multiplier"] for charge in found] == own
+
+
+def test_the_plan_says_what_of_the_users_text_is_no_sample(tmp_path: Path) -> None:
+    path = tmp_path / "users.jsonl"
+    texts = ["a b c d e f g h i", "short", *(f"text {n}" for n in range(4))]
+    rows = [{"user_id": "u", "text": text} for text in texts] + [{"user_id": "v", "text": ""}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"source": "files", "path": str(path), "chunk": True, "sample-words": 8}
+    config = RunConfig.model_validate({"data": data | {"samples-per-user": 5}})
+    told = [finding.text for finding in left_out(config) if not finding.fatal]
+    assert told == [
+        f"users.jsonl: left out: 1 x {BEYOND} = 5; 1 x {REST}",
+        f"{path}: 1 of 2 users have no text",
+    ]
+    real = RunConfig.model_validate({"data": data | {"path": ""}})
+    assert [finding.fatal for finding in private_file(real)] == [False]

@@ -49,6 +49,7 @@ def test_reading_ends_when_every_word_was_seen() -> None:
 
 def test_the_words_are_those_of_the_lstms_tokenizer() -> None:
     """On every character up to U+3000, between two letters and by itself."""
+    from privsyn_flower.text.models.batches import encode
     from privsyn_flower.text.models.lstm import word_tokenizer
 
     text = [
@@ -59,7 +60,7 @@ def test_the_words_are_those_of_the_lstms_tokenizer() -> None:
     words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)[4:]
     vocabulary = Vocabulary(words)
     assert len(vocabulary) >= 9_000 and coverage(text, vocabulary) == 1.0
-    ids = [[number - 4 for number in row[1:]] for row in tokenizer(text)["input_ids"]]
+    ids = [[number - 4 for number in row[1:]] for row in encode(tokenizer, text, 10**6)]
     assert list(vocabulary.ids(text)) == ids
 
 

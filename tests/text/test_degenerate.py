@@ -32,6 +32,9 @@ def test_it_keeps_what_the_published_code_keeps() -> None:
         ("3.5 :: 12", True),  # no word of letters
         (" \n\t", True),
         ("日本語 text", False),
+        ("今天天气很好，我们去公园散步吧，然后回家吃饭看电视，最后早点休息", False),
+        ("公园" * 21, True),
+        ("नमस्ते दुनिया", False),
     ],
 )
 def test_each_rule_at_its_limit(text: str, expected: bool) -> None:

@@ -14,10 +14,10 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.files import DataError
-from privsyn_flower.text.models.batches import causal_loss, pad_rows
+from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import base_shapes
-from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
+from privsyn_flower.text.models.pretrained import ModelUnavailableError, load_model, load_tokenizer
 from privsyn_flower.training.initial import initial_parameters
 from privsyn_flower.training.models import CausalLM
 from privsyn_flower.training.options import LocalTraining
@@ -106,6 +106,20 @@ def test_the_most_frequent_words_are_taken() -> None:
     assert set(tokenizer.get_vocab()) == {"<unk>", "<pad>", "<s>", "</s>", "b", "a"}
     with pytest.raises(ValueError, match="words = 4"):
         lstm.word_tokenizer(["a"], words=4)
+
+
+def test_words_of_a_script_without_spaces(tmp_path: Path) -> None:
+    """The vocabulary is of units, whoever reads the folder; one of other units is refused."""
+    texts = ["今天天气很好，我们去公园散步吧。", "我们今天在公园看书。"]
+    folder = lstm.make_lstm(tmp_path / "zh", texts, **TINY)
+    tokenizer = load_tokenizer(folder, "models.downstream")
+    assert {"今天", "公园", "散步"} <= set(tokenizer.get_vocab())
+    (row,) = encode(tokenizer, ["今天我们散步。"], 20)
+    assert tokenizer.convert_ids_to_tokens(row) == ["<s>", "今天", "我们", "散步", "。"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"units": 99}))
+    with pytest.raises(ModelUnavailableError, match="version 99 of the units"):
+        load_tokenizer(folder, "models.downstream")
 
 
 def test_public_training_learns_and_repeats(folder: Path, tmp_path: Path) -> None:

@@ -94,6 +94,15 @@ def test_min_words() -> None:
     assert parse_completion("", min_words=1) is None
 
 
+def test_lengths_are_units_in_every_script() -> None:
+    text = "今天天气很好，我们去公园散步吧。"
+    assert parse_completion(text) == text  # 8 units, one word by its spaces
+    assert parse_completion("今天。") is None
+    source = InstructionPrompts("Write.")
+    assert read_text(source, text, 4, max_words=3) == "今天天气很好，"
+    assert read_text(source, "one two three four", 4, max_words=3) == "one two three"
+
+
 class Echo:
     """A generator whose completions come from a function of a running number."""
 

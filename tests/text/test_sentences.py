@@ -22,6 +22,8 @@ from privsyn_flower.text.sentences import sentences
          ["It costs 3.50 euros... or so.", "See www.example.com. ok."]),
         ("a title\n\n  a second   line  ", ["a title", "a second line"]),
         ("真的吗？是的。好", ["真的吗？", "是的。", "好"]),
+        ("「真的吗？」他说。", ["「真的吗？」", "他说。"]),
+        ("वह घर गया। फिर सोया।", ["वह घर गया।", "फिर सोया।"]),
         ('I met "Dr." Who there. And (Mr.) Bean.',
          ['I met "Dr." Who there.', "And (Mr.) Bean."]),
         (f"{'y' * 50}mr. No", [f"{'y' * 50}mr.", "No"]),

@@ -23,6 +23,7 @@ from privsyn_flower.report.html.markup import (
 from privsyn_flower.report.html.overview import method_of
 from privsyn_flower.report.html.parts import Part, guarantee, mapping, paragraph, small, stripped
 from privsyn_flower.report.reading import SEEDS, RunFolder, first_texts
+from privsyn_flower.units import units, unspaced, words
 
 UNPROTECTED = "expand-private"  # made of the private text itself
 REPEATS = "No privacy: these texts may repeat the users' own, word for word. Pass none of them on."
@@ -94,9 +95,14 @@ def _texts(run: RunFolder, total: int) -> Html:
 def _frequent(rows: Sequence[Row]) -> list[tuple[str, int]]:
     """Words that tell texts without topics apart, and how many texts have each: the most frequent
     of five letters or more that fewer than a quarter have."""
-    counts = Counter(word for row in rows for word in set(WORD.findall(str(row["text"]).lower())))
+    counts = Counter(word for row in rows for word in set(_words(str(row["text"]).lower())))
     rare = [(word, count) for word, count in counts.most_common() if count * 4 < len(rows)]
     return [(word, count) for word, count in rare[:WORDS] if count > 1]
+
+
+def _words(text: str) -> list[str]:
+    """Words of five letters or more; of two, of a script that is written without spaces."""
+    return [one for one in words(text) if len(one) > 1] if unspaced(text) else WORD.findall(text)
 
 
 def _group(row: Row) -> str:
@@ -142,7 +148,7 @@ def _released_shares(run: RunFolder) -> dict[str, str]:
 
 def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
     """A histogram of the texts' words."""
-    words = sorted(len(str(row["text"]).split()) for row in rows)
+    words = sorted(len(units(str(row["text"]))) for row in rows)
     if not words:
         return Html()
     # The longest hundredth goes into the last bin, or it would flatten the rest.

@@ -14,6 +14,7 @@ from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.stages import generation
 from privsyn_flower.strategies.private_evolution import PrivateEvolution
 from privsyn_flower.text.prompts import InstructionPrompts, LabelledText, generate
+from privsyn_flower.units import units
 
 
 class PeRecipe(PrETextRecipe):
@@ -54,7 +55,7 @@ class PeRecipe(PrETextRecipe):
         own = config.pe
         if own.initial == "public":
             return super().writing(config)
-        shown = tokens_of(len(own.prompt.split()))
+        shown = tokens_of(len(units(own.prompt)))
         first = generation(config, "models", "the first candidates", own.candidates, shown)
         return [first, *super().writing(config)]
 

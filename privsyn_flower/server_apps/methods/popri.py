@@ -33,6 +33,7 @@ from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, se
 from privsyn_flower.strategies.popri import POPri
 from privsyn_flower.strategies.synthesis.checkpoints import Distance
 from privsyn_flower.text.prompts import HEADING, LabelledText
+from privsyn_flower.units import units
 
 UNALIGNED = "unaligned"
 
@@ -266,7 +267,7 @@ def _shown(config: RunConfig) -> int:
     """Tokens of a prompt: its examples, or the instruction."""
     own = config.popri
     if not own.examples:
-        return tokens_of(len(own.instruction.split()))
+        return tokens_of(len(units(own.instruction)))
     return own.examples * (tokens_of(config.data.sample_words) + HEADING_TOKENS)
 
 

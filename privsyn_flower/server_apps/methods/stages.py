@@ -15,6 +15,7 @@ from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
 from privsyn_flower.text.tiny.models import package_sides, private_packages
 from privsyn_flower.text.tiny.recipes import RECIPES, recipe, tuning_recipe
+from privsyn_flower.units import units
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
@@ -73,7 +74,7 @@ def variations(config: RunConfig, what: str, texts: int, times: int) -> list[Tas
     own, words = config.evolution, config.data.sample_words
     if own.written_by_generator:
         rewrite = own.variation == "rewrite"
-        told = tokens_of(len(own.rewrite.split())) if rewrite else HEADING_TOKENS
+        told = tokens_of(len(units(own.rewrite))) if rewrite else HEADING_TOKENS
         return [generation(config, "rounds", what, texts, told + tokens_of(words), times)]
     tokens = tokens_of(words, own.max_tokens)
     passes = own.mask_passes or round(own.mask_fraction * tokens)

@@ -23,6 +23,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import read_jsonl, write_json
 from privsyn_flower.text.degenerate import degenerate
 from privsyn_flower.text.protocols import Generator
+from privsyn_flower.units import units
 
 BLOCK = 512  # texts that are lost at most when a run is killed
 DRAWS = 4  # of one text, until it is usable
@@ -75,7 +76,7 @@ def usable(min_words: int, filtered: bool) -> Callable[[str], str]:
 
     def kept(completion: str) -> str:
         text = completion.strip()
-        if len(text.split()) < min_words or (filtered and degenerate(text)):
+        if len(units(text)) < min_words or (filtered and degenerate(text)):
             return ""
         return text
 

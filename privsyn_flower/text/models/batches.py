@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsyn_flower.arrays import I64
+from privsyn_flower.units import spaced
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +21,14 @@ def encode(tokenizer: Any, texts: Sequence[str], length: int) -> list[list[int]]
     """Texts -> ids with the tokenizer's own special tokens, tokenised once, cut to `length`."""
     if not texts:
         return []
-    rows: list[list[int]] = tokenizer(list(texts), truncation=True, max_length=length)["input_ids"]
+    given = as_read(tokenizer, texts)
+    rows: list[list[int]] = tokenizer(given, truncation=True, max_length=length)["input_ids"]
     return rows
+
+
+def as_read(tokenizer: Any, texts: Sequence[str]) -> list[str]:
+    """Texts as the tokenizer takes them: one of words knows them by the spaces between them."""
+    return [spaced(text) for text in texts] if getattr(tokenizer, "units", 0) else list(texts)
 
 
 def unknown_token(tokenizer: Any) -> int | None:

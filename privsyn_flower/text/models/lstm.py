@@ -34,6 +34,7 @@ from privsyn_flower.files import DataError, build_folder
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.lstm_training import LONGEST, WordTraining, train_words
+from privsyn_flower.units import VERSION, spaced
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
@@ -50,7 +51,8 @@ STEPS = 2000  # of pre-training, unless models.train-steps says otherwise; the p
 class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
     """vocab_size: words, special ones among them. coupled: the input gate is one minus the forget
     gate; else four gates. tie_word_embeddings: one matrix for input and output. trained_steps: of
-    Adam on public text."""
+    Adam on public text. units: version of `privsyn_flower.units` whose words the model reads; 0: of
+    before there was one, what is between spaces."""
 
     model_type = MODEL_TYPE
 
@@ -60,6 +62,7 @@ class LstmConfig(PreTrainedConfig):  # type: ignore[misc]
     coupled: bool = True
     tie_word_embeddings: bool = False
     trained_steps: int = 0
+    units: int = 0
 
 
 class LstmForCausalLM(PreTrainedModel):  # type: ignore[misc]
@@ -152,7 +155,7 @@ def word_tokenizer(
     else:
         counts: Counter[str] = Counter()
         for text in texts:
-            pieces = splitter.pre_tokenize_str(normalizer.normalize_str(text))
+            pieces = splitter.pre_tokenize_str(normalizer.normalize_str(spaced(text)))
             counts.update(word for word, _ in pieces)
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
     chosen = list(dict.fromkeys([*SPECIAL.values(), *ranked]))[:words]
@@ -163,7 +166,9 @@ def word_tokenizer(
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A", special_tokens=[(start, vocabulary[start])]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **SPECIAL)
+    made.units = VERSION
+    return made
 
 
 def _tell_of_unreachable(words: Sequence[str], splitter: Any) -> None:
@@ -208,6 +213,7 @@ def make_lstm(
         embedding_size=embedding,
         coupled=coupled,
         tie_word_embeddings=tied,
+        units=VERSION,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -274,7 +280,7 @@ def ensure_lstm(federation: Federation, config: RunConfig, progress: Progress = 
         "batch_texts": models.lstm_batch_texts,
         "batch_words": models.lstm_batch_words,
     }
-    told = [*shape.values(), models.train_seconds, LONGEST, listed, texts]
+    told = [*shape.values(), models.train_seconds, LONGEST, VERSION, listed, texts]
     digest = hashlib.sha256(json.dumps(told).encode())
     target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
     if target.is_dir():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.files import UnavailableError
+from privsyn_flower.units import VERSION
 
 CAUSAL = "AutoModelForCausalLM"
 GENERATION = "transformers.generation.candidate_generator"
@@ -44,12 +45,31 @@ def hub_cache(name: str, kind: str = "models") -> Path:
 
 def know_model(source: str | os.PathLike[str]) -> None:
     """Make our own architecture known to the Auto classes where a folder is of it."""
+    if _word_model(source) is not None:
+        import privsyn_flower.text.models.lstm  # noqa: F401 - registers itself
+
+
+def _word_model(source: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """config.json of a folder of our own architecture; None of another."""
     try:
         config = json.loads((Path(source) / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
-        return
-    if isinstance(config, dict) and config.get("model_type") == "privsyn-lstm":
-        import privsyn_flower.text.models.lstm  # noqa: F401 - registers itself
+        return None
+    ours = isinstance(config, dict) and config.get("model_type") == "privsyn-lstm"
+    return config if ours else None
+
+
+def _units(source: str, key: str) -> int:
+    """The version of the units that a model's words are; 0 of a model without. The node's and the
+    server's agree, because config.json is in the model's fingerprint."""
+    version = (_word_model(source) or {}).get("units", 0)
+    if version in (0, VERSION):
+        return int(version)
+    raise ModelUnavailableError(
+        f"{key} = {source!r} reads text that is cut by version {version!r} of the units, this "
+        f"installation cuts by version {VERSION}: install the version that made the model, or make "
+        "it anew"
+    )
 
 
 def load_tokenizer(name: str | os.PathLike[str], key: str) -> Any:
@@ -57,14 +77,17 @@ def load_tokenizer(name: str | os.PathLike[str], key: str) -> Any:
     from transformers import AutoTokenizer
 
     source = str(local_folder(name, key) or name)
+    units = _units(source, key)
     try:
         # Documentation is full of literal "<mask>" and "[SEP]": without this they would turn
         # into control tokens of the model.
-        return AutoTokenizer.from_pretrained(
+        found = AutoTokenizer.from_pretrained(
             source, split_special_tokens=True, trust_remote_code=False
         )
     except Exception as error:  # the hub client raises errors of several libraries
         raise _unavailable(source, key, error) from error
+    found.units = units
+    return found
 
 
 def model_config(name: str | os.PathLike[str], key: str) -> Any:
