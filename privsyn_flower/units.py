@@ -96,7 +96,7 @@ def _parts(text: str) -> tuple[list[str], list[str]]:
 
 def _segments(word: str) -> list[str]:
     """A word between spaces -> its units; joined, they are the word."""
-    if not (unspaced(word) or _PICTURES.fullmatch(word)):
+    if len(word) == 1 or not (unspaced(word) or _PICTURES.fullmatch(word)):
         return [word]
     found: list[str] = []
     opening, start = "", 0  # brackets go with what they open

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import re
-import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.units import words
+
 UNKNOWN = 0.5  # share of words that public text does not have, above which a text is unreadable
-# Scripts that set no blanks between words: each character is a unit.
-UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
-    "\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"  # kana, Han
-)
-MARKS = string.punctuation + "“”„‘’«»…–—、。，！？：；（）「」"
 
 
 def unreadable(texts: Sequence[str], public: Sequence[str]) -> str:
@@ -30,19 +24,10 @@ def unreadable(texts: Sequence[str], public: Sequence[str]) -> str:
 
 
 def _unknown(texts: Sequence[str], known: Sequence[str]) -> float:
-    """Share of the texts' units that the known ones do not have; 0 where there are none."""
-    vocabulary = {unit for text in known for unit in units(text)}
-    found = [unit in vocabulary for text in texts for unit in units(text)]
+    """Share of the texts' words that the known ones do not have; 0 where there are none."""
+    vocabulary = {word for text in known for word in words(text)}
+    found = [word in vocabulary for text in texts for word in words(text)]
     return 1 - sum(found) / len(found) if found and vocabulary else 0.0
-
-
-def units(text: str) -> list[str]:
-    """Words without the marks around them; of scripts without blanks the characters."""
-    found = []
-    for token in text.lower().split():
-        characters = UNSPACED.findall(token)
-        found += characters or [word for word in [token.strip(MARKS)] if word]
-    return found
 
 
 def nothing_predicted(benchmark: Mapping[str, Any]) -> str:
