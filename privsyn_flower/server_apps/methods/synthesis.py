@@ -28,6 +28,7 @@ from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
+from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import LabelledText, expand
 
 T = TypeVar("T")
@@ -141,7 +142,10 @@ class Writing(Recipe[T]):
 
     def benchmark(self, strategy: T) -> dict[str, Any]:
         steps = steps_of(self.config, self.run.progress, self.compared())
-        private = Private(self.config, self.run.federation(), self.models.embedder())
+        # Without progress: how many texts a user has is for no file of the run.
+        models = self.config.models
+        embedder = load_embedder(models.embedder, models.device, progress=False)
+        private = Private(self.config, self.run.federation(), embedder)
         texts = {"synthetic": self.synthetic}
         for name in self.compared():
             with steps.task(f"text for {METHODS[name]}"):
