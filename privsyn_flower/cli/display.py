@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import math
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +33,7 @@ SURE_AFTER = 2.0  # seconds of a stage that tell its speed
 EVERY = 10.0  # seconds between two lines of a stage where there is no terminal, at least
 WIDTH = 100  # columns where there is no terminal to ask
 NARROWEST = 40  # columns in which a table can be read
+LABEL, LEAST = 20, 14  # columns of a figure's name and of a run, in a table of runs side by side
 
 
 class Pace:
@@ -180,11 +185,7 @@ def width() -> int:
 
 def result_table(summary: Mapping[str, Any]) -> str:
     """What the run came to, as text: the claim, the verdict, and the figures last."""
-    # Drawn with what the terminal can show: lines, or ASCII.
-    sheet = io.TextIOWrapper(
-        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
-    )
-    console = Console(width=width(), record=True, file=sheet, highlight=False)
+    console = _recorder(width())
     console.print(_claim(summary))
     for line in verdict_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
@@ -196,7 +197,57 @@ def result_table(summary: Mapping[str, Any]) -> str:
     for title, table in _tables(summary):
         console.print(f"\n{title}", markup=False)
         console.print(table)
+    return _recorded(console)
+
+
+def _recorder(columns: int) -> Console:
+    """Draws with what the terminal can show: lines, or ASCII."""
+    sheet = io.TextIOWrapper(
+        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
+    )
+    return Console(width=columns, record=True, file=sheet, highlight=False)
+
+
+def _recorded(console: Console) -> str:
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
+
+
+def fitted(markdown: str, columns: int) -> str:
+    """Markdown in so many columns: long lines wrapped, and the rows of a table that is too wide
+    side by side."""
+    lines = list[str]()
+    for is_table, group in itertools.groupby(markdown.splitlines(), lambda one: one[:1] == "|"):
+        own = list(group)
+        if not is_table:
+            for line in own:
+                indent = " " * (len(line) - len(line.lstrip(" -")))
+                lines += textwrap.wrap(line, columns, subsequent_indent=indent) or [""]
+        elif max(map(len, own)) <= columns:
+            lines += own
+        else:
+            lines += _side_by_side(own, columns)
+    return "\n".join(lines)
+
+
+def _side_by_side(lines: Sequence[str], columns: int) -> list[str]:
+    """A Markdown table, its rows as columns, some at a time; without figures that no row has."""
+    heading, _, *rows = (
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in lines
+    )
+    tables = math.ceil(len(rows) / max(1, (columns - LABEL - 4) // LEAST))
+    console = _recorder(columns)
+    for number in range(tables):
+        own = rows[number * len(rows) // tables : (number + 1) * len(rows) // tables]
+        table = Table()
+        table.add_column(Text(heading[0]), max_width=LABEL)
+        for row in own:
+            table.add_column(Text(row[0]), justify="right", overflow="fold")
+        for figure, *values in list(zip(heading, *own, strict=True))[1:]:
+            if set(values) != {"-"}:
+                table.add_row(*map(Text, (figure, *values)))
+        console.print(table)
+    return _recorded(console).splitlines()
 
 
 def _claim(summary: Mapping[str, Any]) -> Table:

@@ -301,6 +301,9 @@ def report(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one page of the runs to this file instead.")
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Tables as Markdown, however wide they are.")
+    ] = False,
 ) -> None:
     """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
 
@@ -315,6 +318,7 @@ def report(
 
         page_command(runs, html)
         return
+    from privsyn_flower.cli.display import fitted, width
     from privsyn_flower.report.checklist import checklists
     from privsyn_flower.report.fact_sheet import fact_sheets
     from privsyn_flower.report.summaries import ReportError, read_named
@@ -323,7 +327,8 @@ def report(
     try:
         summaries = [read_named(folder) for folder in runs]
         form = checklists if checklist else fact_sheets if fact_sheet else tables
-        typer.echo(form(summaries))
+        shown = form(summaries)
+        typer.echo(shown if markdown or form is not tables else fitted(shown, width()))
     except ReportError as error:
         raise fail(str(error)) from None
 

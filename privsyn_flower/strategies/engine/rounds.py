@@ -89,8 +89,9 @@ class Rounds:
     """Drives a strategy through its rounds over a Flower grid.
 
     node_caches: where simulated nodes of this machine note what failed; None: nobody looks.
-    learned: called with the public metrics of each round that is learned from. whole: name of the
-    run whose charges, questions beside the rounds included, are told as epsilon so far; "": plan.run.
+    learned: called with the public metrics of each round that is learned from.
+    whole: name of the run whose charges make epsilon so far, those of all its questions; "": the
+    plan's.
     ended_early: why rounds are missing, once `run` is over; "" when none are.
     """
 
