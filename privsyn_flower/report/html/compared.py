@@ -9,6 +9,7 @@ from typing import Any
 
 from privsyn_flower.config import ConfigError, Scalar, flat_defaults, flatten
 from privsyn_flower.report.html.charts import figure, intervals
+from privsyn_flower.report.html.good import OVER_USERS
 from privsyn_flower.report.html.markup import (
     Html,
     bullets,
@@ -151,9 +152,7 @@ def _gains(own: Sequence[tuple[str, RunFolder]]) -> Html:
     if not rows:
         return Html()
     title = "Accuracy gained over each control"
-    remark = (
-        "Paired differences with 95 % intervals over held-out users, each run with its epsilon."
-    )
+    remark = f"Paired differences, each run with its epsilon. {OVER_USERS}."
     listing = table("Accuracy gained", ["run", "epsilon", "over", "difference [95 %]"], rows)
     return figure(
         title, remark, listing, lambda: intervals(data, value="accuracy gained", zero=True)

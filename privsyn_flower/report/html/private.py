@@ -93,13 +93,15 @@ def _other_measures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The same noise as zero-concentrated and Gaussian privacy, rounded up."""
     if unclaimed(found):
         return []
-    but = INTEGERS if _adds_integers(found) else ""
     measures = {"zero-concentrated: rho": "rho_zcdp", "Gaussian: mu": "mu_gdp"}
-    return [
-        (name, f"{at_most(float(value))}{but}")
+    known = [
+        (name, at_most(float(value)))
         for name, key in measures.items()
         if is_number(value := found.get(key))
     ]
+    if known and _adds_integers(found):
+        known[-1] = (known[-1][0], f"{known[-1][1]}{INTEGERS}{', as rho' * (len(known) > 1)}")
+    return list(known)
 
 
 def _adds_integers(found: Mapping[str, Any]) -> bool:
