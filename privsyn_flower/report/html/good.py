@@ -158,7 +158,7 @@ def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Html:
     body = [
         element("h3", "Benchmark"),
         element("p", OUTSIDE, class_="mark"),
-        small(found.get("note")),
+        small(str(found.get("note", "")).partition("; ")[2].partition("; ")[2]),
         bullets(benchmark_lines(run.summary or {})),
     ]
     for key, title in MEASURES.items():

@@ -117,7 +117,7 @@ def _stages(run: RunFolder) -> list[Html]:
     if not rows:
         return []
     rows = rows[-60:]
-    listing = table("Stages and steps", ["stage", "done", "note"], rows)
+    listing = table("How far each came", ["stage", "done", "note"], rows)
     if run.state == "running":
         return [element("h3", "Stages"), listing]
     return [folded("Stages and steps", listing)]
