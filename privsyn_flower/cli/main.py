@@ -116,6 +116,9 @@ def plan(
         list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    vary: Annotated[
+        str, typer.Option(help="key=value,value,...: a table of noise and signal over the values.")
+    ] = "",
 ) -> None:
     """Before a run: noise against signal, epsilon, bytes, seconds, memory, disk, what is missing.
 
@@ -123,10 +126,16 @@ def plan(
     speeds are kept in the cache folder. Ends with 0 also when the run would be refused here.
     """
     from privsyn_flower.cli import plan as plans
+    from privsyn_flower.cli.display import fitted, width
     from privsyn_flower.cli.run import default_config
 
     try:
-        found = plans.plan_command(config or default_config(), settings or [])
+        path = config or default_config()
+        if vary:
+            rows = plans.varied(path, settings or [], vary)
+            typer.echo(plans.as_json(rows) if as_json else fitted(plans.as_table(rows), width()))
+            return
+        found = plans.plan_command(path, settings or [])
     except (ValueError, RuntimeError) as error:
         raise fail(str(error)) from None
     typer.echo(plans.as_json(found) if as_json else plans.described(found))
