@@ -149,6 +149,8 @@ class Display:
         """A line of a file, now or when it is due. A stage that comes again for each user or round
         has one line every EVERY seconds, whether it ended or not."""
         kind = kind_of(stage)
+        if stage == "rounds":  # it tells what is over
+            self.waiting = {k: v for k, v in self.waiting.items() if not k.startswith("round: ")}
         self.waiting[kind] = line
         if last and kind not in self.finished:
             self.finished.add(kind)
