@@ -126,19 +126,13 @@ def plan(
     speeds are kept in the cache folder. Ends with 0 also when the run would be refused here.
     """
     from privsyn_flower.cli import plan as plans
-    from privsyn_flower.cli.display import fitted, width
     from privsyn_flower.cli.run import default_config
 
     try:
-        path = config or default_config()
-        if vary:
-            rows = plans.varied(path, settings or [], vary)
-            typer.echo(plans.as_json(rows) if as_json else fitted(plans.as_table(rows), width()))
-            return
-        found = plans.plan_command(path, settings or [])
+        text = plans.printed(config or default_config(), settings or [], vary, as_json)
     except (ValueError, RuntimeError) as error:
         raise fail(str(error)) from None
-    typer.echo(plans.as_json(found) if as_json else plans.described(found))
+    typer.echo(text)
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]

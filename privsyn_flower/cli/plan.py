@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.cli.display import fitted, width
 from privsyn_flower.config import (
     RunConfig,
     absolute_paths,
@@ -29,6 +30,16 @@ from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.text.embedders import ngram_dimension
 
 TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they need in three
+
+
+def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) -> str:
+    """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
+    ValueError for a configuration that is wrong."""
+    if vary:
+        rows = varied(path, settings, vary)
+        return as_json(rows) if in_json else fitted(as_table(rows), width())
+    found = plan_command(path, settings)
+    return as_json(found) if in_json else described(found)
 
 
 def plan_command(path: Path | None, settings: list[str]) -> Plan:
