@@ -21,7 +21,6 @@ logger = logging.getLogger("privsyn_flower")
 
 BENCHMARK = "benchmark"  # the stage after the result, on a line of its own
 PROGRESS = "progress.jsonl"  # the file of the events, in the run folder
-FORETOLD = "foretold"  # key of an event that says before a stage how long it may take
 QUIET_BELOW = 300  # items; fewer are done before a bar would be read
 
 
@@ -33,6 +32,12 @@ class Progress(Protocol):
 
 def silent(stage: str, done: float, total: float, note: str = "") -> None:
     """No progress shown; the default of library calls."""
+
+
+def stop(progress: Progress, stage: str, step: int, steps: int, note: str = "") -> None:
+    """End a stage whose steps are a bound, and say so where it took fewer."""
+    early = f"stopped after {step} of at most {steps} steps" if step < steps else ""
+    progress(stage, max(1, step), max(1, step), ", ".join(filter(None, (early, note))))
 
 
 @contextmanager
@@ -118,13 +123,6 @@ class ProgressLog:
         if note or finished or stage not in self._seen:
             logger.info("%s %g/%g %s", stage, done, total, note)
         self._seen.add(stage)
-
-    def foretell(self, stage: str, line: str) -> None:
-        """Before a stage: how long it may take, in words. No progress, so no bar is drawn."""
-        event = {"t": round(time.time(), 2), "stage": stage, "done": 0.0, "total": 0.0}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**event, "note": "", FORETOLD: line}, ensure_ascii=False) + "\n")
-        logger.info("%s takes %s", stage, line)
 
 
 def read_events(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:

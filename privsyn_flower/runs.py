@@ -282,23 +282,17 @@ def lock_holder(folder: Path) -> int | None:
 class StageClock:
     """Wall seconds per stage, kept across resumes: `with clock("rounds"): ...`.
 
-    before: called with a stage's name before it begins; its time is no stage's. after: with the
-    name and the seconds of one that is over.
+    after: called with the name and the seconds of a stage that is over.
     """
 
     def __init__(
-        self,
-        folder: RunFolder,
-        before: Callable[[str], None] | None = None,
-        after: Callable[[str, float], None] | None = None,
+        self, folder: RunFolder, after: Callable[[str, float], None] | None = None
     ) -> None:
-        self.folder, self.before, self.after = folder, before, after
+        self.folder, self.after = folder, after
         self.seconds: dict[str, float] = folder.load_value("seconds") or {}
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        if self.before is not None:
-            self.before(stage)
         start = time.monotonic()
         try:
             yield

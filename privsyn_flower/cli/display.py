@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import math
+import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,21 +20,21 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from privsyn_flower.progress import FORETOLD
 from privsyn_flower.report.evaluations import measured_rows
 from privsyn_flower.report.four_lines import claim_lines
 from privsyn_flower.report.places import dataset_name
 from privsyn_flower.report.reading import SEEDS, first_texts
-from privsyn_flower.report.stages import counted, named
+from privsyn_flower.report.stages import CAPPED, counted, kind_of, named
 from privsyn_flower.report.summaries import epsilon_of, unusable_lines, verdict_lines
 from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
 SHOWN_SEEDS = 5
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
-LONG = 20.0  # seconds left that are worth a line of their own
+EVERY = 10.0  # seconds between two lines of a stage where there is no terminal, at least
 WIDTH = 100  # columns where there is no terminal to ask
 NARROWEST = 40  # columns in which a table can be read
+LABEL, LEAST = 20, 14  # columns of a figure's name and of a run, in a table of runs side by side
 
 
 class Pace:
@@ -64,14 +68,16 @@ def spoken(seconds: float | None) -> str:
 
 
 class Display:
-    """Bars on a terminal; one line per started or finished stage when stderr is a file."""
+    """Bars on a terminal; where stderr is a file, a line of a stage every EVERY seconds, and its
+    first and last."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self.live = self.console.is_terminal
         self.tasks: dict[str, Any] = {}
-        self.printed: dict[str, float] = {}
-        self.foretold: set[str] = set()
+        self.printed: dict[str, float] = {}  # by kind of stage: when its last line was due
+        self.finished: set[str] = set()  # kinds of stages whose first end was printed
+        self.waiting: dict[str, str] = {}  # by kind of stage: its newest line, too soon to print
         self.pace = Pace()
         # What is told has the room that names and bars leave, and is cut there.
         what = Column(max_width=38, no_wrap=True, overflow="ellipsis")
@@ -95,21 +101,23 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.live:
-            with contextlib.suppress(OSError):  # the terminal may be closed
+        with contextlib.suppress(OSError):  # the terminal may be closed
+            if self.live:
                 self.progress.stop()
+            self.say(list(self.waiting.values()))
+            self.waiting.clear()
 
     def show(self, event: dict[str, Any]) -> None:
         """One event of progress.jsonl."""
-        if FORETOLD in event:
-            self.say([f"{named(event['stage']).what}: {event[FORETOLD]}"])
-            return
         stage, done, total = event["stage"], float(event["done"]), float(event["total"])
-        left = self.pace.left(event)
-        if not self.live:
-            self._print(stage, done, total, str(event["note"]), left)
-            return
         what, unit = named(stage)
+        left = self.pace.left(event) if unit != CAPPED else None
+        if not self.live:
+            note = str(event["note"])
+            count = counted(done, total, unit) or ("done" if done >= total and not note else "")
+            told = _listed(count, note, spoken(left))
+            self._print(stage, float(event["t"]), done >= total, f"{what}: {told}".rstrip(": "))
+            return
         if stage not in self.tasks:
             self.tasks[stage] = self.progress.add_task(what, total=total, note="", told="")
         task = self.tasks[stage]
@@ -138,17 +146,20 @@ class Display:
             else:
                 print(line, file=sys.stderr, flush=True)
 
-    def _print(self, stage: str, done: float, total: float, note: str, left: float | None) -> None:
-        fraction = done / total if total else 1.0
-        last = self.printed.get(stage, -1.0)
-        foretold = left is not None and left > LONG and stage not in self.foretold
-        if fraction >= 1.0 or note or last < 0 or fraction - last >= 0.25 or foretold:
-            self.printed[stage] = fraction
-            self.foretold |= {stage} if left is not None else set()
-            what, unit = named(stage)
-            count = counted(done, total, unit) or ("done" if fraction >= 1.0 else "")
-            told = _listed(count, note, spoken(left))
-            print(f"{what}: {told}" if told else what, file=sys.stderr, flush=True)
+    def _print(self, stage: str, now: float, last: bool, line: str) -> None:
+        """A line of a file, now or when it is due. A stage that comes again for each user or round
+        has one line every EVERY seconds, whether it ended or not."""
+        kind = kind_of(stage)
+        if stage == "rounds":  # it tells what is over
+            self.waiting = {k: v for k, v in self.waiting.items() if not k.startswith("round: ")}
+        self.waiting[kind] = line
+        if last and kind not in self.finished:
+            self.finished.add(kind)
+            self.printed.pop(kind, None)
+        for each in list(self.waiting):
+            if now - self.printed.get(each, -EVERY) >= EVERY:
+                self.printed[each] = now
+                self.say([self.waiting.pop(each)])
 
 
 def _listed(*words: str) -> str:
@@ -188,11 +199,7 @@ def width() -> int:
 
 def result_table(summary: Mapping[str, Any]) -> str:
     """What the run came to, as text: the claim, the verdict, and the figures last."""
-    # Drawn with what the terminal can show: lines, or ASCII.
-    sheet = io.TextIOWrapper(
-        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
-    )
-    console = Console(width=width(), record=True, file=sheet, highlight=False)
+    console = _recorder(width())
     console.print(_claim(summary))
     for line in verdict_lines(summary):
         console.print(line, soft_wrap=True, markup=False)
@@ -204,7 +211,57 @@ def result_table(summary: Mapping[str, Any]) -> str:
     for title, table in _tables(summary):
         console.print(f"\n{title}", markup=False)
         console.print(table)
+    return _recorded(console)
+
+
+def _recorder(columns: int) -> Console:
+    """Draws with what the terminal can show: lines, or ASCII."""
+    sheet = io.TextIOWrapper(
+        io.BytesIO(), encoding=sys.stdout.encoding or "utf-8", errors="replace"
+    )
+    return Console(width=columns, record=True, file=sheet, highlight=False)
+
+
+def _recorded(console: Console) -> str:
     return "\n".join(line.rstrip() for line in console.export_text().rstrip().splitlines())
+
+
+def fitted(markdown: str, columns: int) -> str:
+    """Markdown in so many columns: long lines wrapped, and the rows of a table that is too wide
+    side by side."""
+    lines = list[str]()
+    for is_table, group in itertools.groupby(markdown.splitlines(), lambda one: one[:1] == "|"):
+        own = list(group)
+        if not is_table:
+            for line in own:
+                indent = " " * (len(line) - len(line.lstrip(" -")))
+                lines += textwrap.wrap(line, columns, subsequent_indent=indent) or [""]
+        elif max(map(len, own)) <= columns:
+            lines += own
+        else:
+            lines += _side_by_side(own, columns)
+    return "\n".join(lines)
+
+
+def _side_by_side(lines: Sequence[str], columns: int) -> list[str]:
+    """A Markdown table, its rows as columns, some at a time; without figures that no row has."""
+    heading, _, *rows = (
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in lines
+    )
+    tables = math.ceil(len(rows) / max(1, (columns - LABEL - 4) // LEAST))
+    console = _recorder(columns)
+    for number in range(tables):
+        own = rows[number * len(rows) // tables : (number + 1) * len(rows) // tables]
+        table = Table()
+        table.add_column(Text(heading[0]), max_width=LABEL)
+        for row in own:
+            table.add_column(Text(row[0]), justify="right", overflow="fold")
+        for figure, *values in list(zip(heading, *own, strict=True))[1:]:
+            if set(values) != {"-"}:
+                table.add_row(*map(Text, (figure, *values)))
+        console.print(table)
+    return _recorded(console).splitlines()
 
 
 def _claim(summary: Mapping[str, Any]) -> Table:

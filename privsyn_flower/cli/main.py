@@ -117,6 +117,9 @@ def plan(
         list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    vary: Annotated[
+        str, typer.Option(help="key=value,value,...: a table of noise and signal over the values.")
+    ] = "",
 ) -> None:
     """Before a run: noise against signal, epsilon, bytes, seconds, memory, disk, what is missing.
 
@@ -127,10 +130,10 @@ def plan(
     from privsyn_flower.cli.run import default_config
 
     try:
-        found = plans.plan_command(config or default_config(), settings or [])
+        text = plans.printed(config or default_config(), settings or [], vary, as_json)
     except (ValueError, RuntimeError) as error:
         raise fail(str(error)) from None
-    typer.echo(plans.as_json(found) if as_json else plans.described(found))
+    typer.echo(text)
 
 
 Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]
@@ -305,6 +308,9 @@ def report(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write one page of the runs to this file instead.")
     ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Tables as Markdown, however wide they are.")
+    ] = False,
 ) -> None:
     """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
 
@@ -319,6 +325,7 @@ def report(
 
         page_command(runs, html)
         return
+    from privsyn_flower.cli.display import fitted, width
     from privsyn_flower.report.checklist import checklists
     from privsyn_flower.report.fact_sheet import fact_sheets
     from privsyn_flower.report.summaries import ReportError, read_named
@@ -327,7 +334,8 @@ def report(
     try:
         summaries = [read_named(folder) for folder in runs]
         form = checklists if checklist else fact_sheets if fact_sheet else tables
-        typer.echo(form(summaries))
+        shown = form(summaries)
+        typer.echo(shown if markdown or form is not tables else fitted(shown, width()))
     except ReportError as error:
         raise fail(str(error)) from None
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.cli.display import fitted, width
 from privsyn_flower.config import (
     RunConfig,
     absolute_paths,
@@ -17,15 +18,28 @@ from privsyn_flower.config import (
     load_config,
     parse_override,
 )
+from privsyn_flower.preflight.exchange import exchange_of
 from privsyn_flower.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
+from privsyn_flower.preflight.signal import SURE, signal_of
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
 from privsyn_flower.server_apps.estimates.stages import spoken
 from privsyn_flower.server_apps.estimates.timing import timed
 from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.text.embedders import ngram_dimension
 
 TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they need in three
+
+
+def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) -> str:
+    """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
+    ValueError for a configuration that is wrong."""
+    if vary:
+        rows = varied(path, settings, vary)
+        return as_json(rows) if in_json else fitted(as_table(rows), width())
+    found = plan_command(path, settings)
+    return as_json(found) if in_json else described(found)
 
 
 def plan_command(path: Path | None, settings: list[str]) -> Plan:
@@ -35,6 +49,61 @@ def plan_command(path: Path | None, settings: list[str]) -> Plan:
     config = absolute_paths(loaded, folder)
     with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
         return plan_of(config, folder, machine_for(config))
+
+
+def varied(path: Path | None, settings: list[str], vary: str) -> list[dict[str, Any]]:
+    """A row of numbers for each value of `key=value,value,...`. Raises ValueError for a
+    configuration that is wrong, or asks nobody."""
+    key, sign, values = vary.partition("=")
+    if not sign or not values:
+        raise ValueError(f"--vary {vary!r}: expected key=value,value, as epsilon=1,3,7.58")
+    rows = list[dict[str, Any]]()
+    machine = None
+    for value in values.split(","):
+        changed = [*settings, f"{key}={value.strip()}"]
+        config = load_config(path, dict(parse_override(text) for text in changed))
+        config = absolute_paths(config, Path(config.run_folder or Path("runs") / "plan").absolute())
+        if baseline(config):
+            raise ValueError(f"--vary {vary!r}: method = {config.method!r} asks nobody")
+        machine = machine or this_machine(cache_folder(config), config.models.device)
+        device = exchange_of(config, machine)
+        signal = signal_of(config, device.coordinates if config.updates else None)
+        made = promised(config)
+        rows.append(
+            {
+                "key": key, "value": value.strip(), "epsilon": made.epsilon,
+                "users": config.data.users, "noise_multiplier": made.main.multiplier,
+                "noise_std": signal.noise, "signal": signal.expected, "ratio": signal.ratio,
+                "readable": signal.readable, "bytes_down": device.down, "bytes_up": device.up,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Rows of `varied`, in Markdown."""
+    lines = [
+        [
+            str(row["value"]), at_most(row["epsilon"]), f"{row['noise_multiplier']:.4f}",
+            f"{row['noise_std']:,.4g}", f"{row['signal']:,.4g}",
+            f"{row['ratio']:,.3g}{'' if row['readable'] else ', weak'}",
+            _bytes(row["bytes_down"]), _bytes(row["bytes_up"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heading = [f"{rows[0]['key']} =", "epsilon", "noise multiplier", "noise std", "signal",
+               "signal / noise", "down", "up"]  # fmt: skip
+    lines = [heading, *lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * (width - 1) + ":" for width in widths])
+    cells = ([c.rjust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join(
+        [
+            *(f"| {' | '.join(line)} |" for line in cells),
+            f"signal / noise: in standard deviations of the noise, readable from {SURE} on",
+            "down and up: of a device and round",
+        ]
+    )
 
 
 def machine_for(config: RunConfig) -> Machine:
@@ -47,8 +116,8 @@ def machine_for(config: RunConfig) -> Machine:
     return timed(config, work, found, seconds=TIMING_SECONDS)
 
 
-def as_json(plan: Plan) -> str:
-    """One JSON object; JSON has no infinity."""
+def as_json(plan: Plan | list[dict[str, Any]]) -> str:
+    """A plan, or rows of `varied`; JSON has no infinity."""
 
     def finite(value: Any) -> Any:
         if isinstance(value, dict):
@@ -57,7 +126,7 @@ def as_json(plan: Plan) -> str:
             return [finite(one) for one in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(plan.as_dict()))
+    return json.dumps(finite(plan if isinstance(plan, list) else plan.as_dict()))
 
 
 def described(plan: Plan) -> str:

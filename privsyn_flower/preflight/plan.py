@@ -19,7 +19,7 @@ from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
 from privsyn_flower.preflight.launches import Launch, launches
 from privsyn_flower.preflight.machine import in_hub_cache, used_models
-from privsyn_flower.preflight.signal import Signal, signal_of
+from privsyn_flower.preflight.signal import Signal, signal_of, weak
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import Phase, Promise
@@ -179,6 +179,7 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         *_data(config),
         *_too_large(config, tasks, shapes, machine),
         *_disk(sum(disk.values()), free),
+        *(weak(config, signal, length) if signal else ()),
     ]
     begun = launches(config, machine.device)
     return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found, begun)

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from privsyn_flower.config import RunConfig, split_list
+from privsyn_flower.preflight.findings import Finding, Findings
 from privsyn_flower.preflight.numbers import noise_of
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised
 
 SURE = 1.96  # standard deviations of an interval
+MOST_EPSILON = 64  # times the run's: a larger one is no advice
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,54 @@ class Signal:
             f"noise {self.noise:,.4g}, signal {self.expected:,.4g} {self.unit}: ratio "
             f"{self.ratio:,.3g} ({self.assumed}; {self.users:,.0f} users in the sum)"
         )
-        return [first, self.note] if self.note else [first]
+        ratio = (
+            "the ratio is the signal in standard deviations of the noise; it is readable from "
+            f"{SURE} on, {'as here' if self.readable else 'which it is not here'}"
+        )
+        return [first, ratio, *([self.note] if self.note else [])]
+
+    @property
+    def readable(self) -> bool:
+        """Whether it stands out of the noise at 95 %."""
+        return self.ratio >= SURE
+
+
+def weak(config: RunConfig, signal: Signal, coordinates: int | None) -> Findings:
+    """A signal that the noise would cover, and what would make it readable."""
+    if signal.readable:
+        return
+    users = math.ceil(config.data.users * SURE / signal.ratio)
+    ways = [f"about {users:,} users (data.users = {config.data.users:,})"]
+    if epsilon := _readable_from(config, coordinates):
+        ways.append(f"epsilon = {epsilon:.3g} at these users")
+    ways.append("fewer models" if signal.kind == "evaluation" else "fewer numbers in an answer")
+    yield Finding(
+        f"the signal ({signal.kind}) is {signal.ratio:.3g} times the noise, and is not surely "
+        f"readable below {SURE}: the result may follow the noise more than the users, and be worse "
+        f"than public text alone. It takes {', or '.join(ways)}",
+        fatal=False,
+    )
+
+
+def _readable_from(config: RunConfig, coordinates: int | None) -> float | None:
+    """The epsilon from which the signal is readable, to three digits; None: none that is known."""
+
+    def readable(epsilon: float) -> bool:
+        other = config.model_copy(update={"epsilon": epsilon})
+        return signal_of(other, coordinates).readable
+
+    low, high = config.epsilon, config.epsilon
+    try:
+        while not readable(high):
+            low, high = high, 2 * high
+            if high > MOST_EPSILON * config.epsilon:
+                return None
+        while high > 1.01 * low:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if readable(middle) else (middle, high)
+    except ValueError:  # numbers that make no promise
+        return None
+    return math.ceil(high * 100) / 100
 
 
 def signal_of(config: RunConfig, coordinates: int | None) -> Signal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
@@ -68,8 +69,9 @@ def assumed(colluding_weight: float, keys: str) -> str:
 
 
 def page(short: str, sentence: str) -> str:
-    """privacy.md of a run folder: the short form and the whole statement."""
-    return f"# Privacy of this run\n\n{short}\n\n{sentence}\n"
+    """privacy.md of a run folder: the short form and the whole statement, to which it points."""
+    here = re.sub(r"( in)? privacy\.md\.$", " below.", short)
+    return f"# Privacy of this run\n\n{here}\n\n{sentence}\n"
 
 
 def at_most(value: float, decimals: int = 4) -> str:

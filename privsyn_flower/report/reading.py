@@ -19,7 +19,7 @@ from typing import Any, Literal
 from privsyn_flower.config import ConfigError, RunConfig, flatten
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.privacy.sentence import FILE
-from privsyn_flower.progress import FORETOLD, PROGRESS
+from privsyn_flower.progress import PROGRESS
 from privsyn_flower.report.ledgers import LedgerView, read_ledger
 from privsyn_flower.report.summaries import ReportError, Summary, read_summary
 from privsyn_flower.runs import RUN_LOG, UNFINISHED, lock_holder, read_warnings
@@ -46,11 +46,10 @@ class RunFolder:
     change while the run lasts, with the fields of its claim; {} before the first question.
     statement: privacy.md. metrics: a row for each finished round. evaluations: those of the
     questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
-    of each stage the first, the last, and those with a note of their own; of a stage that was
-    foretold, also one with "foretold". ledger: None before the first charge. seconds: of the stages
-    that are over. error: why a run failed, "" if it did not. warnings: of run.log. held: a process
-    holds the folder, so the run goes on. problems: files that are there and cannot be read, with
-    the reason.
+    of each stage the first, the last, and those with a note of their own. ledger: None before the
+    first charge. seconds: of the stages that are over. error: why a run failed, "" if it did not.
+    warnings: of run.log. held: a process holds the folder, so the run goes on. problems: files that
+    are there and cannot be read, with the reason.
     """
 
     folder: Path
@@ -262,9 +261,6 @@ def _thinned(events: Iterable[Json]) -> list[Json]:
     kept: dict[int, Json] = {}  # by number, so that none is there twice
     last: dict[str, tuple[int, Json]] = {}
     for number, event in enumerate(events):
-        if FORETOLD in event:
-            kept[number] = event
-            continue
         at, before = last.get(event["stage"], (number, None))
         if before is not None and event["done"] < before["done"]:
             kept[at], kept[number] = before, event

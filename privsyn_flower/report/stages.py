@@ -14,6 +14,7 @@ class Stage(NamedTuple):
 
 
 TEXTS, ROUNDS, STEPS, NODES = "texts", "rounds", "steps", "nodes"
+CAPPED = "steps at most"  # unit of a stage that may stop early, so no speed tells its end
 STAGES = {
     "data": Stage("preparing the data", ""),
     "models": Stage("loading models", ""),
@@ -50,6 +51,7 @@ IN_ROUND = {
     "pairs": Stage("preference pairs", "pairs"),
 }
 TRAINING = ("fine-tuning", "training")
+MAY_STOP = ("tuning the shipped", "training the")  # by a held-out loss or models.train-seconds
 _ROUND = re.compile(r"round (\d+): (.+)")
 
 
@@ -61,11 +63,20 @@ def named(stage: str) -> Stage:
     if stage in STAGES:
         return STAGES[stage]
     plain = stage.replace("_", " ")
+    if plain.startswith(MAY_STOP):
+        return Stage(plain, CAPPED)
     return Stage(plain, STEPS if plain.startswith(TRAINING) else "")
+
+
+def kind_of(stage: str) -> str:
+    """A stage of progress.jsonl without the number of its round."""
+    return _ROUND.sub(r"round: \2", stage)
 
 
 def counted(done: float, total: float, unit: str) -> str:
     """How far a stage is: "3 of 8 rounds"; "" where there is nothing to count."""
     if total <= 0 or (total <= 1 and not unit):
         return ""
+    if unit == CAPPED:  # how it ended is in its note
+        return f"{done:,.10g} of at most {total:,.10g} steps" if done < total else ""
     return f"{done:,.10g} of {total:,.10g} {unit}".rstrip()

@@ -29,6 +29,10 @@ TRUSTS = {
 }
 
 
+DRAW = "these intervals are over held-out users: they leave out the draw of the noise"
+DROWNED_DRAW = ", which drowned the users' answers, so another draw may come out otherwise"
+
+
 class ReportError(ValueError):
     """A folder is no finished run; the text says which and why."""
 
@@ -84,8 +88,16 @@ def unusable_lines(summary: Summary) -> list[str]:
 def verdict_lines(summary: Mapping[str, Any]) -> list[str]:
     """What the run came to; nothing of runs of earlier versions."""
     lines = [f"verdict: {one}" for one in summary.get("verdict", {}).get("sentences", [])]
-    found = (summary.get("benchmark") or {}).get("verdict", [])
-    return lines + [f"benchmark, not covered by epsilon: {one}" for one in found]
+    return lines + [f"benchmark, not covered by epsilon: {one}" for one in benchmark_lines(summary)]
+
+
+def benchmark_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The benchmark's comparisons, and what their intervals leave out."""
+    found = (summary.get("benchmark") or {}).get("verdict")
+    if not isinstance(found, list) or not found:
+        return []
+    drowned = (summary.get("verdict") or {}).get("signal") == "drowned"
+    return [*map(str, found), DRAW + DROWNED_DRAW * drowned]
 
 
 def epsilon_of(summary: Summary) -> str:

@@ -28,7 +28,6 @@ from privsyn_flower.report.registry import write_statement
 from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.changes import changed_keys
-from privsyn_flower.server_apps.foretell import Foretold
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText, carried_by
 from privsyn_flower.server_apps.settings import public_settings
@@ -58,8 +57,7 @@ class Run:
         self.folder = folder
         self.progress = ProgressLog(folder.path / PROGRESS)
         self.tracking = tracking_of(split_list(config.trackers), folder.path)
-        before = Foretold(config, folder, self.progress)
-        self.clock = StageClock(folder, before, self.tracking.stage)
+        self.clock = StageClock(folder, self.tracking.stage)
         self.ended_early = ""
         claim = baseline(config)
         self.asks = claim is None

@@ -13,6 +13,7 @@ from typing import Any
 from privsyn_flower.evaluation.signal import Excess, p_value
 
 FALSE_ALARM = 0.01  # chance that pure noise passes for a signal, at most
+SMALLEST = 1e-300  # p-value that is told as a number
 DROWNED, BELOW, ABOVE = "drowned", "below the noise", "above the noise"
 RESULTS = ("synthetic", "trained")
 WORDS = {
@@ -67,13 +68,13 @@ def _signal(found: Sequence[Excess], what: str, independent: bool) -> dict[str, 
     if p >= FALSE_ALARM:
         state = DROWNED
         sentence = (
-            f"the noise drowned the {what}: {releases} cannot be told from pure noise (p = {p:.2g})"
+            f"the noise drowned the {what}: {releases} cannot be told from pure noise ({below(p)})"
         )
     else:
         state = ABOVE if pooled.value >= 1 else BELOW
         sentence = (
             f"the {what} can be told from noise, with {pooled.signal_to_noise:.2g} times the "
-            f"noise's norm (p = {p:.2g}; by round {', '.join(f'{r:.2g}' for r in ratios)})"
+            f"noise's norm ({below(p)}; by round {', '.join(f'{r:.2g}' for r in ratios)})"
         )
     return {
         "signal": state,
@@ -84,6 +85,11 @@ def _signal(found: Sequence[Excess], what: str, independent: bool) -> dict[str, 
         "false_alarm": FALSE_ALARM,
         "sentence": sentence,
     }
+
+
+def below(p: float) -> str:
+    """A p-value in words: no test has one of 0, only one too small for a float."""
+    return f"p = {p:.2g}" if p > SMALLEST else f"p < {SMALLEST:g}"
 
 
 def _evaluation(evaluated: Mapping[str, Any]) -> tuple[str, str]:

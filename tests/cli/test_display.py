@@ -12,6 +12,7 @@ from rich.console import Console
 
 from privsyn_flower.cli.display import Display, Pace, product_lines, result_table, spoken, width
 from privsyn_flower.privacy import PrivacyStatement
+from privsyn_flower.progress import stop
 from privsyn_flower.runs import write_jsonl
 
 SUMMARY: dict[str, Any] = {
@@ -152,16 +153,54 @@ def test_a_round_says_how_many_pairs_it_has(capsys: Any) -> None:
     ]
 
 
-def test_progress_in_a_file_has_few_lines(capsys: Any) -> None:
+def test_a_file_has_a_line_of_a_stage_in_ten_seconds_and_its_last(capsys: Any) -> None:
     with Display() as display:
         for done in range(101):
-            event = {"t": 0.0, "stage": "generating", "done": done, "total": 100, "note": ""}
-            display.show(event)
+            note = f"loss {done}"
+            display.show(
+                {"t": done / 4, "stage": "generating", "done": done, "total": 100, "note": note}
+            )
         event = {"stage": "rounds", "done": 1, "total": 8, "note": "epsilon so far 2.1"}
-        display.show({"t": 0.0, **event})
+        display.show({"t": 25.0, **event})
+    assert capsys.readouterr().err.splitlines() == [
+        "generating text: 0 of 100 texts, loss 0",
+        "generating text: 40 of 100 texts, loss 40, about 20 s left",
+        "generating text: 80 of 100 texts, loss 80, about 10 s left",
+        "generating text: 100 of 100 texts, loss 100",
+        "asking the users: 1 of 8 rounds, epsilon so far 2.1",
+    ]
+
+
+def test_a_stage_of_each_user_or_round_does_not_flood_a_file(capsys: Any) -> None:
+    with Display() as display:
+        for user in range(500):
+            for done in (1, 8):
+                event = {"t": user / 20, "stage": "embedding", "done": done, "total": 8, "note": ""}
+                display.show(event)
+                display.show({**event, "stage": f"round {user + 1}: nodes"})
+        display.show({**event, "total": 6144, "done": 6144})
     lines = capsys.readouterr().err.splitlines()
-    assert 4 <= len(lines) <= 8
-    assert lines[-1] == "asking the users: 1 of 8 rounds, epsilon so far 2.1"
+    embedding = [line for line in lines if line.startswith("embedding texts: ")]
+    assert embedding[:2] == ["embedding texts: 1 of 8 texts", "embedding texts: 8 of 8 texts"]
+    assert embedding[-1] == "embedding texts: 6,144 of 6,144 texts" and len(embedding) <= 5
+    assert "round 500: answers: 8 of 8 nodes" in lines and len(lines) <= 10
+
+
+def test_a_stage_that_may_stop_early_foretells_no_end(capsys: Any) -> None:
+    stage = "tuning the shipped infiller on public text"
+
+    def show(stage: str, done: float, total: float, note: str = "") -> None:
+        display.show({"t": 9.0 * done, "stage": stage, "done": done, "total": total, "note": note})
+
+    with Display() as display:
+        show(stage, 0, 240, "until its held-out loss stops falling")
+        show(stage, 2, 240)
+        stop(show, stage, 78, 240, "held-out loss 4.1 -> 3.9")
+    assert capsys.readouterr().err.splitlines() == [
+        f"{stage}: 0 of at most 240 steps, until its held-out loss stops falling",
+        f"{stage}: 2 of at most 240 steps",
+        f"{stage}: stopped after 78 of at most 240 steps, held-out loss 4.1 -> 3.9",
+    ]
 
 
 def at(t: float, done: float, stage: str = "embedding", note: str = "") -> dict[str, Any]:
@@ -188,15 +227,15 @@ def test_time_left_in_words() -> None:
     ]  # fmt: skip
 
 
-def test_a_long_stage_says_once_how_long_it_will_take(capsys: Any) -> None:
+def test_a_long_stage_says_how_long_it_will_take(capsys: Any) -> None:
     with Display() as display:
-        for t, done in enumerate(range(0, 240, 10)):
+        for t, done in enumerate(range(0, 150, 10)):
             display.show(at(float(t), done))
         display.show(at(30.0, 240, note="three left"))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "embedding texts: 0 of 1,000 texts",
-        "embedding texts: 20 of 1,000 texts, about 2 min left",
+        "embedding texts: 100 of 1,000 texts, about 2 min left",
         "embedding texts: 240 of 1,000 texts, three left, about 2 min left",
     ]
 

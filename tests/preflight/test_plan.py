@@ -217,8 +217,41 @@ def test_the_command(place: Path) -> None:
     assert "warning: expand.samples = 0: the result is the seeds" in text  # a tiny generator
     whole = CliRunner().invoke(app, ["plan", "run.toml", "--set", "expand.samples=5"]).stdout
     assert "nothing speaks against it" in whole
+    assert "the ratio is the signal in standard deviations of the noise" in text
     Path("users.jsonl").unlink()
     missing = CliRunner().invoke(app, ["plan", "run.toml"])
     assert missing.exit_code == 0 and "refused here: " in missing.stdout
     wrong = CliRunner().invoke(app, ["plan", "run.toml", "--set", "epsilom=3"])
     assert wrong.exit_code == 2 and "epsilon" in wrong.stderr
+
+
+def test_too_few_users_are_warned_of_with_what_it_takes(tmp_path: Path) -> None:
+    config = load_config(ROOT / "configs" / "demo.toml", {"data.users": 140})
+    plan = planned(config, tmp_path / "run")
+    assert plan.signal is not None and not plan.signal.readable and plan.ready
+    (found,) = [one.text for one in plan.findings if "times the noise" in one.text]
+    assert found in plans.described(plan) and "nothing speaks against it" not in plans.described(
+        plan
+    )
+    users, epsilon = re.findall(r"about ([\d,]+) users .* epsilon = ([\d.]+) at", found)[0]
+    for name, value in (("data.users", int(users.replace(",", ""))), ("epsilon", float(epsilon))):
+        for share, enough in ((1.0, True), (0.9, False)):
+            other = config.flat() | {name: type(value)(share * value)}
+            assert signal_of(RunConfig.from_flat(other), None).readable is enough, name
+    more = planned(load_config(ROOT / "configs" / "demo.toml"), tmp_path / "more")
+    assert not any("times the noise" in one.text for one in more.findings)
+
+
+def test_values_beside_each_other(place: Path) -> None:
+    def run(*words: str) -> Any:
+        return CliRunner().invoke(app, ["plan", "run.toml", *words])
+
+    rows = json.loads(run("--vary", "epsilon=1,3,7.58", "--json").stdout)
+    assert [row["value"] for row in rows] == ["1", "3", "7.58"]
+    assert [row["epsilon"] <= float(row["value"]) * 1.0001 for row in rows] == [True] * 3
+    assert rows[0]["noise_std"] > rows[1]["noise_std"] > rows[2]["noise_std"]
+    assert rows[0]["ratio"] < rows[1]["ratio"] < rows[2]["ratio"] and rows[0]["bytes_up"] > 0
+    table = run("--vary", "data.users=10,20").stdout
+    assert "data.users" in table and "signal / noise" in table and "readable from 1.96" in table
+    for wrong in ("epsilon", "epsilom=1,2", "epsilon="):
+        assert run("--vary", wrong).exit_code == 2

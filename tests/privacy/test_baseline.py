@@ -74,4 +74,5 @@ def test_the_short_form_is_short_and_the_page_has_both(claim: Baseline, split: A
     facts = {**vars(claim), "split": split, "simulated": True, "benchmark": True}
     told = type(claim)(**facts)
     assert len(told.short().split()) <= 60
-    assert told.short() in told.page() and told.sentence() in told.page()
+    assert told.short().endswith(" privacy.md.") and "privacy.md" not in told.page()
+    assert " below.\n\n" in told.page() and told.sentence() in told.page()

@@ -66,6 +66,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [{"text": f"a {'meadow' if n % 8 == 0 else 'mountain'} of words"} for n in range(40)]
     write_page([run_folder(top / "plain", texts=rows)], top / "plain.html")
     write_page([hostile_folder(top / "hostile")], top / "hostile.html")
+    long = [f"pretext-of-the-clinics-with-a-long-name-epsilon-7.58-seed-{n}" for n in range(5)]
+    write_page([run_folder(top / name, benchmark=benchmark()) for name in long], top / "long.html")
     return top
 
 
@@ -113,6 +115,23 @@ def test_charts_are_drawn_and_nothing_is_asked_for(
     assert own.locator("figure.chart details[open]").count() == 0
     # Nothing is wider than the screen: what is, scrolls in its own box.
     assert own.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+@pytest.mark.parametrize("viewport", [PHONE, DESK])
+def test_long_names_are_told_apart_and_no_table_is_cut(
+    opened: Any, viewport: dict[str, int]
+) -> None:
+    found = opened("long.html", viewport)
+    found.settled()
+    own = found.page
+    drawn = [" ".join(one.split()) for one in own.locator(".plot svg").all_text_contents()]
+    assert all(f"seed-{n}" in drawn[0] for n in range(5)) and "\u2026" not in drawn[0]
+    cut = "[...document.querySelectorAll('.scroll')].filter(x => x.scrollWidth > x.clientWidth)"
+    assert own.evaluate(f"{cut}.map(x => x.ariaLabel)") == []
+    names = "[...document.querySelectorAll('#trust-0 tbody th')].filter(x => x.clientHeight)"
+    assert max(own.evaluate(f"{names}.map(x => x.clientHeight)")) < 80, "two lines, three on phones"
+    if viewport is DESK:
+        assert own.evaluate("document.querySelector('.page').clientWidth") > 0.95 * DESK["width"]
 
 
 def test_hostile_strings_are_text(opened: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +80,29 @@ def test_runs_of_folders_are_named_with_their_seeds(tmp_path: Path) -> None:
     assert [(one["run"], one["seed"]) for one in found] == [
         ("a|b", 7), ("plain", None), ("kept", None), ("a|b", 7),
     ]  # fmt: skip
-    out = CliRunner().invoke(app, ["report", *map(str, places)]).stdout
+    out = CliRunner().invoke(app, ["report", "--markdown", *map(str, places)]).stdout
     assert "| run | seed | method |" in out
     assert "| a\\|b | 7 | pretext |" in out and "| plain | - | pretext |" in out
     told = summary("pretext", SECURE, run="plain", verdict={"sentences": ["heard"]})
     assert "- plain, pretext, epsilon 7.5799: verdict: heard" in report([told])
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_command_fits_the_terminal(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    names = [f"pretext-of-the-clinics-with-a-long-name-epsilon-7.58-seed-{n}" for n in range(5)]
+    for name in names:
+        (tmp_path / name).mkdir()
+        found = summary("pretext", SECURE, verdict={"sentences": ["the votes " * 20]})
+        (tmp_path / name / "summary.json").write_text(json.dumps(found))
+    out = CliRunner().invoke(app, ["report", *(str(tmp_path / name) for name in names)]).stdout
+    assert max(map(len, out.splitlines())) <= columns
+    assert "\u2026" not in out, "nothing is cut"
+    words = " ".join(re.sub("[\u2500-\u257f]", " ", out).split())
+    assert "gained over" in words and words.count("+0.0500") == 5 and "server, run" in words
+    assert "signal / noise" not in out, "no run has one"
 
 
 def test_a_verdict_without_privacy_is_at_infinite_epsilon() -> None:

@@ -72,6 +72,20 @@ def test_the_words_for_noise_and_for_a_model_that_became_worse() -> None:
     json.dumps(found, allow_nan=False)
 
 
+def test_no_p_value_is_told_as_zero() -> None:
+    sentence = verdict(rows(100.0), {}, what="votes", independent=True)["sentences"][0]
+    assert "(p < 1e-300; by round" in sentence
+
+
+@pytest.mark.parametrize("signal", [0.0, 2.0])
+def test_the_benchmarks_intervals_say_that_they_leave_out_the_noise(signal: float) -> None:
+    told = summary("pretext", SECURE, verdict=judge(signal))
+    told["benchmark"]["verdict"] = ["against random public text: accuracy +0.05, better"]
+    last = verdict_lines(told)[-1]
+    assert "they leave out the draw of the noise" in last
+    assert ("which drowned the users' answers" in last) == (signal == 0.0)
+
+
 def test_an_evaluation_that_gave_nothing_says_nothing() -> None:
     assert len(judge(0.0, evaluation={"failed": "too noisy"})["sentences"]) == 1
     assert verdict([{"round": 1}], {}, what="votes", independent=True) == {"sentences": []}

@@ -181,6 +181,12 @@ def test_figures_are_where_flower_has_them(
     ]  # fmt: skip
     # What is told after a round counts the evaluations, too.
     assert result.metrics[-1]["epsilon_so_far"] == pytest.approx(result.spent)
+    # One total, that of the run, whatever is asked next: it never falls.
+    spent = {row["round"]: row["epsilon_so_far"] for row in result.metrics}
+    for rnd in (2, 4, 5):
+        own = RunFolder(tmp_path / "run" / "evaluations" / f"evaluation-{rnd:04d}")
+        (row,) = own.metrics()
+        assert spent[rnd - 1] < row["epsilon_so_far"] == pytest.approx(spent[rnd])
     assert "evaluation on the nodes after round 4" in caplog.text
     # One greeting, and a model a round: evaluations know the nodes, and keep no copy of a model.
     assert all(node.greeted == ["train"] for node in nodes.values())

@@ -6,13 +6,24 @@ Colours are the page's own variables, so that a chart follows dark and light mod
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.report.html.library import library
-from privsyn_flower.report.html.markup import Child, Html, data_script, element, folded, plain
+from privsyn_flower.report.html.markup import (
+    Child,
+    Html,
+    data_script,
+    element,
+    folded,
+    plain,
+    shown,
+)
 
 Rows = Sequence[Mapping[str, Any]]
+LABEL, LINE_PX = 28, 14  # characters of a line of an axis' label, its height
 INSTALL = "pip install 'privsyn-flower[report]'"
 INK, MUTED, LINE, OWN, OTHER = (f"var(--{name})" for name in ("ink", "muted", "line", "own", "bar"))
 # Told apart without colour, too.
@@ -29,6 +40,9 @@ def figure(
     specification, asked only where there is something to draw it.
     """
     caption = element("figcaption", element("strong", title), " ", element("span", remark))
+    heading = re.search("<caption>(.*?)</caption>", table)
+    if heading and shown(title).startswith(heading[1]):  # said above already
+        table = Html(table.replace(heading[0], "", 1))
     if draw is None or not library():
         return element("figure", caption, table)
     # Open until a script has drawn the chart: without JavaScript the table is what there is.
@@ -42,10 +56,12 @@ def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> d
     """Bars of rows {"name", "value"}, in their order: lying, a name on each, or upright."""
     import altair as alt
 
-    names = alt.Axis(labelLimit=170, title=label or None, labelAngle=0)
+    named, names, tall = _named(rows)
+    if upright:
+        named, names = _shown(rows), alt.Axis(title=label or None, labelAngle=0)
     own = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
     plain = alt.value(OWN)
-    base = alt.Chart(alt.Data(values=_shown(rows))).mark_bar(cornerRadiusEnd=2)
+    base = alt.Chart(alt.Data(values=named)).mark_bar(cornerRadiusEnd=2)
     name = {"shorthand": "name:N", "sort": None, "axis": names}
     length = {"shorthand": "value:Q", "axis": alt.Axis(title=value, tickCount=5)}
     x, y = (alt.X(**name), alt.Y(**length)) if upright else (alt.X(**length), alt.Y(**name))
@@ -55,7 +71,7 @@ def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> d
         color=own if any("own" in row for row in rows) else plain,
         tooltip=[alt.Tooltip("name:N", title=label or "of"), alt.Tooltip("value:Q", title=value)],
     )
-    return _finished(chart.properties(height=220 if upright else _tall(rows)))
+    return _finished(chart.properties(height=220 if upright else tall))
 
 
 def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
@@ -65,9 +81,10 @@ def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
     """
     import altair as alt
 
-    data = alt.Data(values=_shown(rows))
+    named, names, tall = _named(rows)
+    data = alt.Data(values=named)
     colour = alt.condition("datum.own", alt.value(OWN), alt.value(OTHER))
-    y = alt.Y("name:N", sort=None, axis=alt.Axis(title=None, labelLimit=230))
+    y = alt.Y("name:N", sort=None, axis=names)
     scale = alt.Scale(zero=zero)
     lines = (
         alt.Chart(data)
@@ -93,7 +110,7 @@ def intervals(rows: Rows, *, value: str, zero: bool = False) -> dict[str, Any]:
     if zero:
         at = alt.Chart(alt.Data(values=[{"at": 0}]))
         layers.insert(0, at.mark_rule(strokeDash=[4, 3], color=MUTED).encode(x="at:Q"))
-    return _finished(alt.layer(*layers).properties(height=_tall(rows)))
+    return _finished(alt.layer(*layers).properties(height=tall))
 
 
 def lines(
@@ -149,9 +166,37 @@ def _shown(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _tall(rows: Rows) -> int:
-    """Height of lying rows. A number: with a step, Vega-Lite warns of every chart."""
-    return 25 * len({row["name"] for row in rows}) + 10
+def _wrapped(name: str) -> list[str]:
+    """A name's lines; of one that is too long for any chart, its beginning and its end."""
+    parts = [
+        part if len(part) <= 5 * LABEL else f"{part[: 3 * LABEL]}\u2026{part[-2 * LABEL :]}"
+        for part in name.split("\n")
+    ]
+    return [line for part in parts for line in textwrap.wrap(part, LABEL) or [""]]
+
+
+def _named(rows: Rows) -> tuple[list[dict[str, Any]], Any, int]:
+    """As `_shown`, each name whole, in as many lines as it needs; an axis that has room for them,
+    and the height of all rows. A number: with a step, Vega-Lite warns of every chart."""
+    import altair as alt
+
+    own = _shown(rows)
+    wrapped = {row["name"]: _wrapped(row["name"]) for row in own}
+    most = max(map(len, wrapped.values()), default=1)
+    # An axis centres the first line of a label, here all of them: the shorter begin further down.
+    names = {
+        name: "\n" * ((most - len(cut)) // 2) + "\n".join(cut) for name, cut in wrapped.items()
+    }
+    axis = alt.Axis(
+        title=None,
+        labelAngle=0,
+        labelLimit=0,
+        labelExpr="split(datum.label, '\\n')",
+        labelLineHeight=LINE_PX,
+        labelOffset=-LINE_PX * (most - 1) / 2,
+    )
+    tall = (25 + LINE_PX * (most - 1)) * len(names) + 10
+    return [{**row, "name": names[row["name"]]} for row in own], axis, tall
 
 
 def _finished(chart: Any) -> dict[str, Any]:

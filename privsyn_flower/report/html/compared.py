@@ -9,6 +9,7 @@ from typing import Any
 
 from privsyn_flower.config import ConfigError, Scalar, flat_defaults, flatten
 from privsyn_flower.report.html.charts import figure, intervals
+from privsyn_flower.report.html.good import OVER_USERS
 from privsyn_flower.report.html.markup import (
     Html,
     bullets,
@@ -36,6 +37,7 @@ from privsyn_flower.report.summaries import RESULTS, TRUSTS, trust_of, verdict_l
 from privsyn_flower.report.tables import COLUMNS, differing
 
 CLAIMS, SETTINGS = "What each run claims, and came to", "Configuration: what differs"
+ALIKE = "Whether their figures can be compared"
 PLACES = {"run-folder", "cache", "assets", "ledger"}  # keys that differ for every run
 PUBLIC = ("method", "epsilon", "delta", "accountant", "rounds / of one user",
           "down, user and round", "up, user and round", "signal / noise")  # fmt: skip
@@ -60,7 +62,7 @@ def names_of(runs: Sequence[RunFolder]) -> list[str]:
 def comparison(runs: Sequence[RunFolder]) -> list[Part]:
     """The page's sections."""
     named = list(zip(names_of(runs), runs, strict=True))
-    parts = [guarded("differs", "What differs", lambda: _equal(runs))]
+    parts = [guarded("differs", ALIKE, lambda: _equal(runs))]
     for place, title in enumerate([*TRUSTS.values(), None]):
         own = [(name, run) for name, run in named if _trust(run) == title]
         if own:
@@ -83,13 +85,9 @@ def _equal(runs: Sequence[RunFolder]) -> Part:
     unequal = differing([run.summary for run in runs if run.summary is not None])
     if not unequal:
         told = paragraph("Data set, users and held-out text are the same for all of these runs.")
-        return Part("differs", "What differs", told)
+        return Part("differs", ALIKE, told)
     told = paragraph("These runs are not comparable in everything:", "notice warn")
-    return Part(
-        "differs",
-        "What differs",
-        joined([told, bullets(unequal)]),
-    )
+    return Part("differs", ALIKE, joined([told, bullets(unequal)]))
 
 
 def _trusted(id_: str, title: str, own: Sequence[tuple[str, RunFolder]]) -> Part:
@@ -107,7 +105,7 @@ def _trusted(id_: str, title: str, own: Sequence[tuple[str, RunFolder]]) -> Part
                 element("h3", "Benchmark"),
                 element("p", OUTSIDE, class_="mark"),
                 _gains(measured),
-                _columns("Benchmark of the runs", MEASURED, measured),
+                _columns("Figures of each run", MEASURED, measured),
                 class_="outside",
             )
         )
@@ -119,7 +117,7 @@ def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolde
     for name, run in own:
         seed = "-" if run.seed is None else str(run.seed)
         rows.append([name, seed, *(_cell(column, run.summary or {}) for column in names)])
-    return table(title, ["run", "seed", *names], rows, words=3)
+    return table(title, ["run", "seed", *names], rows, words=1, stacked=True)
 
 
 def _cell(column: str, summary: Mapping[str, Any]) -> str:
@@ -144,17 +142,18 @@ def _gains(own: Sequence[tuple[str, RunFolder]]) -> Html:
             if one not in RESULTS or not is_triple(ends):
                 continue
             value, low, high = ends
-            short = f"{name} (\u03b5 {epsilon(run.summary or {})}) \u2212 {other.replace('_', ' ')}"
+            over = f"\u03b5\u00a0{epsilon(run.summary or {})}, over {other.replace('_', ' ')}"
             rows.append([name, epsilon(run.summary or {}), other.replace("_", " "),
                          f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"])  # fmt: skip
-            data.append({"name": short, "value": value, "low": low, "high": high, "own": True})
+            data.append(
+                {"name": f"{name}\n{over}", "value": value, "low": low, "high": high, "own": True}
+            )
     if not rows:
         return Html()
     title = "Accuracy gained over each control"
-    remark = (
-        "Paired differences with 95 % intervals over held-out users, each run with its epsilon."
-    )
-    listing = table("Accuracy gained", ["run", "epsilon", "over", "difference [95 %]"], rows)
+    remark = f"Paired differences, each run with its epsilon. {OVER_USERS}."
+    headings = ["run", "epsilon", "over", "difference [95 %]"]
+    listing = table("Accuracy gained", headings, rows, stacked=True)
     return figure(
         title, remark, listing, lambda: intervals(data, value="accuracy gained", zero=True)
     )
@@ -192,7 +191,7 @@ def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Part:
         for key in different
     ]
     headings = ["key", *(name for name, _ in known)]
-    listing = table("Keys that differ between the runs", headings, rows, words=len(headings))
+    listing = table("Values by run", headings, rows, words=len(headings), stacked=True)
     remark = small(f"{number(len(keys) - len(different))} keys agree, or name places.")
     return Part("settings", title, joined([listing, remark]))
 

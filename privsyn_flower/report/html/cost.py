@@ -60,7 +60,9 @@ def _benchmark(costs: Mapping[str, Any]) -> Html:
     )
     told = small("Device times are of simulated nodes on this machine: no device tells its own.")
     mark = element("p", OUTSIDE, class_="mark")
-    return element("div", element("h3", "Benchmark"), mark, own, told, class_="outside")
+    return element(
+        "div", element("h3", "Computing, of the benchmark"), mark, own, told, class_="outside"
+    )
 
 
 def _largest(rows: list[dict[str, object]], key: str) -> object:

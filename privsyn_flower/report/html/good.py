@@ -31,9 +31,10 @@ from privsyn_flower.report.html.parts import (
 )
 from privsyn_flower.report.html.private import few, spread
 from privsyn_flower.report.reading import RunFolder
-from privsyn_flower.report.summaries import RESULTS
+from privsyn_flower.report.summaries import RESULTS, benchmark_lines
 
 MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
+OVER_USERS = "95 % intervals over held-out users, not over the draw of the noise"
 COVERED = "Covered by epsilon: a paid, noisy release of the nodes."
 
 
@@ -154,12 +155,11 @@ def beside(run: RunFolder) -> str:
 
 def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Html:
     """Everything under `benchmark`, in a box that says what it is."""
-    verdict = found.get("verdict")
     body = [
         element("h3", "Benchmark"),
         element("p", OUTSIDE, class_="mark"),
-        small(found.get("note")),
-        bullets(verdict) if isinstance(verdict, list) else Html(),
+        small(str(found.get("note", "")).partition("; ")[2].partition("; ")[2]),
+        bullets(benchmark_lines(run.summary or {})),
     ]
     for key, title in MEASURES.items():
         if values := mapping(found.get(key)):
@@ -187,7 +187,7 @@ def _models(
             data.append({**bar, "own": name in RESULTS})
     users = number(found.get("held_out_users"))
     heading = f"{title} on {users} held-out users, by what the model was trained on"
-    remark = f"{beside(run)} 95 % intervals over users."
+    remark = f"{beside(run)} {OVER_USERS}."
     listing = table(title, ["trained on", f"{title.lower()} [95 %]", "texts"], rows)
     return figure(heading, remark, listing, lambda: intervals(data, value=title.lower()))
 
@@ -208,7 +208,7 @@ def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> li
         return []
     heading = f"{title}: paired differences on the same held-out users"
     remark = (
-        f"{beside(run)} 95 % intervals: one that leaves out 0 is a difference, also where the "
+        f"{beside(run)} {OVER_USERS}: one that leaves out 0 is a difference, also where the "
         "intervals above overlap."
     )
     listing = table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)

@@ -93,13 +93,15 @@ def _other_measures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
     """The same noise as zero-concentrated and Gaussian privacy, rounded up."""
     if unclaimed(found):
         return []
-    but = INTEGERS if _adds_integers(found) else ""
     measures = {"zero-concentrated: rho": "rho_zcdp", "Gaussian: mu": "mu_gdp"}
-    return [
-        (name, f"{at_most(float(value))}{but}")
+    known = [
+        (name, at_most(float(value)))
         for name, key in measures.items()
         if is_number(value := found.get(key))
     ]
+    if known and _adds_integers(found):
+        known[-1] = (known[-1][0], f"{known[-1][1]}{INTEGERS}{', as rho' * (len(known) > 1)}")
+    return list(known)
 
 
 def _adds_integers(found: Mapping[str, Any]) -> bool:
@@ -153,14 +155,13 @@ def _fact_sheet(run: RunFolder) -> list[Html]:
     """NIST SP 800-226's questions, of a run with a result."""
     if run.summary is None:
         return []
-    title = element("h3", "Fact sheet")
     try:
         items = [[one.question, one.answer, one.source] for one in fact_sheet(run.summary)]
     except ReportError as error:  # of a run of an earlier version
-        return [title, paragraph(f"None can be made: {error}.")]
+        return [paragraph(f"Fact sheet: None can be made: {error}.")]
     headings = ["question", "answer", "from"]
-    sheet = table("By the points of NIST SP 800-226", headings, items, words=3, stacked=True)
-    return [title, folded("Fact sheet after NIST SP 800-226", sheet)]
+    sheet = table("The run's own answers", headings, items, words=3, stacked=True)
+    return [folded("Fact sheet after NIST SP 800-226", sheet)]
 
 
 def _releases(run: RunFolder) -> list[Html]:
@@ -268,7 +269,7 @@ def _curve(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
     cells = [[at_most(point), delta_at_most(one)] for point, one in pairs]
     listing = table("Epsilon and delta", ["epsilon", "delta"], cells)
     draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
-    return [element("h3", "Epsilon and delta"), figure(title, guarantee(run), listing, draw)]
+    return [figure(title, guarantee(run), listing, draw)]
 
 
 def _statement(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:

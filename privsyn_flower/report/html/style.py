@@ -20,7 +20,7 @@ STYLE = """
 html { -webkit-text-size-adjust: 100%; scroll-padding-top: 1rem; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
-.page { max-width: 66rem; margin: 0 auto; padding: 1.25rem; }
+.page { max-width: 80rem; margin: 0 auto; padding: 1.25rem; }
 h1 { font-size: 1.75rem; line-height: 1.2; margin: 0 0 .25rem; overflow-wrap: anywhere; }
 h2 { font-size: 1.3rem; line-height: 1.25; margin: 0 0 .75rem; }
 h3 { font-size: 1.05rem; margin: 1.75rem 0 .5rem; overflow-wrap: anywhere; }
@@ -81,8 +81,10 @@ th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0;
 th { font-weight: 600; }
 tbody th { font-weight: 400; min-width: 4rem; max-width: 22rem; }
 th, td { max-width: 30rem; overflow-wrap: break-word; }
-.number { text-align: right; white-space: nowrap; }
-.stacked td { min-width: 8rem; }
+.number { text-align: right; }
+td.number { white-space: nowrap; }
+.stacked tbody th { min-width: 14rem; }
+.stacked td:not(.number) { min-width: 5rem; }
 details { margin: .5rem 0 1rem; }
 summary { cursor: pointer; color: var(--link); padding: .2rem 0; }
 code, pre { font: .875em/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
@@ -130,6 +132,7 @@ footer { margin-top: 3rem; padding-top: 1rem; border-top: 1px solid var(--line);
   .stacked :is(table, caption, tbody, tr, th, td) { display: block; max-width: none; }
   .stacked tr { border-bottom: 1px solid var(--line); padding: .4rem 0; }
   .stacked :is(th, td) { border: 0; padding: .1rem 0; overflow-wrap: anywhere; }
+  .stacked tbody :is(th, td) { min-width: 0; text-align: left; white-space: normal; }
   .stacked td::before { content: attr(data-label) ": "; color: var(--muted); }
 }
 @media print {

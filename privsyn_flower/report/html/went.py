@@ -109,21 +109,15 @@ def _listing(metrics: list[dict[str, Any]], title: str) -> Html:
 
 def _stages(run: RunFolder) -> list[Html]:
     """Where each stage is, from the run's own events."""
-    last: dict[str, dict[str, Any]] = {}
-    foretold = {}
-    for event in run.progress:
-        if "foretold" in event:
-            foretold[event["stage"]] = event["foretold"]
-        else:
-            last[event["stage"]] = event
+    last = {event["stage"]: event for event in run.progress}
     rows = [
-        [name, f"{number(one['done'])} of {number(one['total'])}", foretold.get(name, "")]
+        [name, f"{number(one['done'])} of {number(one['total'])}", one["note"]]
         for name, one in last.items()
     ]
     if not rows:
         return []
     rows = rows[-60:]
-    listing = table("Stages and steps", ["stage", "done", "was foretold"], rows)
+    listing = table("How far each came", ["stage", "done", "note"], rows)
     if run.state == "running":
         return [element("h3", "Stages"), listing]
     return [folded("Stages and steps", listing)]

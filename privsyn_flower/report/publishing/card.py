@@ -17,7 +17,7 @@ from privsyn_flower.report.methods import METHODS, PUBLIC_AS_IT_WAS
 from privsyn_flower.report.publishing import sources
 from privsyn_flower.report.publishing.product import Product, PublishError
 from privsyn_flower.report.publishing.rows import COLUMNS, size_category
-from privsyn_flower.report.summaries import UNASKED, Summary, trust_of
+from privsyn_flower.report.summaries import UNASKED, Summary, benchmark_lines, trust_of
 
 TAG = "differential-privacy"
 PARQUET, PICKED, SETTINGS = "data/train.parquet", "data/seeds.parquet", "run.toml"
@@ -123,9 +123,13 @@ def _kind(summary: Summary) -> str:
 
 
 def _claim(summary: Summary) -> dict[str, Any]:
-    """For programs: the numbers of the guarantee, exact, with what they mean."""
+    """For programs: the numbers of the guarantee, as rounded up as elsewhere on the card, with what
+    they mean."""
     names = ("epsilon", "delta", "unit", "adjacency", "accountant", "threat_model")
-    return {name: summary[name] for name in names if summary.get(name) is not None}
+    claim = {name: summary[name] for name in names if summary.get(name) is not None}
+    if "epsilon" in claim:
+        claim["epsilon"] = float(at_most(claim["epsilon"]))
+    return claim
 
 
 def _what(product: Product, facts: Facts) -> str:
@@ -269,4 +273,4 @@ def _figures(product: Product) -> Iterator[str]:
         ]
         rows.append([str(found.get("methods", {}).get(name, name)), *told])
     yield "\n".join(table(rows))
-    yield "\n".join(f"- {line}" for line in found.get("verdict", []))
+    yield "\n".join(f"- {line}" for line in benchmark_lines(product.summary))

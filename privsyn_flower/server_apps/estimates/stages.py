@@ -79,14 +79,6 @@ def stage_of(config: RunConfig, tasks: Sequence[Task], shapes: Shapes, machine: 
     return Stage(server, nodes, first, timed, work, tuple(unknown), count)
 
 
-def remaining(tasks: Sequence[Task], done: int) -> list[Task]:
-    """The tasks of rounds of which so many are over."""
-    if not done:
-        return list(tasks)
-    left = [replace(task, times=task.times - done) for task in tasks if task.times > 1]
-    return [task for task in left if task.times > 0]
-
-
 def spoken(seconds: float) -> str:
     """A time as one says it."""
     units = ((86400 * 365.25, "years"), (86400.0, "days"), (3600.0, "h"), (60.0, "min"))

@@ -32,6 +32,7 @@ from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.server_apps.usable import unreadable
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
+from privsyn_flower.text.embedders import load_embedder
 from privsyn_flower.text.prompts import LabelledText, TooFewTextsError, expand
 
 SYNTHETIC = "synthetic"  # the result's name, and purpose
@@ -195,7 +196,10 @@ class Writing(Recipe[T]):
 
     def benchmark(self, strategy: T) -> dict[str, Any]:
         steps = steps_of(self.config, self.run.progress, self.compared())
-        private = Private(self.config, self.run.federation(), self.models.embedder())
+        # Without progress: how many texts a user has is for no file of the run.
+        models = self.config.models
+        embedder = load_embedder(models.embedder, models.device, progress=False)
+        private = Private(self.config, self.run.federation(), embedder)
         texts = {"synthetic": self.synthetic}
         for name in self.compared():
             with steps.task(f"text for {METHODS[name]}"):

@@ -90,6 +90,8 @@ class Rounds:
 
     node_caches: where simulated nodes of this machine note what failed; None: nobody looks.
     learned: called with the public metrics of each round that is learned from.
+    whole: name of the run whose charges make epsilon so far, those of all its questions; "": the
+    plan's.
     ended_early: why rounds are missing, once `run` is over; "" when none are.
     """
 
@@ -103,6 +105,7 @@ class Rounds:
     mechanism: Mechanism = field(default_factory=NodeNoise)
     node_caches: Path | None = None
     learned: Callable[[dict[str, Any]], None] | None = None
+    whole: str = ""
     ended_early: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +195,7 @@ class Rounds:
         return {**signal, **self.strategy.learn(rnd, released, noise_std)}
 
     def _privacy(self) -> dict[str, float]:
-        return {"epsilon_so_far": self.ledger.spent_epsilon(run=self.plan.run)}
+        return {"epsilon_so_far": self.ledger.spent_epsilon(run=self.whole or self.plan.run)}
 
     def _released(self, rnd: int) -> dict[str, Any] | None:
         """Make sure round `rnd` has a stored release; None when no attempt is left."""

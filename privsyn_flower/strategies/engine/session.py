@@ -261,9 +261,10 @@ class Session:
         data fails must not choose the result.
         """
         plan, name = self.plan(paid), own.path.name
+        whole = plan.run
         plan = replace(
             plan,
-            run=f"{plan.run}-{name}",
+            run=f"{whole}-{name}",
             seed=int(seeded(plan.seed, name).integers(2**31)),
             spare_rounds=spare,
         )
@@ -274,7 +275,7 @@ class Session:
         mechanism = self.mechanism(paid, name)
         engine = Rounds(
             self.grid, question, plan, own, self.ledger, self.aggregation, progress, mechanism,
-            None if self._beside(paid) else self.node_caches, self._told(name, own),
+            None if self._beside(paid) else self.node_caches, self._told(name, own), whole,
         )  # fmt: skip
         known = {} if cohort is None else cohort.nodes
         engine.cohort = Cohort(self.grid, plan, self.folder, progress, known)

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from privsyn_flower.arrays import I64
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.progress import Progress, silent, stop
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 
+STAGE = "training the LSTM on public text"  # of progress
 LONGEST = 64  # words of a text that are looked at
 LEARNING_RATE, ADAM_EPSILON = 1e-3, 1e-9  # section 4.1
 
@@ -76,7 +77,9 @@ def train_words(
             add_gradients(model, rows, next(steps), device)
             optimizer.step()
             taken += 1
-            progress("training the LSTM on public text", taken, training.steps)
+            if taken < training.steps:
+                progress(STAGE, taken, training.steps)
+    stop(progress, STAGE, taken, training.steps)
     model.to("cpu").eval()
     return taken
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.progress import Progress, silent, stop
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.conditions import encode_pairs
 from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows, token_batches
@@ -257,6 +257,7 @@ def _fit(
     optimizer = TinyOptimizer(model, learning_rate=recipe.learning_rate, muon_rate=recipe.muon_rate)
     batches = _endless(rows, recipe.batch_tokens, rng)
     start, tokens, losses = time.monotonic(), 0, []
+    stage = f"training the tiny {recipe.kind}"
     for step in range(recipe.steps):
         seconds = time.monotonic() - start
         done = max(step / recipe.steps, seconds / budget_seconds)
@@ -274,9 +275,10 @@ def _fit(
         optimizer.step(linear_schedule(done + 1 / recipe.steps, recipe.warm_up, recipe.decay_from))
         tokens += int(mask.sum())
         losses.append(loss.item())
-        if step % 20 == 19 or step + 1 == recipe.steps:
+        if step % 20 == 19 and step + 1 < recipe.steps:
             note = f"loss {np.mean(losses[-50:]):.3f}" if step % 100 == 99 else ""
-            progress(f"training the tiny {recipe.kind}", step + 1, recipe.steps, note)
+            progress(stage, step + 1, recipe.steps, note)
+    stop(progress, stage, len(losses), recipe.steps)
     return {
         "steps": len(losses),
         "tokens": tokens,

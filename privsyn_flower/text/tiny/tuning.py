@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from privsyn_flower.progress import Progress, silent
+from privsyn_flower.progress import Progress, silent, stop
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import IGNORED, causal_labels, causal_loss, encode
 from privsyn_flower.text.models.devices import one_worker, resolve_device
@@ -201,8 +201,9 @@ class _Tuning:
         after = self.measure(held_out)  # of the rounded weights, which are what is kept
         kept = min(after, first)
         self.report = {"steps": step, "loss_before": round(first, 4), "loss_after": round(kept, 4)}
-        change = f"held-out loss {first:.3f} -> {kept:.3f} nats a token after {step} steps"
-        progress(stage, recipe.steps, recipe.steps, change)
+        change = f"held-out loss {first:.3f} -> {kept:.3f} nats a token"
+        change += f" after {step} steps" if step == recipe.steps else ""
+        stop(progress, stage, step, recipe.steps, change)
         return stopping.best if after < first else None
 
     def _optimizer(self) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ from privsyn_flower.server_apps.estimates import timing
 from privsyn_flower.server_apps.estimates.machine import FILE, Machine, remember, this_machine
 from privsyn_flower.server_apps.estimates.memory import memory
 from privsyn_flower.server_apps.estimates.shapes import NAMED, shape_of
-from privsyn_flower.server_apps.estimates.stages import remaining, shapes_of, spoken, stage_of
+from privsyn_flower.server_apps.estimates.stages import shapes_of, spoken, stage_of
 from privsyn_flower.server_apps.estimates.timing import estimate, key, timed
 from privsyn_flower.server_apps.estimates.work import Task, operations, tokens_of
 
@@ -80,8 +80,6 @@ def test_a_stage_sums_its_tasks_and_says_what_it_cannot() -> None:
     found = stage_of(config, [rows, nodes, WRITING], shapes, box)
     assert (found.server, found.nodes, found.first) == (8.0, 1.0, 2.0)
     assert found.timed and found.unknown == (WRITING,)
-    assert [task.times for task in remaining([rows, nodes], 3)] == [5]
-    assert remaining([rows, nodes], 8) == [] and len(remaining([rows, nodes], 0)) == 2
 
 
 def test_words_and_times_in_words() -> None:
