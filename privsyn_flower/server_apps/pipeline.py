@@ -19,6 +19,7 @@ from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import public_text
+from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
 from privsyn_flower.strategies.engine.rounds import Strategy
@@ -68,6 +69,9 @@ class Pipeline(Run):
         """The rounds, and what is asked before and after them, on the ledger; how many were
         released."""
         done = 0
+        if not self._all_asked():
+            with self.clock("models"):
+                try_run(self.config, self.folder.path, method, strategy)
         with self.charged():
             method.prepare(strategy)
             if self.has_rounds:
@@ -75,6 +79,12 @@ class Pipeline(Run):
                     done = self._rounds(method, strategy)
             method.evaluate(strategy)
         return done
+
+    def _all_asked(self) -> bool:
+        """Whether the run has a result, or at least all its rounds: what it needs is used now."""
+        state = self.folder.last_checkpoint()
+        rounds = self.has_rounds and state is not None and state["round"] >= self.config.rounds
+        return rounds or (self.folder.path / "summary.json").exists()
 
     def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
         """The method's figures, and the verdict of what was released; public."""

@@ -305,6 +305,14 @@ def end_tokens(tokenizer: Any, model: Any) -> I64:
     return np.array(sorted(ends), dtype=np.int64)
 
 
+def no_chat_template(model: str | os.PathLike[str]) -> str:
+    """What is wrong with a model that no conversation can be had with."""
+    return (
+        f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name a model "
+        "that was taught to follow instructions, or set chat = false"
+    )
+
+
 def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
     """Tokens before and after a prompt that is a user's turn, up to where the model's begins.
 
@@ -312,10 +320,7 @@ def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int],
     ValueError for a tokenizer without a chat template, or whose template leaves the prompt out.
     """
     if not tokenizer.chat_template:
-        raise ValueError(
-            f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name "
-            "a model that was taught to follow instructions, or set chat = false"
-        )
+        raise ValueError(no_chat_template(model))
     turn = tokenizer.apply_chat_template(
         [{"role": "user", "content": PLACE}], tokenize=False, add_generation_prompt=True
     )

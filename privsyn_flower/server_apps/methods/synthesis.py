@@ -28,7 +28,8 @@ from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
-from privsyn_flower.text.prompts import LabelledText, expand
+from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, expand
+from privsyn_flower.text.readiness import try_prompts
 
 T = TypeVar("T")
 S = TypeVar("S", bound=SynthesisStrategy)
@@ -102,6 +103,17 @@ class Writing(Recipe[T]):
         write_jsonl(path, (asdict(one) if one.label else {"text": one.text} for one in texts))
         return texts
 
+    def try_expansion(self, seeds: Sequence[str]) -> None:
+        """A few texts after public seeds as `expanded` writes them, kept nowhere."""
+        options = self.config.expand
+        if not options.samples:
+            return
+        generator, pool = self.models.generator(), _by_class(seeds)
+        generator.use_adapter(None)
+        source = ExamplePrompts(pool, options.seeds_per_prompt, fewer=True)
+        rng = seeded(self.config.seed, "readiness")
+        try_prompts(source, generator, rng, min_words=options.min_words)
+
     def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
         """The adapter that the generator expands `seeds` with; None: the generator as it is."""
         return None
@@ -171,6 +183,9 @@ class Synthesis(Writing[S]):
     """One with rounds. noise: what its control is called in figures."""
 
     noise: ClassVar[str]
+
+    def ready(self, strategy: S) -> None:
+        strategy.try_models()
 
     @abstractmethod
     def noise_answers(self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator) -> F64:

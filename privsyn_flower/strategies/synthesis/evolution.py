@@ -23,6 +23,8 @@ C = TypeVar("C", bound=PreTextConfig)
 
 logger = logging.getLogger("privsyn_flower")
 
+TRIED = 4  # candidates that are varied before the first round
+
 
 class Evolution(SynthesisStrategy, Generic[C]):
     """Users vote for the nearest candidates. Who survives, and what becomes of them, is `learn`'s.
@@ -181,6 +183,11 @@ class Evolution(SynthesisStrategy, Generic[C]):
             return list(dict.fromkeys(texts))
         pairs = zip(texts, self.classes[: len(texts)].tolist(), strict=True)
         return [LabelledText(text, self.labels[number]) for text, number in dict.fromkeys(pairs)]
+
+    def try_models(self) -> None:
+        """Vary a few of the first candidates: what fails would fail after the first round."""
+        few = self.population[:TRIED]
+        self._varied(few, self.classes[: len(few)], seeded(self.seed, "readiness"))
 
     def vary(self, rnd: int, survivors: Sequence[str]) -> list[str]:
         """One variation of each survivor, in the order of the last candidates."""

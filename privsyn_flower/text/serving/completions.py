@@ -17,7 +17,7 @@ def texts_of(answer: Any, n: int, server: str, chat: bool) -> list[str]:
 
     Raises HalfAnswerError for an answer without texts, and ServerError for one in another form.
     """
-    texts = [_text(choice, server, chat) for choice in _choices(answer, server)[:n]]
+    texts = [_text(choice, server, chat) for choice in choices_of(answer, server)[:n]]
     found = [text for text in texts if text is not None]
     if len(found) < len(texts):
         raise ServerError(f"{server}: an answer without a message's `content`", OTHER)
@@ -29,7 +29,7 @@ def reply_of(answer: Any, server: str, chat: bool) -> Reply:
 
     A text that is cut at max_tokens is one. Raises as `texts_of`.
     """
-    choice = _choices(answer, server)[0]
+    choice = choices_of(answer, server)[0]
     text = _text(choice, server, chat)
     if choice.get("finish_reason") == "content_filter":
         text = None
@@ -43,7 +43,7 @@ def reply_of(answer: Any, server: str, chat: bool) -> Reply:
     )
 
 
-def _choices(answer: Any, server: str) -> list[Mapping[str, Any]]:
+def choices_of(answer: Any, server: str) -> list[Mapping[str, Any]]:
     """The completions of an answer, at least one, in the order of their index."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list) or not choices:

@@ -23,7 +23,7 @@ from privsyn_flower.terminal import one_line
 from privsyn_flower.text.models.sampling import check_sampling
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Reply, Sampling
-from privsyn_flower.text.serving.completions import reply_of, texts_of
+from privsyn_flower.text.serving.completions import choices_of, reply_of, texts_of
 from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
 from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
 
@@ -139,6 +139,13 @@ class OpenAIGenerator:
         """Start the server if it is this object's own; raise ServerError if none is there."""
         self.ready()
         self._models()
+
+    def try_one_token(self) -> None:
+        """Ask for one token: whether the server knows the model and takes such requests. What it
+        says is not looked at. Raises ServerError."""
+        self._post(
+            "Hello", 1, 0, Sampling(1), (), lambda found: choices_of(found, self.client.base_url)
+        )
 
     def answer(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]

@@ -73,6 +73,10 @@ class ReplicatedGenerator:
         """Find or start every server; ServerError if none is there."""
         self._each(lambda replica: replica.reach())
 
+    def try_one_token(self) -> None:
+        """As `OpenAIGenerator`, of every server."""
+        self._each(lambda replica: replica.try_one_token())
+
     def ready(self) -> None:
         """Every server awake; those that were gone are looked for from time to time."""
         for at, since in list(self._gone.items()):
