@@ -158,7 +158,7 @@ class POPri(SynthesisStrategy):
         self.generator.use_adapter(None)
         try_prompts(
             self.prompts, self.generator, rng, min_words=writer.min_words,
-            max_words=writer.max_words,
+            max_words=writer.max_words, distinct=False,  # `ask` says so
         )  # fmt: skip
         [prompt] = self.prompts.draw(1, rng)
         try_adapters(self.trainer, self.generator, self.folder, prompt.text)

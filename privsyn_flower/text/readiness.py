@@ -46,10 +46,11 @@ def try_prompts(
     *,
     min_words: int,
     max_words: int = 0,
+    distinct: bool = True,
 ) -> None:
     """Completions of a source's prompts, read as `text.prompts.generate` reads them.
 
-    Raises UnusableTextsError when none can be used, and what the generator raises.
+    distinct: one text for all prompts is of no use. Raises UnusableTextsError when none can be used, and what the generator raises.
     """
     try_texts(
         lambda count: [prompt.text for prompt in source.draw(count, rng)],
@@ -57,6 +58,7 @@ def try_prompts(
         generator,
         rng,
         min_words=min_words,
+        distinct=distinct,
     )
 
 
@@ -69,6 +71,7 @@ def try_texts(
     min_words: int,
     key: str = "models.generator",
     learns: bool = False,
+    distinct: bool = True,
 ) -> None:
     """FEW completions, and MORE where half of them are of no use.
 
@@ -93,7 +96,7 @@ def try_texts(
             f"{key}"
         )
     most, times = max(Counter(usable).items(), key=lambda one: one[1], default=("", 0))
-    if times == len(usable) >= FEW:
+    if distinct and times == len(usable) >= FEW:
         raise UnusableTextsError(
             f"{key} wrote the same text {times} times ({most[:60]!r}): does it sample? Raise "
             "expand.temperature, or see docs/generators.md of a server that takes the likeliest "

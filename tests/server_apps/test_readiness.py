@@ -30,8 +30,9 @@ from tests.text.test_http_generator import Body, Fake, choices
 __all__ = ["one_thread", "shared"]  # pytest finds fixtures by name
 
 WRITES = {**PRETEXT, "method": "pretext", "epsilon": 500.0, "rounds": 2, "expand.samples": 4}
-SERVED = {"generation.backend": "openai", "generation.retries": 0, "models.generator": "m"}
-TAUGHT = {"generation.backend": "vllm", "generation.retries": 0}
+FEW = {"generation.retries": 1, "generation.concurrency": 2}
+SERVED = {"generation.backend": "openai", "models.generator": "m", **FEW}
+TAUGHT = {"generation.backend": "vllm", **FEW}
 CTCL = {"method": "ctcl", "ctcl.histogram": False, "ctcl.condition": "none"}
 
 
