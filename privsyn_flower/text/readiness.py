@@ -50,7 +50,8 @@ def try_prompts(
 ) -> None:
     """Completions of a source's prompts, read as `text.prompts.generate` reads them.
 
-    distinct: one text for all prompts is of no use. Raises UnusableTextsError when none can be used, and what the generator raises.
+    distinct: one text for all prompts is of no use. Raises UnusableTextsError when none can be
+    used, and what the generator raises.
     """
     try_texts(
         lambda count: [prompt.text for prompt in source.draw(count, rng)],

@@ -57,6 +57,8 @@ class ReplicatedGenerator:
             at_once=sum(replica.concurrency for replica in self.replicas), progress=first.progress,
         )  # fmt: skip
         first.look_for_copies(result)
+        for replica in self.replicas:
+            replica.tell_unusable()
         return result
 
     def complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
