@@ -96,8 +96,8 @@ class GenerationConfig(Section):
         "and </think> is left out of its texts, and a text that ends within is none; empty: it "
         "stays"
     )  # fmt: skip
-    token_parameter: Literal["max_tokens", "max_completion_tokens"] = Field(
-        "max_tokens", description="the server's name for the most tokens of a completion"
+    token_parameter: Literal["max-tokens", "max-completion-tokens"] = Field(
+        "max-tokens", description="what the server calls the most tokens of a completion, with _"
     )
     leave_out: str = Field(
         "", description="parameters of a request that the server refuses, separated by commas: "

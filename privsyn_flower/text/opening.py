@@ -53,7 +53,7 @@ def open_generator(
         "concurrency": where.concurrency,
         "timeout": where.timeout,
         "retries": where.retries,
-        "token_parameter": where.token_parameter,
+        "token_parameter": where.token_parameter.replace("-", "_"),
         "leave_out": split_list(where.leave_out),
     }
     if where.addresses:

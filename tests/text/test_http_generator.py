@@ -596,7 +596,7 @@ def test_parameters_that_a_server_refuses(fake: Fake) -> None:
     fake.answers["/v1/completions"] = answer
     options: dict[str, Any] = {}
     for words in (
-        "generation.token-parameter = 'max_completion_tokens'",
+        "generation.token-parameter = 'max-completion-tokens'",
         "generation.leave-out = 'n'",
         "generation.leave-out = 'n, seed'",
         "generation.leave-out = 'n, seed, temperature'",
@@ -607,7 +607,9 @@ def test_parameters_that_a_server_refuses(fake: Fake) -> None:
         key, _, value = words.partition(" = ")
         named = value.strip("'")
         options |= (
-            {"leave_out": named.split(", ")} if "leave" in key else {"token_parameter": named}
+            {"leave_out": named.split(", ")}
+            if "leave" in key
+            else {"token_parameter": named.replace("-", "_")}
         )
     assert make(fake, **options).complete(["p"], 1, rng()) == [["m|p|0"]]
     assert fake.bodies()[-1]["max_completion_tokens"] == 85

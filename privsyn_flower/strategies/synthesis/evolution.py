@@ -23,7 +23,7 @@ C = TypeVar("C", bound=PreTextConfig)
 
 logger = logging.getLogger("privsyn_flower")
 
-TRIED = 4  # candidates that are varied before the first round
+TRIED = 8  # candidates that are varied before the first round
 
 
 class Evolution(SynthesisStrategy, Generic[C]):
@@ -187,7 +187,12 @@ class Evolution(SynthesisStrategy, Generic[C]):
     def try_models(self) -> None:
         """Vary a few of the first candidates: what fails would fail after the first round."""
         few = self.population[:TRIED]
-        self._varied(few, self.classes[: len(few)], seeded(self.seed, "readiness"))
+        varied = self._varied(few, self.classes[: len(few)], seeded(self.seed, "readiness"))
+        if self.config.written_by_generator and varied == few:
+            logger.warning(
+                "none of %d variations that models.generator wrote could be used, and such a text "
+                "stays as it is: lower expand.min-words, or raise expand.max-tokens", len(few)
+            )  # fmt: skip
 
     def vary(self, rnd: int, survivors: Sequence[str]) -> list[str]:
         """One variation of each survivor, in the order of the last candidates."""

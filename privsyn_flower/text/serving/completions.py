@@ -169,9 +169,9 @@ def refused_parameter(words: str, left_out: Collection[str], tokens: str) -> str
     if tokens == "max_tokens" and (
         "max_completion_tokens" in words or (unknown and tokens in words)
     ):
-        return "set generation.token-parameter = 'max_completion_tokens'"
+        return "set generation.token-parameter = 'max-completion-tokens'"
     if tokens != "max_tokens" and tokens in words:
-        return "set generation.token-parameter = 'max_tokens'"
+        return "set generation.token-parameter = 'max-tokens'"
     for name in OPTIONAL:
         quoted = name if len(name) > 1 else rf"['\"`]{name}['\"`]"
         if name not in left_out and re.search(rf"(?<!\w){quoted}(?!\w)", words):

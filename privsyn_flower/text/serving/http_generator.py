@@ -346,20 +346,20 @@ class OpenAIGenerator:
             return error
         if hint := refused_parameter(str(error), self.leave_out, self.token_parameter):
             return ServerError(f"{error}; {hint}", error.status)
-        if "chat" in str(error).lower() and not self.chat:
-            return ServerError(f"{error}; {CHATS}", error.status)
         names = [one_line(str(card.get("id"))) for card in self._models()]
         wanted = self._slot.name() or self.model
-        if not names or one_line(wanted) in names:
-            if error.status not in ABSENT:
-                return error
-            return ServerError(f"{error}; {COMPLETES if self.chat else CHATS}", error.status)
-        return ServerError(
-            f"{self.client.base_url} does not have the model {wanted!r}; it has "
-            f"{', '.join(names[:8])}: set models.generator to one of them, or start the server "
-            f"with --served-model-name ({error})",
-            error.status,
-        )
+        if names and one_line(wanted) not in names:
+            return ServerError(
+                f"{self.client.base_url} does not have the model {wanted!r}; it has "
+                f"{', '.join(names[:8])}: set models.generator to one of them, or start the server "
+                f"with --served-model-name ({error})",
+                error.status,
+            )
+        absent = error.status in ABSENT
+        if self.chat:
+            return ServerError(f"{error}; {COMPLETES}", error.status) if absent else error
+        chats = absent or "chat" in str(error).lower()
+        return ServerError(f"{error}; {CHATS}", error.status) if chats else error
 
     def _cut(self, text: str) -> str:
         """Before the first stop string: some servers leave it in, or stop at some only."""
