@@ -78,6 +78,9 @@ class ModelsConfig(Section):
             )
 
 
+OPTIONAL = ("n", "seed", "temperature", "top_p", "top_k", "stop")  # of a request to a server
+
+
 class GenerationConfig(Section):
     """`[generation]`: where the causal LM of `models.generator` runs."""
 
@@ -87,6 +90,18 @@ class GenerationConfig(Section):
     chat: bool = Field(
         False, description="prompts as a user's turn: the model's chat template, or a server's "
         "/v1/chat/completions; for models that were taught to follow instructions"
+    )  # fmt: skip
+    thinking_tag: str = Field(
+        "think", pattern=r"^[\w-]*$", description="what a reasoning model writes between <think> "
+        "and </think> is left out of its texts, and a text that ends within is none; empty: it "
+        "stays"
+    )  # fmt: skip
+    token_parameter: Literal["max-tokens", "max-completion-tokens"] = Field(
+        "max-tokens", description="what the server calls the most tokens of a completion, with _"
+    )
+    leave_out: str = Field(
+        "", description="parameters of a request that the server refuses, separated by commas: "
+        + ", ".join(OPTIONAL)
     )  # fmt: skip
     base_url: str = Field(
         "", description="of a running server, or of several of one model, separated by commas; "
@@ -127,6 +142,11 @@ class GenerationConfig(Section):
 
     @model_validator(mode="after")
     def _across_keys(self) -> Self:
+        if unknown := set(split_list(self.leave_out)) - set(OPTIONAL):
+            raise ValueError(
+                f"generation.leave-out = {self.leave_out!r}: {', '.join(sorted(unknown))} is none "
+                f"of {', '.join(OPTIONAL)}"
+            )
         ours = self.backend == "vllm" and not self.base_url
         if not ours and self.vllm_replicas * self.vllm_tensor_parallel > 1:
             raise ValueError(

@@ -18,7 +18,7 @@ from privsyn_flower.server_apps.promised import baseline
 
 from .data import docstring_packages, private_file, public_file
 from .findings import Finding, Findings, NotReady
-from .machine import federation_nodes, libraries, models, places, trackers
+from .machine import federation_nodes, models, needs, places, trackers
 from .numbers import budget, candidates, integers, keys, product, promise
 
 __all__ = ["Finding", "NotReady", "check_ready"]
@@ -41,7 +41,7 @@ def check_ready(
         lambda: private_file(config),
         lambda: public_file(config),
         lambda: docstring_packages(config),
-        lambda: libraries(config),
+        lambda: needs(config),
         lambda: trackers(config),
         lambda: models(config),
         lambda: candidates(config),

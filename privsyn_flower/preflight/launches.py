@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.preflight.machine import used_models
+from privsyn_flower.server_apps.readiness import used_models
 from privsyn_flower.text.preference.launched import launch_command, launch_environment
 from privsyn_flower.text.serving.vllm_server import default_python, served_rank, server_command
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import shutil
 import tomllib
 from pathlib import Path
 
-from privsyn_flower.config import (
-    ModelsConfig,
-    RunConfig,
-    cache_folder,
-    ledger_folder,
-    split_list,
-)
+from privsyn_flower.config import RunConfig, cache_folder, ledger_folder, split_list
 from privsyn_flower.local.federation import LocalFederation
-from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.server_apps.readiness import TOO_LITTLE, faults, missing, used_models
 from privsyn_flower.strategies.engine.run_ledger import shared_ledger
 from privsyn_flower.strategies.engine.session import noise_key_folder
 from privsyn_flower.text.embedders import (
@@ -28,6 +22,7 @@ from privsyn_flower.text.embedders import (
     ngram_dimension,
 )
 from privsyn_flower.text.fingerprints import FACTS
+from privsyn_flower.text.generators import HuggingFaceGenerator, no_chat_template
 from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
@@ -35,34 +30,24 @@ from privsyn_flower.text.models.pretrained import (
     local_folder,
     only_decoder,
 )
+from privsyn_flower.text.opening import open_generator
+from privsyn_flower.text.protocols import Sampling
+from privsyn_flower.text.serving.http_client import ServerError
 from privsyn_flower.text.serving.vllm_server import default_python
 from privsyn_flower.text.tiny.assets import embedded
 from privsyn_flower.tracking.named import fault
 
 from .findings import Finding, Findings
 
-LITTLE, TOO_LITTLE = 2**30, 2**26  # bytes of disk: a warning, and what not even a miniature has
-ADAPTING = ("torch", "transformers", "peft", "trl", "datasets")  # to fine-tune a generator
+LITTLE = 2**30  # bytes of disk that are worth a warning
 DESCRIBES = {
     "embedder": ("modules.json", "config.json", FACTS)
 }  # one of them is in a model's folder
 
 
-def missing(*modules: str) -> list[str]:
-    """Those that are not installed; nothing is imported."""
-    return [name for name in modules if importlib.util.find_spec(name) is None]
-
-
-def libraries(config: RunConfig) -> Findings:
-    """The extras that method, models and data need: one line with the command."""
-    absent: dict[str, list[str]] = {}
-    for why, modules in _needed(config):
-        for name in missing(*modules):
-            absent.setdefault(name, []).append(why)
-    if absent:
-        listed = ", ".join(f"{name} ({', '.join(whys)})" for name, whys in absent.items())
-        extra = "server" if is_deployment(config) else "simulation"
-        yield Finding(f"not installed: {listed}: pip install 'privsyn-flower[{extra}]'")
+def needs(config: RunConfig) -> Findings:
+    """What the ServerApp looks for again, before its first question."""
+    yield from map(Finding, faults(config))
 
 
 def trackers(config: RunConfig) -> Findings:
@@ -70,44 +55,6 @@ def trackers(config: RunConfig) -> Findings:
     for name in split_list(config.trackers):
         if why := fault(name):
             yield Finding(why)
-
-
-def _needed(config: RunConfig) -> list[tuple[str, tuple[str, ...]]]:
-    """(what for, modules)."""
-    data, names = config.data, used_models(config)
-    places = (data.path, data.public_path)
-    needed: list[tuple[str, tuple[str, ...]]] = [
-        ("accounting", ("dp_accounting",)),
-        ("simulated nodes", ("ray", "pyarrow")) if not is_deployment(config) else ("", ()),
-        ("parquet", ("pyarrow",)) if any(p.endswith(".parquet") for p in places) else ("", ()),
-        ("noise of an aggregator", ("scipy",)) if config.trusts_aggregator else ("", ()),
-        ("benchmark", ("matplotlib",)) if config.benchmark else ("", ()),
-        ("training.evaluate-rounds", ("matplotlib",))
-        if config.training.evaluate_rounds
-        else ("", ()),
-    ]
-    if data.source.startswith("hub:") or any(place.startswith("hub:") for place in places):
-        needed.append(("data.source", ("datasets",)))
-    if "embedder" in names and not names["embedder"].startswith("ngram"):
-        needed.append(("models.embedder", _embedder_modules(names["embedder"])))
-    for kind in sorted(set(names) - {"embedder"}):
-        served = kind == "generator" and config.generation.backend != "huggingface"
-        here = ("httpx",) if served else ("torch", "transformers")
-        needed.append((f"models.{kind}", here))
-    if config.sft.epochs:
-        needed.append(("sft.epochs", ADAPTING))
-    return [*needed, (config.method, recipe_of(config).libraries)]
-
-
-def _embedder_modules(name: str) -> tuple[str, ...]:
-    exported = name == MINILM_INT8 or (Path(name).expanduser() / FACTS).is_file()
-    return ("onnxruntime", "tokenizers") if exported else ("torch", "sentence_transformers")
-
-
-def used_models(config: RunConfig) -> dict[str, str]:
-    """kind -> name of the models that the run will load."""
-    used = recipe_of(config).loads(config) | ({"downstream"} if config.benchmark else set())
-    return {kind: getattr(config.models, kind) for kind in ModelsConfig.kinds if kind in used}
 
 
 def models(config: RunConfig) -> Findings:
@@ -135,7 +82,7 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
             f"{key} = {name!r} is trained on the simulated federation's public text; in "
             "deployment name a folder or a Hugging Face model"
         )
-    if kind == "generator" and config.generation.base_url:
+    if kind == "generator" and config.generation.base_url and not config.teaches_generator:
         return None  # the name is the server's
     try:
         folder = local_folder(name, key)
@@ -151,7 +98,22 @@ def _fault(config: RunConfig, kind: str, name: str) -> str | None:
         return f"{key} = {name!r} holds no model: {' or '.join(files)} is missing"
     if folder is not None and _causal(config, kind) and _encodes(folder):
         return only_decoder(name, key)
+    if folder is not None and kind == "generator" and config.generation.chat:
+        return _no_template(config, folder)
     return None
+
+
+def _no_template(config: RunConfig, folder: Path) -> str | None:
+    """Whether a chat is asked for of a model that has none, as far as its folder tells."""
+    settings = folder / "tokenizer_config.json"
+    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    if config.generation.base_url or any((folder / file).exists() for file in files):
+        return None
+    try:
+        found = json.loads(settings.read_text("utf-8")).get("chat_template")
+    except (OSError, ValueError, AttributeError):  # whoever loads it says what is wrong
+        return None
+    return None if found else no_chat_template(config.models.generator)
 
 
 def _causal(config: RunConfig, kind: str) -> bool:
@@ -187,7 +149,10 @@ def in_hub_cache(name: str, kind: str = "models") -> bool:
 
 def _server(config: RunConfig) -> Findings:
     where = config.generation
-    if where.base_url or where.backend == "huggingface":
+    if where.backend == "huggingface":
+        return
+    if where.base_url:
+        yield from _of_server(config)
         return
     if where.backend == "openai":
         yield Finding("generation.backend = 'openai' needs the server: set generation.base-url")
@@ -198,6 +163,29 @@ def _server(config: RunConfig) -> Findings:
             f"generation.vllm-python = {python}: no such interpreter. `make vllm` makes vLLM's "
             "environment; or set generation.base-url to a running server"
         )
+
+
+def _of_server(config: RunConfig) -> Findings:
+    """Ask a running server for its models, and for one token."""
+    try:
+        generator = open_generator(
+            config.models.generator,
+            config.generation,
+            Sampling(config.expand.max_tokens, config.expand.temperature),
+            log=Path(os.devnull),
+            progress=False,
+        )
+    except ValueError as error:
+        yield Finding(str(error))
+        return
+    try:
+        if not isinstance(generator, HuggingFaceGenerator):
+            generator.reach()
+            generator.try_one_token()
+    except (ServerError, ValueError) as error:
+        yield Finding(f"models.generator = {config.models.generator!r}: {error}")
+    finally:
+        generator.close()
 
 
 def places(config: RunConfig, folder: Path) -> Findings:

@@ -18,7 +18,7 @@ from privsyn_flower.preflight.data import HUB, left_out
 from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
 from privsyn_flower.preflight.launches import Launch, launches
-from privsyn_flower.preflight.machine import in_hub_cache, used_models
+from privsyn_flower.preflight.machine import in_hub_cache
 from privsyn_flower.preflight.signal import Signal, signal_of, weak
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
@@ -39,6 +39,7 @@ from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.server_apps.readiness import used_models
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space

@@ -251,8 +251,14 @@ def run_session(
     }
     revealing()
     given = ask("unmask", dict.fromkeys(confirmed, proof))
+    total = secure.total(given)
+    if secure.wrong:
+        logger.warning(
+            "%d node(s) gave wrong shares, and others were used: %s", len(secure.wrong),
+            ", ".join(map(str, sorted(secure.wrong))),
+        )  # fmt: skip
     return Summed(
-        secure.total(given),
+        total,
         alive,
         max(transport.down.values(), default=0),
         max(transport.up.values(), default=0),

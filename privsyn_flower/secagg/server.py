@@ -8,7 +8,8 @@ nothing are simply not in the mappings.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -19,12 +20,15 @@ from privsyn_flower.secagg import keys, node, shamir
 from privsyn_flower.secagg.cohort import Cohort, Member, pack_list
 from privsyn_flower.secagg.session import Code, SecaggError, Session
 
+Secret = TypeVar("Secret")
+
 
 class SecureSum:
     """One secure sum; all it holds is public until `total`."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self.wrong = set[int]()  # ids of nodes whose shares were not those that were dealt to them
 
     def gather(self, adverts: Mapping[int, Member]) -> bytes:
         """After stage 1: node id -> its keys. The cohort, which every member is sent.
@@ -114,8 +118,9 @@ class SecureSum:
 
     def total(self, given: Mapping[int, bytes]) -> U64:
         """After stage 5: node id -> its shares. The exact sum mod 2^bits (length,) of the
-        survivors' vectors. Raises SecaggError(SURVIVORS) when too few answered, SEALED when
-        shares do not give the secrets that were dealt."""
+        survivors' vectors; `wrong` then names the nodes whose shares were not those dealt. Raises
+        SecaggError(SURVIVORS) when too few answered, SEALED when too few shares give the secrets
+        that were dealt."""
         seeds, secrets = self._collect(given)
         cohort, session = self.cohort, self.session
         transcript = cohort.transcript(self.sharers)
@@ -147,9 +152,8 @@ class SecureSum:
                 continue
             for slot, j in enumerate(peers):
                 shares = seeds[j] if self.survivors[j] else secrets[j]
-                if len(shares) < threshold:
-                    part = data[slot * node.SHARE : (slot + 1) * node.SHARE]
-                    shares[at + 1] = int.from_bytes(part, "big")
+                part = data[slot * node.SHARE : (slot + 1) * node.SHARE]
+                shares[at + 1] = int.from_bytes(part, "big")
         short = [len(s) for s in (*seeds.values(), *secrets.values()) if len(s) < threshold]
         if short:
             raise SecaggError(
@@ -160,15 +164,44 @@ class SecureSum:
         return seeds, secrets
 
     def _seed(self, at: int, shares: dict[int, int]) -> bytes:
-        seed = shamir.combine(shares)
-        data = seed.to_bytes(node.SHARE, "big")[-32:]
-        if keys.digest(b"seed", self.cohort.digest, data) != self.commitments[at]:
-            raise SecaggError(Code.SEALED, f"wrong shares of the seed of member {at}")
-        return data
+        def committed(data: bytes) -> bytes | None:
+            same = keys.digest(b"seed", self.cohort.digest, data) == self.commitments[at]
+            return data if same else None
+
+        return self._rebuilt(shares, committed, f"the seed of member {at}")
 
     def _secret(self, at: int, shares: dict[int, int]) -> X25519PrivateKey:
-        data = shamir.combine(shares).to_bytes(node.SHARE, "big")[-32:]
-        secret = keys.load(data)
-        if secret.public_key().public_bytes_raw() != self.cohort.members[at].mask:
-            raise SecaggError(Code.SEALED, f"wrong shares of the mask key of member {at}")
-        return secret
+        def known(data: bytes) -> X25519PrivateKey | None:
+            secret = keys.load(data)
+            same = secret.public_key().public_bytes_raw() == self.cohort.members[at].mask
+            return secret if same else None
+
+        return self._rebuilt(shares, known, f"the mask key of member {at}")
+
+    def _rebuilt(
+        self, shares: dict[int, int], checked: Callable[[bytes], Secret | None], what: str
+    ) -> Secret:
+        """The secret behind shares (point -> share), of which some may be wrong.
+
+        checked: the secret, or None where it is not the one that its owner committed to in stage 1
+        or 2. Other shares than the first are tried while there are more than the threshold. That
+        tells the server nothing: it has all of them by now, the list that they are for is signed,
+        and there is one secret that passes. Raises SecaggError(SEALED).
+        """
+        points, threshold = sorted(shares), self.cohort.graph.threshold
+        starts = range(len(points) if len(points) > threshold else 1)
+        for start in starts:  # around the circle: so any single share is left out once
+            chosen = [*points, *points][start : start + threshold]
+            secret = shamir.combine({point: shares[point] for point in chosen})
+            found = checked(secret.to_bytes(node.SHARE, "big")[-32:])
+            if found is not None:
+                if start:  # a share is right where it fits to all but one of the chosen
+                    fits = {point: shares[point] for point in chosen[1:]}
+                    self.wrong |= {
+                        self.cohort.members[point - 1].id
+                        for point in points
+                        if point not in chosen
+                        and shamir.combine({**fits, point: shares[point]}) != secret
+                    }
+                return found
+        raise SecaggError(Code.SEALED, f"wrong shares of {what}")

@@ -136,6 +136,14 @@ class Models:
             progress=self.progress,
         )
 
+    def rest_until_expansion(self) -> None:
+        """Let a vLLM server of the run's own, which takes most of a GPU, sleep while the rounds do
+        not use it. A model in this process stays: it would be read twice."""
+        where = self.config.generation
+        own = where.backend == "vllm" and not where.base_url
+        if self._generator is not None and own and not self.config.evolution.written_by_generator:
+            self._generator.rest()
+
     def close(self) -> None:
         """End what was started; safe to call twice."""
         if self._generator is not None:

@@ -20,6 +20,7 @@ from privsyn_flower.server_apps.methods import check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import Recipe
 from privsyn_flower.server_apps.models import Models
 from privsyn_flower.server_apps.public_text import public_text
+from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.usable import nothing_predicted
 from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
@@ -79,6 +80,9 @@ class Pipeline(Run):
         """The rounds, and what is asked before and after them, on the ledger; how many were
         released."""
         done = 0
+        if not self._all_asked():
+            with self.clock("models"):
+                try_run(self.config, self.folder.path, method, strategy)
         with self.charged():
             method.prepare(strategy)
             if self.has_rounds:
@@ -87,6 +91,12 @@ class Pipeline(Run):
             method.evaluate(strategy)
             self.folder.save_value(ALL_RELEASED, done)
         return done
+
+    def _all_asked(self) -> bool:
+        """Whether the run has a result, or at least all its rounds: what it needs is used now."""
+        state = self.folder.last_checkpoint()
+        rounds = self.has_rounds and state is not None and state["round"] >= self.config.rounds
+        return rounds or (self.folder.path / "summary.json").exists()
 
     def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
         """The method's figures, and the verdict of what was released; public."""

@@ -45,7 +45,7 @@ from privsyn_flower.strategies.synthesis.topic_counts import (
     proportions,
     topic_question,
 )
-from privsyn_flower.strategies.synthesis.topic_writing import Kept, write
+from privsyn_flower.strategies.synthesis.topic_writing import Kept, try_writing, write
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel
@@ -284,8 +284,10 @@ class CTCL(SynthesisStrategy):
                 "run), which asks for the histogram after the rounds: set it to 0"
             )
         self.noise_keys = Path(noise_keys) if noise_keys else None
+        run, how = RunFolder(folder), ExpandConfig() if expand is None else expand
+        if run.load_value(WRITTEN) is None:
+            try_writing(self.config, how, device, self.generator, self.topics, self.seed)
         result = super().start(grid, folder=folder, **options)
-        run = RunFolder(folder)
         target, model = run.path / "synthetic.jsonl", run.path / "model"
         with run.lock():
             if run.load_value(WRITTEN) != result.rounds:  # a run that ended early has gone on
@@ -296,7 +298,6 @@ class CTCL(SynthesisStrategy):
             if not target.exists():
                 shares = self.proportions()
                 kept = Kept(model, self.topics, shares)
-                how = ExpandConfig() if expand is None else expand
                 write(
                     self.config, how, device, kept, target, samples=samples, seed=self.seed,
                     purpose="synthetic", progress=options.get("progress", silent),

@@ -32,6 +32,7 @@ from privsyn_flower.text.prompts import (
     prompt_source,
 )
 from privsyn_flower.text.protocols import AdaptableGenerator, Embedder, Trainer
+from privsyn_flower.text.readiness import try_adapters, try_prompts
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -151,6 +152,17 @@ class POPri(SynthesisStrategy):
             labels=self.prompts.labels,
             dimension=config.dimension,
         )
+
+    def try_models(self) -> None:
+        """A few usable responses, and an adapter on the generator: what `learn` makes of scores."""
+        writer, rng = self.writer, seeded(self.seed, "readiness")
+        self.generator.use_adapter(None)
+        try_prompts(
+            self.prompts, self.generator, rng, min_words=writer.min_words,
+            max_words=writer.max_words, distinct=False,  # `ask` says so
+        )  # fmt: skip
+        [prompt] = self.prompts.draw(1, rng)
+        try_adapters(self.trainer, self.generator, self.folder, prompt.text)
 
     def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
         """Lines 21 to 27: rank, pair the best with the l-th, and fine-tune on the pairs.

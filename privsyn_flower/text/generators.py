@@ -26,6 +26,7 @@ from privsyn_flower.text.models.pretrained import decode, load_model, load_token
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Reply, Sampling
+from privsyn_flower.text.thinking import THINKING, without_thinking
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +51,8 @@ class HuggingFaceGenerator:
         stop: a completion ends before the first of these strings, and at the end-of-text token.
         dtype: `auto` (bfloat16 on CUDA, else float32) or a torch dtype's name.
         chat: a prompt is a user's turn in the tokenizer's chat template.
+        thinking_tag: of what a reasoning model writes for itself; it is left out, and a text that
+            ends within is empty. "": it stays.
         progress: True for a bar on stderr in long calls, or a function to call.
     """
 
@@ -71,6 +74,7 @@ class HuggingFaceGenerator:
         stop: Sequence[str] = (HEADING,),
         dtype: str = "auto",
         chat: bool = False,
+        thinking_tag: str = THINKING,
         progress: bool | Progress = True,
     ) -> None:
         check_sampling("expand", temperature, top_p, top_k, repetition_penalty)
@@ -82,6 +86,7 @@ class HuggingFaceGenerator:
         self.max_tokens = max_tokens
         self.repetition_penalty = repetition_penalty
         self.batch_size, self.stop, self.progress = batch_size, tuple(stop), progress
+        self.thinking_tag = thinking_tag
         self.device = resolve_device(device)
         self._name, self._dtype, self._closed = model, dtype, False
         self._adapted: Any = None  # PEFT's wrapper around self.model, when an adapter is on
@@ -110,7 +115,8 @@ class HuggingFaceGenerator:
         self._wake()
         uniforms = rng.random((len(prompts), n, self.max_tokens), dtype=np.float32)
         return [
-            [text for text, _ in found] for found in self._decode(self._encode(prompts), uniforms)
+            [without_thinking(text, self.thinking_tag) or "" for text, _ in found]
+            for found in self._decode(self._encode(prompts), uniforms)
         ]
 
     def reach(self) -> None:
@@ -137,7 +143,7 @@ class HuggingFaceGenerator:
             uniforms[row, 0] = np.random.default_rng(seed).random(len(uniforms[row, 0]), np.float32)
         found = asked._decode(encoded, uniforms)
         return [
-            Reply(text, len(ids), tokens)
+            Reply(without_thinking(text, self.thinking_tag), len(ids), tokens)
             for ids, ((text, tokens),) in zip(encoded, found, strict=True)
         ]
 
@@ -305,6 +311,14 @@ def end_tokens(tokenizer: Any, model: Any) -> I64:
     return np.array(sorted(ends), dtype=np.int64)
 
 
+def no_chat_template(model: str | os.PathLike[str]) -> str:
+    """What is wrong with a model that no conversation can be had with."""
+    return (
+        f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name a model "
+        "that was taught to follow instructions, or set chat = false"
+    )
+
+
 def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int], list[int]]:
     """Tokens before and after a prompt that is a user's turn, up to where the model's begins.
 
@@ -312,10 +326,7 @@ def chat_turn(tokenizer: Any, model: str | os.PathLike[str]) -> tuple[list[int],
     ValueError for a tokenizer without a chat template, or whose template leaves the prompt out.
     """
     if not tokenizer.chat_template:
-        raise ValueError(
-            f"generation.chat = true: {KEY} = {os.fspath(model)!r} has no chat template; name "
-            "a model that was taught to follow instructions, or set chat = false"
-        )
+        raise ValueError(no_chat_template(model))
     turn = tokenizer.apply_chat_template(
         [{"role": "user", "content": PLACE}], tokenize=False, add_generation_prompt=True
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.config import ConfigError
+from privsyn_flower.config import ConfigError, split_list
 from privsyn_flower.config.models import GenerationConfig
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.generators import HuggingFaceGenerator
@@ -43,6 +43,7 @@ def open_generator(
         "top_k": sampling.top_k,
         "max_tokens": sampling.max_tokens,
         "chat": where.chat,
+        "thinking_tag": where.thinking_tag,
         "stop": stop,
         "progress": progress,
     }
@@ -52,6 +53,8 @@ def open_generator(
         "concurrency": where.concurrency,
         "timeout": where.timeout,
         "retries": where.retries,
+        "token_parameter": where.token_parameter.replace("-", "_"),
+        "leave_out": split_list(where.leave_out),
     }
     if where.addresses:
         given = [

@@ -30,6 +30,7 @@ from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.packing import LARGEST
 from privsyn_flower.runs import RunFolder
+from privsyn_flower.server_apps import readiness
 from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.conftest import config_ledger, sentences
@@ -280,7 +281,7 @@ def test_the_extras_hold_what_is_looked_for() -> None:
             {"models.embedder": "minilm", "pretext.variation": "mixed"},
             {"models.embedder": "minilm-int8"},
         )
-        for _, modules in machine._needed(load_config(None, settings))
+        for _, modules in readiness.needed(load_config(None, settings))
         for module in modules
     }
     assert every - names == {"ray"} and any("simulation" in line for line in extras["simulation"])

@@ -105,11 +105,27 @@ def test_colluders_are_not_counted() -> None:
         rig(2.0).total()
 
 
-def test_wrong_shares_are_noticed() -> None:
+@pytest.mark.parametrize(("n", "dead"), [(4, {}), (6, {5: "mask"}), (40, {7: "mask"})])
+def test_one_nodes_wrong_shares_are_noticed_and_left_out(n: int, dead: dict[int, str]) -> None:
+    """Seeds of survivors and mask keys of the lost: others give the secrets that were dealt."""
+    rig = Rig(np.ones((n, 2), int), dies=dead)
+    proof = rig.to_proof()
+    there = [i for i in range(n) if i not in dead]
+    given = {rig.ids[i]: rig.unmask(i, *proof) for i in there}
+    for liar in there[:3]:
+        rig.server.wrong.clear()
+        lies = {**given, rig.ids[liar]: bytes(len(given[rig.ids[liar]]))}
+        assert rig.server.total(lies).tolist() == [len(there)] * 2
+        assert rig.server.wrong <= {rig.ids[liar]}
+        assert liar or rig.server.wrong  # the first node's shares are among the first taken
+
+
+def test_too_many_wrong_shares_are_noticed() -> None:
     rig = Rig(np.ones((4, 2), int))
     proof = rig.to_proof()
     given = {rig.ids[i]: rig.unmask(i, *proof) for i in range(4)}
-    given[101] = bytes(len(given[101]))
+    for i in (1, 2):
+        given[rig.ids[i]] = bytes(len(given[rig.ids[i]]))
     with pytest.raises(SecaggError) as caught:
         rig.server.total(given)
     assert caught.value.code == Code.SEALED

@@ -230,20 +230,21 @@ def test_pretext_expands_on_a_given_server(
     assert len(texts) == 8 and set(texts) <= {f"served {b['seed']} copy 0" for b in bodies}
 
 
-def test_a_server_without_adapters_is_named_and_nothing_is_lost(
+def test_a_server_without_adapters_is_named_before_anything_is_asked(
     configured: Any, loopback: Any, tmp_path: Path, fake: Fake, causal_folder: Path
 ) -> None:
-    """A run that cannot go on keeps what it paid for; the error says what the server lacks."""
+    """The error says what the server lacks; where it has that, the same folder goes on."""
     values = {"generation.backend": "vllm", "generation.base-url": fake.url, "rounds": 2}
     with pytest.raises(ServerError, match=r"adapter .*cannot be loaded.*--enable-lora"):
         run(configured(**values), loopback, tmp_path / "run")
-    assert RunFolder(tmp_path / "run").last_checkpoint()["round"] == 1  # type: ignore[index]
+    assert not RunFolder(tmp_path / "run").has_rounds() and not charges(tmp_path / "run")
     assert [path for path, _ in fake.asked if "adapter" in path] == ["/v1/load_lora_adapter"]
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
         fake.answers[path] = lambda body: (200, {})
     summary, _ = run(configured(**values), loopback, tmp_path / "run")
     assert summary["rounds"] == 2 and len(charges(tmp_path / "run")) == 2
     assert {b["model"] for b in fake.bodies()} > {str(causal_folder)}
+    assert not list((tmp_path / "run" / "popri").glob("trial*"))
 
 
 def test_openreview_end_to_end(

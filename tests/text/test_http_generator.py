@@ -17,14 +17,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from privsyn_flower.text.models.adapters import AdapterError
 from privsyn_flower.text.prompts import HEADING, expand
 from privsyn_flower.text.protocols import AdaptableGenerator, Sampling
 from privsyn_flower.text.serving import http_client
+from privsyn_flower.text.serving.completions import completions_of, reply_of
 from privsyn_flower.text.serving.http_adapters import adapter_name
 from privsyn_flower.text.serving.http_client import ServerError, check_url
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
+from tests.fuzz import fuzz_settings
 
 Body = dict[str, Any]
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]]
@@ -505,6 +509,171 @@ def test_malformed_answers(fake: Fake, answer: Any, says: str) -> None:
     assert fake.url in str(raised.value)
     # Half an answer may be whole the next time; one in another form will not be.
     assert len(fake.bodies()) == (3 if says == "no completion" else 1)
+
+
+def say(*contents: Any, reason: str = "stop") -> Answer:
+    """An answer of a chat."""
+    found = [
+        {"index": i, "message": {"content": content}, "finish_reason": reason}
+        for i, content in enumerate(contents)
+    ]
+    return 200, {"choices": found}
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        (say(None, reason="length"), "without content (finish_reason = 'length')"),
+        (say("", reason="length"), "without content (finish_reason = 'length')"),
+        (say("half", reason="content_filter"), "(finish_reason = 'content_filter')"),
+        (say([{"type": "image"}]), "without content (finish_reason = 'stop')"),
+        (say("<think>so", reason="length"), "unfinished <think> (finish_reason = 'length')"),
+        (
+            (200, {"choices": [{"message": {"content": None, "refusal": "I cannot"}}]}),
+            "refused by the model",
+        ),
+    ],
+)
+def test_completions_of_no_use_are_asked_for_again_and_counted(
+    fake: Fake, bad: Answer, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every fourth is none: nothing is lost. Most are none: the cause and the key are named."""
+    fake.answers["/v1/chat/completions"] = lambda body: (
+        bad if len(fake.bodies("/v1/chat/completions")) % 4 == 0 else say(f"text {body['seed']}")
+    )
+    found = make(fake, chat=True, concurrency=1).complete(["p"] * 30, 1, rng())
+    assert all(text.startswith("text ") for (text,) in found)
+    assert len(fake.bodies("/v1/chat/completions")) == 39
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "9 of 39 completions are of no use" in warning and cause in warning
+    fake.answers["/v1/chat/completions"] = lambda body: bad
+    way = r"expand\.max-tokens = 7" if "length" in cause else "another models.generator"
+    with pytest.raises(ServerError, match=way) as raised:
+        make(fake, chat=True, max_tokens=7).complete(["p"] * 30, 1, rng())
+    assert cause in str(raised.value)
+    [reply] = make(fake, chat=True).answer(["p"], Sampling(4), [1])
+    assert reply.text is None
+
+
+def test_a_base_models_completion_may_be_null(fake: Fake) -> None:
+    answers = [{"text": None, "finish_reason": "length"}, {"text": "words"}]
+    fake.answers["/v1/completions"] = lambda body: (200, {"choices": [answers.pop(0)]})
+    assert make(fake).complete(["p"], 1, rng()) == [["words"]]
+    seeds = [body["seed"] for body in fake.bodies()]
+    assert seeds[1] == seeds[0] + 1  # the same again would be of no use again
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("<think>Let me see.\n</think>\n\nIt rains.", "It rains."),
+        ("Let me see.</think> It rains.", "It rains."),  # the template began it
+        ("It <think>a</think>rains<think>b</think>.", "It rains."),
+        ([{"type": "text", "text": "It "}, {"type": "x"}, {"text": "rains."}], "It rains."),
+        ("half \ud83d a pair", "half ? a pair"),
+    ],
+)
+def test_what_is_said_is_read(fake: Fake, content: Any, text: str) -> None:
+    fake.answers["/v1/chat/completions"] = lambda body: say(content)
+    assert make(fake, chat=True).complete(["p"], 1, rng()) == [[text]]
+    assert make(fake, chat=True).answer(["p"], Sampling(4), [1])[0].text == text
+    if "<think>" in content:
+        assert make(fake, chat=True, thinking_tag="").complete(["p"], 1, rng()) == [[content]]
+
+
+def test_parameters_that_a_server_refuses(fake: Fake) -> None:
+    """The error names the key; with it the same requests are taken."""
+
+    def answer(body: Body) -> Answer:
+        if "max_tokens" in body:
+            why = "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."
+            return 400, {"error": {"message": why}}
+        for name in ("n", "seed", "temperature"):
+            if name in body:
+                return 400, {"error": {"message": f"Unsupported value: '{name}' does not ..."}}
+        return echo(body | {"n": 1})
+
+    fake.answers["/v1/completions"] = answer
+    options: dict[str, Any] = {}
+    for words in (
+        "generation.token-parameter = 'max-completion-tokens'",
+        "generation.leave-out = 'n'",
+        "generation.leave-out = 'n, seed'",
+        "generation.leave-out = 'n, seed, temperature'",
+    ):
+        fake.asked.clear()
+        with pytest.raises(ServerError, match=f"; set {words}"):
+            make(fake, **options).complete(["p"], 1, rng())
+        key, _, value = words.partition(" = ")
+        named = value.strip("'")
+        options |= (
+            {"leave_out": named.split(", ")}
+            if "leave" in key
+            else {"token_parameter": named.replace("-", "_")}
+        )
+    assert make(fake, **options).complete(["p"], 1, rng()) == [["m|p|0"]]
+    assert fake.bodies()[-1]["max_completion_tokens"] == 85
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (404, "This is a chat model and not supported in the v1/completions endpoint."),
+        (400, "not supported, use chat"),
+        (404, ""),
+    ],
+)
+def test_a_chat_model_behind_completions(fake: Fake, status: int, message: str) -> None:
+    fake.answers["/v1/completions"] = lambda body: (status, {"error": {"message": message}})
+    with pytest.raises(ServerError, match=r"set generation\.chat = true"):
+        make(fake).complete(["p"], 1, rng())
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        {"data": 7},
+        {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": "abc"}]},
+        b'{"data": [{"id": "m", "owned_by": "vllm", "max_model_len": Infinity}]}',
+        b'{"data": [{"id": "m", "owned_by": "vllm", "max_model_len": NaN}]}',
+        {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": -5}]},
+        {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": True}]},
+        {"data": [7, None, {"id": ["\ud800"]}]},
+        [],
+        b"\xff",
+    ],
+)
+def test_a_list_of_models_that_says_nothing(fake: Fake, models: Any) -> None:
+    fake.answers["/v1/models"] = lambda body: (200, models)
+    assert make(fake).complete(["p"], 1, rng()) == [["m|p|0"]]
+    assert "truncate_prompt_tokens" not in fake.bodies()[0]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(
+            ["choices", "message", "content", "text", "index", "finish_reason", "usage", "refusal"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@pytest.mark.fuzz
+@fuzz_settings(300)
+@given(choice=JSON, answer=JSON, chat=st.booleans())
+def test_any_answer_is_a_text_or_refused(choice: Any, answer: Any, chat: bool) -> None:
+    for found in ({"choices": [choice]}, {"choices": [{"message": choice}]}, answer):
+        try:
+            texts = [one.text for one in completions_of(found, 1, "server", chat)]
+            texts.append(reply_of(found, "server", chat).text)
+        except ServerError as error:
+            assert str(error).startswith("server: ")
+            continue
+        assert all(text is None or text.encode("utf-8").decode() == text for text in texts)
 
 
 def test_a_chat_is_a_users_turn(fake: Fake) -> None:

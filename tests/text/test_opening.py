@@ -31,6 +31,7 @@ SAMPLING = Sampling(9, temperature=0.3, top_p=0.8, top_k=40)
 def test_every_backend(
     where: dict[str, Any], kind: type, causal_folder: Path, tmp_path: Path
 ) -> None:
+    where = where | {"token_parameter": "max-completion-tokens", "leave_out": "seed, n"}
     found = open_generator(
         str(causal_folder), GenerationConfig(**where), SAMPLING, log=tmp_path / "log", device="cpu",
         stop=("x",), progress=False,
@@ -40,7 +41,10 @@ def test_every_backend(
     assert isinstance(found, Answering)
     told = (found.max_tokens, found.temperature, found.top_p, found.top_k, found.stop)
     assert told == (9, 0.3, 0.8, 40, ("x",))
+    assert found.thinking_tag == "think"
     if isinstance(found, OpenAIGenerator):
+        assert found.token_parameter == "max_completion_tokens"
+        assert found.leave_out == {"seed", "n"}
         assert found.adapters == (where["backend"] == "vllm")
     found.close()
 

@@ -39,6 +39,7 @@ from privsyn_flower.strategies.synthesis.topic_writing import (
     Kept,
     keep_shares,
     keep_topics,
+    try_writing,
     write,
 )
 from privsyn_flower.text.models.lm_metrics import base_folder
@@ -222,6 +223,12 @@ class CTCLRecipe(Updating, Writing[CTCL]):
                 raise ConfigError(str(error)) from None
             strategy.attach(folder)
         return strategy
+
+    def ready(self, strategy: CTCL) -> None:
+        """A few texts by the generator as it is; the run may teach it better ones."""
+        config = self.config
+        device, topics = config.models.device, strategy.topics
+        try_writing(config.ctcl, config.expand, device, self.start, topics, config.seed)
 
     def prepare(self, strategy: CTCL) -> None:
         """The histogram: one release, which a run that goes on finds in its folder."""

@@ -21,7 +21,7 @@ from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.estimates.work import Task, tokens_of
-from privsyn_flower.server_apps.methods.sft import FOLDER, tuned_adapter
+from privsyn_flower.server_apps.methods.sft import FOLDER, try_training, tuned_adapter
 from privsyn_flower.server_apps.methods.stages import (
     embedding,
     expansion,
@@ -82,6 +82,12 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
                 f"{key} = {config.evolution.population} exceeds data.public-pool = "
                 f"{config.data.public_pool}, from which {wanted} texts are drawn: lower the one "
                 "or raise the other"
+            )
+        shown, most = config.expand.seeds_per_prompt, cls.found(config)
+        if config.expand.samples and not config.classes and shown > most:
+            yield (
+                f"expand.seeds-per-prompt = {shown}: there are {most} seeds at most "
+                f"({key}, rounds): lower it"
             )
 
     @classmethod
@@ -145,6 +151,15 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
             seed=config.seed,
             progress=self.run.progress,
         )
+
+    def ready(self, strategy: Evolution[Any]) -> None:
+        """The variation, then the expansion of what are no seeds yet, and the training on them."""
+        super().ready(strategy)
+        if not self.config.expand.samples:
+            return
+        self.try_expansion(strategy.labelled(strategy.population))
+        try_training(self)
+        self.models.rest_until_expansion()
 
     def initial(self) -> Sequence[str] | Mapping[str, Sequence[str]]:
         """Public texts to draw the first candidates from, by class where there are classes."""

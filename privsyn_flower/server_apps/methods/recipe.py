@@ -134,6 +134,10 @@ class Recipe(ABC, Generic[S]):
         Raises ConfigError for what the rounds would only stumble over.
         """
 
+    def ready(self, strategy: S) -> None:
+        """Before the first question: use what is needed after it once, on public text. Raises what
+        that raises."""
+
     def prepare(self, strategy: S) -> None:
         """Before the first round: what is asked first, and paid for."""
 

@@ -14,9 +14,11 @@ import numpy as np
 
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.prompts import expand_prompt
+from privsyn_flower.text.readiness import try_adapters
 
 if TYPE_CHECKING:
     from privsyn_flower.server_apps.methods.recipe import Recipe
+    from privsyn_flower.text.preference import PreferenceTrainer
 
 FOLDER = "sft"  # of a run's folder
 
@@ -49,12 +51,37 @@ def tuned_adapter(recipe: Recipe[Any], seeds: Sequence[str], purpose: str) -> Pa
     Trained once for each purpose (the result, its control), in a folder of its own: a training
     that was interrupted goes on where it was.
     """
-    config, options = recipe.config, recipe.config.sft
-    if not options.epochs:
+    config = recipe.config
+    if not config.sft.epochs:
         return None
+    trainer = _trainer(recipe)
+    recipe.models.generator().rest()
+    rng = seeded(config.seed, purpose, "sft")
+    trained = trainer.train(
+        imitations(seeds, config.expand.seeds_per_prompt, rng),
+        start=None,
+        work=recipe.folder.path / FOLDER / purpose,
+        seed=int(rng.integers(2**31)),
+    )
+    return trained[-1].adapter
+
+
+def try_training(recipe: Recipe[Any]) -> None:
+    """Raise, before anybody was asked, what `tuned_adapter` would raise for its model, its device,
+    its libraries or a server that takes no adapters."""
+    if not recipe.config.sft.epochs:
+        return
+    folder = recipe.folder.path / FOLDER
+    folder.mkdir(exist_ok=True)
+    prompt = expand_prompt(recipe.models.public.pool[:1])
+    try_adapters(_trainer(recipe), recipe.models.generator(), folder, prompt)
+
+
+def _trainer(recipe: Recipe[Any]) -> PreferenceTrainer:
     from privsyn_flower.text.preference import PreferenceTrainer
 
-    trainer = PreferenceTrainer(
+    config, options = recipe.config, recipe.config.sft
+    return PreferenceTrainer(
         recipe.models.folder("generator"),
         method="sft",
         learning_rate=options.learning_rate,
@@ -69,12 +96,3 @@ def tuned_adapter(recipe: Recipe[Any], seeds: Sequence[str], purpose: str) -> Pa
         progress=recipe.run.progress,
         section="sft",
     )
-    recipe.models.generator().rest()
-    rng = seeded(config.seed, purpose, "sft")
-    trained = trainer.train(
-        imitations(seeds, config.expand.seeds_per_prompt, rng),
-        start=None,
-        work=recipe.folder.path / FOLDER / purpose,
-        seed=int(rng.integers(2**31)),
-    )
-    return trained[-1].adapter

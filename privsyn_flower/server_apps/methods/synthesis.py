@@ -33,7 +33,8 @@ from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.server_apps.usable import unreadable
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
-from privsyn_flower.text.prompts import LabelledText, TooFewTextsError, expand
+from privsyn_flower.text.prompts import ExamplePrompts, LabelledText, TooFewTextsError, expand
+from privsyn_flower.text.readiness import try_prompts
 
 SYNTHETIC = "synthetic"  # the result's name, and purpose
 LOOKED_AT = 10_000  # texts of it, for their language
@@ -112,6 +113,17 @@ class Writing(Recipe[T]):
         texts = self.write(strategy, name)
         write_jsonl(path, (asdict(one) if one.label else {"text": one.text} for one in texts))
         return texts
+
+    def try_expansion(self, seeds: Sequence[str]) -> None:
+        """A few texts after public seeds as `expanded` writes them, kept nowhere."""
+        options = self.config.expand
+        if not options.samples:
+            return
+        generator, pool = self.models.generator(), _by_class(seeds)
+        generator.use_adapter(None)
+        source = ExamplePrompts(pool, options.seeds_per_prompt, fewer=True)
+        rng = seeded(self.config.seed, "readiness")
+        try_prompts(source, generator, rng, min_words=options.min_words)
 
     def adapter(self, seeds: Sequence[str], purpose: str) -> Path | None:
         """The adapter that the generator expands `seeds` with; None: the generator as it is."""
@@ -229,6 +241,9 @@ class Synthesis(Writing[S]):
     """One with rounds. noise: what its control is called in figures."""
 
     noise: ClassVar[str]
+
+    def ready(self, strategy: S) -> None:
+        strategy.try_models()
 
     @abstractmethod
     def noise_answers(self, strategy: S, row: Mapping[str, Any], rng: np.random.Generator) -> F64:

@@ -40,7 +40,11 @@ from privsyn_flower.server_apps.methods.from_scratch import (
     told_of,
     train_anew,
 )
-from privsyn_flower.server_apps.methods.proximity import filtered_pool, remember_start
+from privsyn_flower.server_apps.methods.proximity import (
+    filtered_pool,
+    own_pool,
+    remember_start,
+)
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import (
     choosing,
@@ -215,6 +219,11 @@ class Training(Updating, Recipe[TrainingStrategy]):
         )
         strategy.attach(folder)
         return strategy
+
+    def ready(self, strategy: TrainingStrategy) -> None:
+        """There is public text for the trained model to choose from, if it is to."""
+        if self.config.proximity.filter:
+            own_pool(self.config, self.models.public)
 
     # Beside the rounds -------------------------------------------------------------------
 

@@ -28,6 +28,8 @@ Voted = tuple[str, str]  # a text and its class, "" without classes
 
 logger = logging.getLogger("privsyn_flower")
 
+TRIED = 8  # candidates that are varied before the first round
+
 
 class Evolution(SynthesisStrategy, Generic[C]):
     """Users vote for the nearest candidates. Who survives, and what becomes of them, is `learn`'s.
@@ -186,6 +188,16 @@ class Evolution(SynthesisStrategy, Generic[C]):
             return list(dict.fromkeys(texts))
         pairs = zip(texts, self.classes[: len(texts)].tolist(), strict=True)
         return [LabelledText(text, self.labels[number]) for text, number in dict.fromkeys(pairs)]
+
+    def try_models(self) -> None:
+        """Vary a few of the first candidates: what fails would fail after the first round."""
+        few = self.population[:TRIED]
+        varied = self._varied(few, self.classes[: len(few)], seeded(self.seed, "readiness"))
+        if self.config.written_by_generator and varied == few:
+            logger.warning(
+                "none of %d variations that models.generator wrote could be used, and such a text "
+                "stays as it is: lower expand.min-words, or raise expand.max-tokens", len(few)
+            )  # fmt: skip
 
     def vary(self, rnd: int, survivors: Sequence[str]) -> list[str]:
         """One variation of each survivor, in the order of the last candidates."""

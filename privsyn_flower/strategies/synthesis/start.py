@@ -73,9 +73,17 @@ class SynthesisStrategy(Strategy):
         return {}
 
     def ready(self, session: Session) -> None:
-        """Before anything is asked: warn of numbers that cannot give much, and attach files."""
+        """Before anything is asked: warn of numbers that cannot give much, attach files, and try
+        the models."""
         session.doubt(session.promise.main.equivalent, answers=session.terms.users)
         self.attach(session.folder)
+        state = session.folder.last_checkpoint()
+        if state is None or state["round"] < self.rounds:
+            self.try_models()
+
+    def try_models(self) -> None:
+        """Use, on public text, what the rounds and the result need of models; before anything is
+        asked. Raises what they raise: nothing is paid for yet."""
 
     def prepare(self, session: Session) -> None:
         """What is asked once, before the rounds; a run that goes on finds the answer."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,8 +27,11 @@ from privsyn_flower.strategies.synthesis.topic_texts import (
 )
 from privsyn_flower.text.conditions import condition
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.protocols import Generator
+from privsyn_flower.text.readiness import try_texts
 from privsyn_flower.text.topics import TopicModel, load_topics, save_topics
+
+if TYPE_CHECKING:
+    from privsyn_flower.text.conditional import ConditionalLM
 
 MODEL, TOPICS = "model", "topics"  # folders of a run
 SHARES = "shares.json"  # beside the topics: how much text each is to have, as it was released
@@ -110,7 +113,33 @@ def write(
     )
 
 
-def opened(own: CtclConfig, expand: ExpandConfig, device: str, model: Path) -> Generator:
+def try_writing(
+    own: CtclConfig,
+    expand: ExpandConfig,
+    device: str,
+    model: Path,
+    topics: TopicModel | None,
+    seed: int,
+) -> None:
+    """A few texts by the generator as it is, before it is trained. Raises as
+    `text.readiness.try_texts`; texts that are empty or degenerate it may learn to write."""
+    conditions, rng = _conditions(own, topics), seeded(seed, "readiness")
+    generator = opened(own, expand, device, model)
+    try:
+        try_texts(
+            lambda count: [conditions[i] for i in rng.integers(len(conditions), size=count)],
+            lambda text, least: usable(least, own.filter)(text),
+            generator,
+            rng,
+            min_words=expand.min_words,
+            key="models.conditional",
+            learns=True,
+        )
+    finally:
+        generator.close()
+
+
+def opened(own: CtclConfig, expand: ExpandConfig, device: str, model: Path) -> ConditionalLM:
     """The conditional generator in a folder, as the tables say that it is sampled from."""
     from privsyn_flower.text.conditional import open_conditional
 

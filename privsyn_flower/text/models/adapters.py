@@ -13,11 +13,19 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from privsyn_flower.files import share
+from privsyn_flower.randomness import untouched_randomness
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.pretrained import local_folder
+from privsyn_flower.text.models.pretrained import (
+    CAUSAL,
+    auto_model,
+    check_weights,
+    local_folder,
+    model_config,
+)
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -79,6 +87,30 @@ def save_adapter(model: Any, target: Path, base: Base) -> None:
         scratch.replace(target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def save_untrained(
+    model: str | os.PathLike[str], key: str, target: Path, *, rank: int, alpha: float
+) -> None:
+    """Write the adapter of a training of no steps, which changes nothing, into `target`.
+
+    The base is laid out without its weights, which have to be there all the same. Raises
+    ModelUnavailableError, and ValueError for a model that takes no adapters.
+    """
+    import torch
+    from peft import get_peft_model
+
+
+    config = model_config(model, key)
+    check_weights(model, key)
+    with untouched_randomness(), torch.device("meta"):
+        base = auto_model(CAUSAL).from_config(config, trust_remote_code=False)
+        peft = get_peft_model(base, lora(rank, alpha))
+    for module in peft.modules():
+        for name, weights in list(module.named_parameters(recurse=False)):
+            if weights.requires_grad:  # the adapter's: an added pair of which one matrix is 0
+                setattr(module, name, torch.nn.Parameter(torch.zeros(weights.shape)))
+    save_adapter(peft, target, base_of(model, SimpleNamespace(config=config), key))
 
 
 def check_adapter(folder: Path, base: Base) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from privsyn_flower.units import VERSION
 
 CAUSAL = "AutoModelForCausalLM"
 GENERATION = "transformers.generation.candidate_generator"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # and with .index.json, where they are parts
 
 
 class ModelUnavailableError(UnavailableError):
@@ -101,6 +102,29 @@ def model_config(name: str | os.PathLike[str], key: str) -> Any:
         return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the hub client raises errors of several libraries
         raise _unavailable(source, key, error) from error
+
+
+def check_weights(name: str | os.PathLike[str], key: str) -> None:
+    """Raise ModelUnavailableError for a model without weights; of the hub, a first file of them is
+    fetched."""
+    from transformers.utils import cached_file
+
+    source, problem = str(local_folder(name, key) or name), OSError("no weights")
+    for file in (*WEIGHTS, *(f"{file}.index.json" for file in WEIGHTS)):
+        try:
+            if cached_file(source, file) is not None:
+                return
+        except OSError as error:
+            problem = error
+    raise _unavailable(source, key, problem)
+
+
+def check_model(name: str | os.PathLike[str], key: str) -> None:
+    """Raise ModelUnavailableError unless a model with its tokenizer is here, or was fetched just
+    now; nothing is loaded."""
+    model_config(name, key)
+    load_tokenizer(name, key)
+    check_weights(name, key)
 
 
 def auto_model(kind: str) -> Any:

@@ -20,7 +20,7 @@ from typing import Literal
 from privsyn_flower.files import file_digest, replace_private
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.adapters import WEIGHTS
+from privsyn_flower.text.models.adapters import WEIGHTS, save_untrained
 from privsyn_flower.text.models.devices import training_device
 from privsyn_flower.text.models.pretrained import local_folder
 from privsyn_flower.text.preference.data import EXPAND_ENDING, check_pairs
@@ -134,6 +134,18 @@ class PreferenceTrainer:
             Trained(work / epoch_folder(number), metrics)
             for number, metrics in enumerate(epochs, start=1)
         ]
+
+    def untrained(self, target: Path) -> None:
+        """Write the adapter of a training of no steps (`text.readiness.Untrained`).
+
+        Raises ModelUnavailableError where the base's weights are not here.
+        """
+        import privsyn_flower.text.preference.fit  # noqa: F401 - its libraries
+
+        tuning = self.tuning
+        save_untrained(
+            self.setting.model, KEY, target, rank=tuning.lora_rank, alpha=tuning.lora_alpha
+        )
 
     def _task(self, pairs: Sequence[Mapping[str, str]], start: Path | None, seed: int) -> str:
         """A hash of all that the result depends on."""

@@ -378,6 +378,6 @@ def _retry_after(header: str | None) -> float:
         pass
     try:
         date = email.utils.parsedate_to_datetime(header)
-    except ValueError:
+        return max(0.0, date.timestamp() - time.time())
+    except (ValueError, OverflowError):
         return 0.0
-    return max(0.0, date.timestamp() - time.time())

@@ -23,12 +23,24 @@ from privsyn_flower.terminal import one_line
 from privsyn_flower.text.models.sampling import check_sampling
 from privsyn_flower.text.prompts import HEADING
 from privsyn_flower.text.protocols import Reply, Sampling
-from privsyn_flower.text.serving.completions import reply_of, texts_of
+from privsyn_flower.text.serving.completions import (
+    CHATS,
+    COMPLETES,
+    Completion,
+    Usability,
+    choices_of,
+    completions_of,
+    count,
+    refused_parameter,
+    reply_of,
+)
 from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
 from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
+from privsyn_flower.text.thinking import THINKING
 
 logger = logging.getLogger("privsyn_flower")
 
+AGAIN = 4  # completions of one prompt for each that is wanted, until some are left empty
 SEEDS = 2**31  # seeds are below: some servers keep them in 32 signed bits
 
 
@@ -67,6 +79,9 @@ class OpenAIGenerator:
         retries: of a request that failed for a passing reason.
         adapters: the server is a vLLM that may be told to load adapters and to sleep.
         chat: a prompt is a user's turn, sent to /v1/chat/completions.
+        thinking_tag: of what a reasoning model writes for itself, which is left out; "": it stays.
+        token_parameter: the server's name for max_tokens.
+        leave_out: parameters that the server refuses.
         extra: more fields of each request that this server understands.
         progress: True for a bar on stderr in long calls, or a function to call.
     """
@@ -90,6 +105,9 @@ class OpenAIGenerator:
         retries: int = 4,
         adapters: bool = False,
         chat: bool = False,
+        thinking_tag: str = THINKING,
+        token_parameter: str = "max_tokens",
+        leave_out: Sequence[str] = (),
         extra: Mapping[str, Any] | None = None,
         progress: bool | Progress = True,
     ) -> None:
@@ -107,7 +125,8 @@ class OpenAIGenerator:
         self.max_tokens = max_tokens
         self.model, self.stop, self.concurrency = model, tuple(stop), concurrency
         self.adapters, self.extra, self.progress = adapters, dict(extra or {}), progress
-        self.chat = chat
+        self.chat, self.thinking_tag = chat, thinking_tag
+        self.token_parameter, self.leave_out = token_parameter, frozenset(leave_out)
         key = api_key or os.environ.get(api_key_env, "").strip()
         _check_key(base_url, key)
         self.client = JsonClient(
@@ -119,6 +138,7 @@ class OpenAIGenerator:
         )
         self._context: int | None = None  # of the model, in tokens; None: not asked, 0: not known
         self._most = 1 << 30  # completions that the server gives to one request
+        self.usability = Usability(self.client.base_url)
         self._slot = AdapterSlot(self.client)
         self._asleep, self._sleeps = False, adapters
         # Whether another server can take this one's requests (`replicas`): then none waits for it.
@@ -133,12 +153,20 @@ class OpenAIGenerator:
             self, prompts, n, rng, at_once=self.concurrency, progress=self.progress
         )
         self.look_for_copies(result)
+        self.tell_unusable()
         return result
 
     def reach(self) -> None:
         """Start the server if it is this object's own; raise ServerError if none is there."""
         self.ready()
         self._models()
+
+    def try_one_token(self) -> None:
+        """Ask for one token: whether the server knows the model and takes such requests. What it
+        says is not looked at. Raises ServerError."""
+        self._post(
+            "Hello", 1, 0, Sampling(1), (), lambda found: choices_of(found, self.client.base_url)
+        )
 
     def answer(
         self, prompts: Sequence[str], sampling: Sampling, seeds: Sequence[int]
@@ -149,7 +177,7 @@ class OpenAIGenerator:
         """
 
         def read(answer: Any) -> Reply:
-            return reply_of(answer, self.client.base_url, self.chat)
+            return reply_of(answer, self.client.base_url, self.chat, self.thinking_tag)
 
         return [
             self._post(prompt, 1, seed, sampling, (), read)
@@ -225,9 +253,8 @@ class OpenAIGenerator:
     def _served_context(self) -> int:
         """Tokens of a prompt and its completion, where a vLLM server says so; 0: not known."""
         for card in self._models():
-            context = card.get("max_model_len")
-            if card.get("id") == self.model and card.get("owned_by") == "vllm" and context:
-                return int(context)
+            if card.get("id") == self.model and card.get("owned_by") == "vllm":
+                return count(card.get("max_model_len")) or 0
         return 0
 
     def _models(self) -> list[dict[str, Any]]:
@@ -239,32 +266,41 @@ class OpenAIGenerator:
                 raise
             return []
         cards = answer.get("data") if isinstance(answer, dict) else None
-        return [card for card in cards or [] if isinstance(card, dict)]
+        return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else []
 
     def complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
-        """n completions of one prompt, in as many requests as the server makes of it."""
+        """n completions of one prompt, in as many requests as the server makes of it.
+
+        One that is of no use is asked for again; "" after AGAIN of them. Raises ServerError, also
+        where most are of no use.
+        """
         texts: list[str] = []
-        while len(texts) < n:
+        received = 0
+        while len(texts) < n and received < AGAIN * n:
             asked = min(n - len(texts), self._most)
             # Later requests go on where vLLM's seeds of the copies would: seed, seed + 1, ...
-            found = self._request(prompt, asked, (seed + len(texts)) % SEEDS)
+            found = self._request(prompt, asked, (seed + received) % SEEDS)
             if len(found) < asked and self._most > len(found):
                 self._most = len(found)
                 logger.warning(
                     "%s gave %d completions where n = %d were asked for: prompts are repeated",
                     self.client.base_url, len(found), asked,
                 )  # fmt: skip
-            texts += found
-        return texts
+            received += len(found)
+            texts += [self._cut(one.text) for one in found if one.text is not None]
+        return texts + [""] * (n - len(texts))
 
-    def _request(self, prompt: str, n: int, seed: int) -> list[str]:
-        """One request -> between 1 and n texts, cut at the stop strings."""
+    def _request(self, prompt: str, n: int, seed: int) -> list[Completion]:
+        """One request -> between 1 and n completions, counted."""
         sampling = Sampling(self.max_tokens, self.temperature, self.top_p, self.top_k)
-        texts: list[str] = self._post(
+        found: list[Completion] = self._post(
             prompt, n, seed, sampling, self.stop,
-            lambda found: texts_of(found, n, self.client.base_url, self.chat),
+            lambda answer: completions_of(
+                answer, n, self.client.base_url, self.chat, self.thinking_tag
+            ),
         )  # fmt: skip
-        return [self._cut(text) for text in texts]
+        self.usability.add(found, self.max_tokens)
+        return found
 
     def _post(
         self,
@@ -282,12 +318,13 @@ class OpenAIGenerator:
             "seed": seed,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "max_tokens": sampling.max_tokens,
+            self.token_parameter: sampling.max_tokens,
         }
         if sampling.top_k:
             body["top_k"] = sampling.top_k
         if stop:
             body["stop"] = list(stop)
+        body = {name: value for name, value in body.items() if name not in self.leave_out}
         if self.chat:  # the server writes the template, and cuts nothing
             body["messages"] = [{"role": "user", "content": prompt}]
         else:
@@ -303,23 +340,35 @@ class OpenAIGenerator:
             raise self._explain(error) from error
 
     def _explain(self, error: ServerError) -> ServerError:
-        """The same error, or one that lists the server's models when ours is not among them."""
-        if error.status not in {400, 404}:
+        """The same error with the key that it is about; or one that lists the server's models when
+        ours is not among them."""
+        if error.status not in {400, 404, 405, 422, 501}:
             return error
+        if hint := refused_parameter(str(error), self.leave_out, self.token_parameter):
+            return ServerError(f"{error}; {hint}", error.status)
         names = [one_line(str(card.get("id"))) for card in self._models()]
         wanted = self._slot.name() or self.model
-        if not names or one_line(wanted) in names:
-            return error
-        return ServerError(
-            f"{self.client.base_url} does not have the model {wanted!r}; it has "
-            f"{', '.join(names[:8])}: set models.generator to one of them, or start the server "
-            f"with --served-model-name ({error})",
-            error.status,
-        )
+        if names and one_line(wanted) not in names:
+            return ServerError(
+                f"{self.client.base_url} does not have the model {wanted!r}; it has "
+                f"{', '.join(names[:8])}: set models.generator to one of them, or start the server "
+                f"with --served-model-name ({error})",
+                error.status,
+            )
+        absent = error.status in ABSENT
+        if self.chat:
+            return ServerError(f"{error}; {COMPLETES}", error.status) if absent else error
+        chats = absent or "chat" in str(error).lower()
+        return ServerError(f"{error}; {CHATS}", error.status) if chats else error
 
     def _cut(self, text: str) -> str:
         """Before the first stop string: some servers leave it in, or stop at some only."""
         return text[: min([text.find(s) for s in self.stop if s in text], default=len(text))]
+
+    def tell_unusable(self) -> None:
+        """Warn of completions that were of no use since the last time."""
+        if news := self.usability.news():
+            logger.warning("%s; they were asked for again", news)
 
     def look_for_copies(self, result: Sequence[Sequence[str]]) -> None:
         """Warn when a server seems to take the likeliest token whatever the temperature."""

@@ -57,6 +57,8 @@ class ReplicatedGenerator:
             at_once=sum(replica.concurrency for replica in self.replicas), progress=first.progress,
         )  # fmt: skip
         first.look_for_copies(result)
+        for replica in self.replicas:
+            replica.tell_unusable()
         return result
 
     def complete_one(self, prompt: str, n: int, seed: int) -> list[str]:
@@ -72,6 +74,10 @@ class ReplicatedGenerator:
     def reach(self) -> None:
         """Find or start every server; ServerError if none is there."""
         self._each(lambda replica: replica.reach())
+
+    def try_one_token(self) -> None:
+        """As `OpenAIGenerator`, of every server."""
+        self._each(lambda replica: replica.try_one_token())
 
     def ready(self) -> None:
         """Every server awake; those that were gone are looked for from time to time."""
