@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from privsyn_flower.config.schema import RunConfig, flat_defaults
+from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
 from privsyn_flower.config.section import ConfigError, Scalar, flatten
 
 # What may stand without a benchmark in keys that can choose by private text.
@@ -90,7 +90,7 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
         update={
             "run_folder": str(folder),
             "generation": generation,
-            "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
+            "cache": absolute(str(cache_folder(config))),
             "assets": absolute(config.assets),
             "ledger": absolute(config.ledger),
             "data": data,
