@@ -30,6 +30,20 @@ class UnavailableError(RuntimeError):
     """A model or library is not on this machine: no user's text is the cause, so it may be told."""
 
 
+def cache_home() -> Path:
+    """The user's folder of caches: XDG_CACHE_HOME where it is an absolute path, else ~/.cache."""
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return named if named.is_absolute() else Path("~/.cache").expanduser()
+
+
+def node_home() -> Path:
+    """A device's folder by default. One that began under ~/.cache stays there: it holds the records
+    of what its users have spent."""
+    found = cache_home() / "privsyn-flower-node"
+    older = Path("~/.cache/privsyn-flower-node").expanduser()
+    return older if older.exists() and not found.exists() else found
+
+
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on `path` (a file made for it, 0600) against other processes.

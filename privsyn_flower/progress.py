@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ logger = logging.getLogger("privsyn_flower")
 
 BENCHMARK = "benchmark"  # the stage after the result, on a line of its own
 PROGRESS = "progress.jsonl"  # the file of the events, in the run folder
+LINE_SECONDS = 10.0  # between two lines about one call, where no bar can be drawn
 QUIET_BELOW = 300  # items; fewer are done before a bar would be read
 
 
@@ -44,18 +46,23 @@ def stop(progress: Progress, stage: str, step: int, steps: int, note: str = "") 
 def bar(progress: bool | Progress, stage: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yields `advance(count)`.
 
-    progress: True draws a tqdm bar on stderr (when tqdm is installed and there is enough to do),
-    False shows nothing, and a `Progress` is called as progress(stage, done, total).
+    progress: True draws a tqdm bar on stderr (when tqdm is installed and there is enough to do);
+    where stderr is no terminal, the log gets a line every LINE_SECONDS. False shows nothing, and a
+    `Progress` is called as progress(stage, done, total).
     """
-    done = 0
+    done, last = 0, time.monotonic()
 
     def report(count: int) -> None:
-        nonlocal done
+        nonlocal done, last
         done += count
         if not isinstance(progress, bool):
             progress(stage, done, total)
+        elif progress and time.monotonic() >= last + LINE_SECONDS:
+            last = time.monotonic()
+            logger.info("%s: %d of %d", stage, done, total)
 
-    if progress is not True or total < QUIET_BELOW or not importlib.util.find_spec("tqdm"):
+    drawable = sys.stderr.isatty() and importlib.util.find_spec("tqdm")
+    if progress is not True or total < QUIET_BELOW or not drawable:
         yield report
         return
     from tqdm import tqdm

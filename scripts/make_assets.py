@@ -26,7 +26,7 @@ import torch
 
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
-from privsyn_flower.files import file_digest
+from privsyn_flower.files import cache_home, file_digest
 from privsyn_flower.text.tiny.assets import FURTHER, MANIFEST, SMALL, embedded, write_manifest
 from privsyn_flower.text.tiny.models import package_sides
 from privsyn_flower.text.tiny.recipes import RECIPES, content_key
@@ -41,7 +41,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.toml")
     arguments.add_argument("--assets", type=Path, default=ROOT / "privsyn_flower" / "assets")
-    arguments.add_argument("--cache", type=Path, default=Path.home() / ".cache/privsyn-flower")
+    arguments.add_argument("--cache", type=Path, default=cache_home() / "privsyn-flower")
     arguments.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     arguments.add_argument("--kind", action="append", choices=ORDER, help="default: all")
     arguments.add_argument("--take", type=Path, help="folder that scripts/train_small.py wrote")

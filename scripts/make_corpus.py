@@ -30,7 +30,7 @@ from privsyn_flower.data.dedup import keep_first
 from privsyn_flower.data.docstring_worker import clean
 from privsyn_flower.data.docstrings import Package, canonical, find_package, scan_packages
 from privsyn_flower.data.sources import chunk, package_lists
-from privsyn_flower.files import DataError
+from privsyn_flower.files import DataError, cache_home
 
 ROOT = Path(__file__).resolve().parent.parent
 PIECE_WORDS = 96  # about 140 tokens
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("out", type=Path)
     arguments.add_argument("--config", type=Path, default=ROOT / "configs" / "demo.toml")
-    arguments.add_argument("--cache", type=Path, default=Path.home() / ".cache/privsyn-flower")
+    arguments.add_argument("--cache", type=Path, default=cache_home() / "privsyn-flower")
     arguments.add_argument("--more", type=Path, help="folder of further distributions")
     options = arguments.parse_args()
     if options.more:

@@ -7,16 +7,22 @@ import stat
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from privsyn_flower.cli.main import app
+from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.files import (
     build_folder,
+    cache_home,
     create_private,
     new_folder,
+    node_home,
     private_folder,
     replace_private,
     write_atomic,
 )
 from privsyn_flower.sqlite_file import private_file
+from privsyn_flower.text.models.pretrained import hub_cache
 
 
 def mode(path: Path) -> int:
@@ -33,6 +39,21 @@ def test_a_private_folder_is_made_and_tightened_and_a_file_left_alone(tmp_path: 
         with pytest.raises(OSError, match="file"):
             make(tmp_path / "file")
     assert mode(tmp_path / "file") == 0o644
+
+
+def test_caches_lie_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for unset in ("", "relative"):  # the specification ignores relative paths
+        monkeypatch.setenv("XDG_CACHE_HOME", unset)
+        assert cache_home() == tmp_path / ".cache"
+        assert node_home() == tmp_path / ".cache" / "privsyn-flower-node"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    assert cache_folder(RunConfig()) == tmp_path / "own" / "privsyn-flower"
+    assert hub_cache("a/b").is_relative_to(tmp_path / "own" / "huggingface")
+    assert node_home() == tmp_path / "own" / "privsyn-flower-node"
+    assert str(tmp_path / "own") in CliRunner().invoke(app, ["node", "show"]).output
+    (tmp_path / ".cache" / "privsyn-flower-node").mkdir(parents=True)
+    assert node_home() == tmp_path / ".cache" / "privsyn-flower-node", "what was spent is there"
 
 
 def test_write_atomic_keeps_the_old_file_when_the_disk_fails(

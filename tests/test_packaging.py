@@ -24,6 +24,13 @@ def test_the_workflow_tests_the_versions_that_we_name() -> None:
     assert matrix["python"] == named
     assert project["requires-python"] == f">={named[0]}"
     assert {row["python"] for row in matrix["include"]} <= set(named)
+    assert "newest" in {row["target"] for row in matrix["include"]}
+
+
+def test_the_newest_versions_are_tried_without_the_tested_ones() -> None:
+    recipe = (ROOT / "Makefile").read_text("utf-8").partition("\nnewest:")[2].partition("\n\n")[0]
+    assert "--upgrade-strategy eager" in recipe and "constraints.txt" not in recipe
+    assert "$(VENV)/" not in recipe and "$(BIN)" not in recipe
 
 
 def test_a_device_installs_nothing_that_is_the_servers() -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from privsyn_flower.progress import ProgressLog, Steps, read_events
+import pytest
+
+from privsyn_flower import progress
+from privsyn_flower.progress import ProgressLog, Steps, bar, read_events
 
 
 def test_half_a_line_costs_the_events_on_it_and_nothing_else(tmp_path: Path) -> None:
@@ -21,6 +25,23 @@ def test_half_a_line_costs_the_events_on_it_and_nothing_else(tmp_path: Path) -> 
     events, offset = read_events(path, 0)
     assert [event["stage"] for event in events] == ["first", "third"]
     assert offset == path.stat().st_size and read_events(path, offset) == ([], offset)
+
+
+def test_where_no_bar_can_be_drawn_a_line_comes_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In a log, a bar is a line for each of its states."""
+    now = [0.0]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with caplog.at_level("INFO", "privsyn_flower"), bar(True, "generating", 400) as advance:
+        for _ in range(400):
+            now[0] += 0.125
+            advance(1)
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [f"generating: {n} of 400" for n in (80, 160, 240, 320, 400)]
+    assert capsys.readouterr().err == ""
 
 
 def test_steps_are_named_when_they_begin() -> None:

@@ -47,6 +47,11 @@ SAMPLING = (
     "user's own node."
 )
 RENYI = "By Renyi bounds, to compare with papers; what a run is charged is told without --renyi."
+BY: dict[accounting.Accountant, str] = {
+    "exact": "By the closed form of composed Gaussians, which is exact without sampling.",
+    "pld": "By the privacy loss distribution of the sampled Gaussians, rounded up.",
+    "renyi": "By Renyi bounds, the least of all that hold for so many rounds at this delta.",
+}
 
 
 def _version(wanted: bool) -> None:
@@ -164,13 +169,15 @@ def account(
     """Epsilon of a noise multiplier, the nodes' or an aggregator's."""
     try:
         chosen, left = _sampler(sampler, sampling_rate), _left(delta)
-        of = accounting.renyi_epsilon if renyi else accounting.epsilon
-        value = of(noise_multiplier, rounds, delta if renyi else left, sampling_rate=sampling_rate)
-    except ValueError as error:
+        plan = (noise_multiplier, rounds)
+        if renyi:
+            value, how = accounting.renyi_epsilon(*plan, delta, sampling_rate=sampling_rate), RENYI
+        else:
+            value = accounting.epsilon(*plan, left, sampling_rate=sampling_rate)
+            how = BY[accounting.tightest({(noise_multiplier, sampling_rate): rounds}, left)[1]]
+    except (ValueError, ArithmeticError) as error:
         raise fail(str(error)) from None
-    _print({"epsilon": value}, as_json, chosen, delta)
-    if renyi:
-        typer.echo(RENYI, err=as_json)
+    _print({"epsilon": value}, as_json, chosen, delta, how)
 
 
 @app.command()
@@ -186,7 +193,7 @@ def calibrate(
     try:
         chosen = _sampler(sampler, sampling_rate)
         value = accounting.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
-    except ValueError as error:
+    except (ValueError, ArithmeticError) as error:
         raise fail(str(error)) from None
     _print({"noise_multiplier": value}, as_json, chosen, delta)
 
@@ -203,8 +210,10 @@ def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
     return chosen
 
 
-def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float) -> None:
-    """The figure, and the sentence without which it means nothing."""
+def _print(
+    result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float, how: str = ""
+) -> None:
+    """The figure, and the sentences without which it means nothing. how: it was computed."""
     if as_json:
         # JSON has no infinity.
         typer.echo(json.dumps({k: v if math.isfinite(v) else None for k, v in result.items()}))
@@ -217,6 +226,8 @@ def _print(result: dict[str, float], as_json: bool, sampler: SamplerName, delta:
             "for one user's vector clipped to the bound in every round; repetition and tuning on "
             "the same users are not covered"
         )
+    if how:
+        typer.echo(how, err=as_json)
     if sampler == "poisson":
         typer.echo(SAMPLING, err=as_json)
     elif sampler == "fixed":

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower.cli.errors import Commands, fail
+from privsyn_flower.files import node_home
 from privsyn_flower.privacy.wording import at_most
 
 node_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look after this device's node.")
@@ -19,10 +20,13 @@ roster_app = typer.Typer(
 node_app.add_typer(roster_app, name="roster")
 
 Folder = Annotated[
-    Path, typer.Option(help="The node's folder: node-config key `cache` of its SuperNode.")
+    Path,
+    typer.Option(
+        default_factory=node_home,
+        help="The node's folder: node-config key `cache` of its SuperNode.",
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-DEFAULT_FOLDER = Path("~/.cache/privsyn-flower-node")
 SHOWN_FAILURES = 10  # the latest
 
 
@@ -30,7 +34,9 @@ SHOWN_FAILURES = 10  # the latest
 def show(
     folder: Annotated[
         Path | None,
-        typer.Option(help=f"The node's folder; default: the node config's, else {DEFAULT_FOLDER}."),
+        typer.Option(
+            help="The node's folder; default: the node config's, else ~/.cache/privsyn-flower-node."
+        ),
     ] = None,
     policy: Annotated[
         Path | None, typer.Option(help="Policy file; default: the node config's.")
@@ -48,7 +54,7 @@ def show(
         own = _read_node_config(node_config)
         named = policy or Path(str(own.get("policy", "")))
         facts = _facts(
-            Path(folder or str(own.get("cache", "")) or DEFAULT_FOLDER).expanduser(),
+            Path(folder or str(own.get("cache", "")) or node_home()).expanduser(),
             named.expanduser() if named != Path() else None,
         )
     except (ValueError, RuntimeError) as error:
@@ -69,7 +75,7 @@ def show(
 
 
 @node_app.command()
-def key(folder: Folder = DEFAULT_FOLDER) -> None:
+def key(folder: Folder) -> None:
     """Print this node's public key, for a roster; the first call makes the key pair."""
     from privsyn_flower.secagg.identity import identity, public_hex
 
@@ -82,7 +88,7 @@ def key(folder: Folder = DEFAULT_FOLDER) -> None:
 @node_app.command()
 def forget(
     user: Annotated[str, typer.Argument(help="The user's id, as in the node's data file.")],
-    folder: Folder = DEFAULT_FOLDER,
+    folder: Folder,
 ) -> None:
     """Withdraw USER for good and erase what this node derived from the user's text.
 

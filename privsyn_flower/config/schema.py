@@ -35,6 +35,7 @@ from privsyn_flower.config.section import (
     split_list,
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
+from privsyn_flower.files import cache_home
 from privsyn_flower.tracking.named import NAMES
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
@@ -129,7 +130,9 @@ class RunConfig(Section):
         "list of them; public numbers only"
     )  # fmt: skip
     run_folder: str = Field("", description="absolute path; empty: under the cache folder")
-    cache: str = Field("", description="absolute path; empty: ~/.cache/privsyn-flower")
+    cache: str = Field(
+        "", description="absolute path; empty: ~/.cache/privsyn-flower (XDG_CACHE_HOME)"
+    )
     assets: str = Field("", description="folder of shipped tiny models; empty: the package's")
     data: DataConfig = Field(default_factory=DataConfig)
     models: ModelsConfig = Field(default_factory=ModelsConfig)
@@ -298,7 +301,7 @@ class RunConfig(Section):
 
 def cache_folder(config: RunConfig) -> Path:
     """Where caches live: the configured folder or the user's cache folder."""
-    return Path(config.cache or "~/.cache/privsyn-flower").expanduser()
+    return Path(config.cache).expanduser() if config.cache else cache_home() / "privsyn-flower"
 
 
 def ledger_folder() -> Path:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from privsyn_flower.config.schema import RunConfig, flat_defaults
+from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
 from privsyn_flower.config.section import ConfigError, Scalar, flatten
 
 # What may stand without a benchmark in keys that can choose by private text.
@@ -89,7 +90,7 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
         update={
             "run_folder": str(folder),
             "generation": generation,
-            "cache": absolute(config.cache or "~/.cache/privsyn-flower"),
+            "cache": absolute(str(cache_folder(config))),
             "assets": absolute(config.assets),
             "ledger": absolute(config.ledger),
             "data": data,
@@ -137,12 +138,16 @@ def parse_override(text: str, defaults: Mapping[str, Scalar] | None = None) -> t
     key, sign, raw = text.partition("=")
     if not sign or not key:
         raise ConfigError(f"--set {text!r}: expected key=value")
+    known = flat_defaults() if defaults is None else defaults
+    parts = re.split(r"[,;\s]\s*(?=[\w.-]+\s*=)", raw)
+    if raw[:1] not in ("'", '"') and any(p.partition("=")[0].strip() in known for p in parts[1:]):
+        each = " ".join(f"--set {one}" for one in (f"{key}={parts[0]}", *parts[1:]))
+        raise ConfigError(f"--set {text!r}: name one key in each: {each}")
     try:
         value = tomllib.loads(f"v = {raw}")["v"]
     except tomllib.TOMLDecodeError:
         value = raw
-    default = (flat_defaults() if defaults is None else defaults).get(key)
-    if isinstance(default, str):
+    if isinstance(known.get(key), str):
         value = raw.strip("'\"")
     if not isinstance(value, bool | int | float | str):
         raise ConfigError(f"--set {text!r}: only booleans, numbers and strings are allowed")

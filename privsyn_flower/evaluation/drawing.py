@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.files import cache_home
 from privsyn_flower.privacy.wording import at_most
 
 BLUE, GREY, DARK = "#1f5fa8", "#b8b8b8", "#6b6b6b"
@@ -24,9 +25,7 @@ def caption(method: str, epsilon: float, delta: float, *, promised: bool = True)
 
 def pyplot() -> Any:
     """matplotlib's pyplot, drawing into files; its own are kept among our caches."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(home, "privsyn-flower", "matplotlib").expanduser()
-    os.environ.setdefault("MPLCONFIGDIR", str(folder))
+    os.environ.setdefault("MPLCONFIGDIR", str(cache_home() / "privsyn-flower" / "matplotlib"))
     import matplotlib
 
     matplotlib.use("Agg")

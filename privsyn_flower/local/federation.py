@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from privsyn_flower.config import RunConfig, Scalar
-from privsyn_flower.files import locked, private_folder, write_atomic
+from privsyn_flower.files import locked, private_folder
 from privsyn_flower.local import own_account
 from privsyn_flower.local.certificates import (
     AUTHORITY,
@@ -33,16 +33,16 @@ from privsyn_flower.local.command import FlowerCommand
 from privsyn_flower.local.layout import FACTS, create
 from privsyn_flower.local.processes import end_group, end_process, free_port, spawn, started_under
 from privsyn_flower.local.simulation import (
+    CONNECTION,
     FlowerError,
     LocalFlower,
-    flat_toml,
     flower_environment,
     flwr,
+    write_connection,
 )
 from privsyn_flower.runs import write_json
 
-CONNECTION = "local"
-START_SECONDS, NODE_SECONDS = 90.0, 5.0  # at most, and more for each node
+START_SECONDS, NODE_SECONDS = 300.0, 5.0  # at most, and more for each node; an end is seen
 STOP_SECONDS, LEAST_STOP_SECONDS = 15.0, 1.0  # to sign off: all nodes together, the last of them
 
 
@@ -150,12 +150,7 @@ class LocalFederation:
         tls, port = self.folder / "tls", free_port()
         private_folder(tls)
         write_certificates(tls)
-        connection: dict[str, Scalar] = {
-            "address": f"127.0.0.1:{port}",
-            "root-certificates": str(tls / AUTHORITY),
-        }
-        text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-        write_atomic(self.home / "config.toml", (text + flat_toml(connection)).encode())
+        write_connection(self.home, port, **{"root-certificates": str(tls / AUTHORITY)})
         log = self.folder / "superlink.log"
         command = [
             *own_account.command("flower-superlink"),

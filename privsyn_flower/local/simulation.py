@@ -33,7 +33,8 @@ from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 CLUSTER_CHECKED = "PRIVSYN_RAY_CHECKED"  # variable: the cluster that `ray_cluster` has looked at
 # Set by notebooks and some build servers: Flower's JSON would come with colours in it.
 COLOURED = ("FORCE_COLOR", "TTY_COMPATIBLE")
-START_SECONDS = 60.0
+CONNECTION = "local"  # what the SuperLink is called in Flower's configuration
+START_SECONDS = 300.0  # at most; one that ends is noticed at once
 GRACE_SECONDS = 8.0  # for a ServerApp to notice that its SuperLink is gone
 
 PYPROJECT = """\
@@ -131,6 +132,7 @@ class LocalFlower:
         else:
             self.scratch = ray_folder()
             self._ray = private_ray(self.scratch)
+        write_connection(self.home, self.port, insecure=True)
         self._command.begin(self.environment())  # loads while the SuperLink does
         log = self.home / "superlink.log"
         command = [*own_account.command("flower-superlink"), "--insecure", "--simulation"]
@@ -247,6 +249,14 @@ def private_ray(scratch: Path) -> dict[str, str]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         **NO_CLOUD_METADATA,
     }
+
+
+def write_connection(home: Path, port: int, **more: Scalar) -> None:
+    """Which SuperLink Flower's commands in `home` ask. Without it each of them looks for one first,
+    for 0.4 seconds, and starts another one where a busy machine answers later."""
+    connection: dict[str, Scalar] = {"address": f"127.0.0.1:{port}", **more}
+    text = f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+    write_atomic(home / "config.toml", (text + flat_toml(connection)).encode())
 
 
 def flower_environment(home: Path, port: int, python: str = sys.executable) -> dict[str, str]:

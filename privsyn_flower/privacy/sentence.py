@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from privsyn_flower.privacy.accounting.composition import Accountant, tightest
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
-from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA
+from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
 from privsyn_flower.privacy.wording import (
     CHOSEN_TEXT,
     KEYS,
@@ -138,9 +140,15 @@ class PrivacyStatement:
         return min(self.participations or self.max_participations or fits, fits)
 
     @property
-    def accountant(self) -> Literal["exact", "pld"]:
-        """How epsilon was computed: by Gaussians' closed form, or a privacy loss distribution."""
-        return "pld" if self._samples else "exact"
+    def accountant(self) -> Accountant:
+        """How epsilon was computed (`tightest`)."""
+        if not self.samples:
+            return "exact"
+        main = self.most_participations + self.spare_rounds + self.evaluations
+        events = Counter({(self.noise_multiplier, self.sampling_rate): main})
+        for _, count, multiplier, _, rate in self.others:
+            events[(multiplier, rate)] += count
+        return tightest(events, gaussian_delta(self.delta))[1]
 
     @property
     def simulators(self) -> str:
@@ -153,7 +161,7 @@ class PrivacyStatement:
         return {self.noise_source, *(source for _, _, _, source, _ in self.others)}
 
     @property
-    def _samples(self) -> bool:
+    def samples(self) -> bool:
         """Whether epsilon counts on secret coins, of the rounds or of another question."""
         return min([self.sampling_rate, *(rate for *_, rate in self.others)]) < 1.0
 
@@ -235,7 +243,7 @@ class PrivacyStatement:
             return "NO PRIVACY IS CLAIMED: the noise came from the run's seed."
         if self.private_selection:
             return "NO PRIVACY IS CLAIMED: private text chose checkpoints."
-        own = ", never a user's own node" if self._samples else ""
+        own = ", never a user's own node" if self.samples else ""
         if "aggregator" in self._sources or self.aggregation == "plain":
             seen = "sums without noise" if self.aggregation == "secure" else "each node's answer"
             return (
@@ -292,15 +300,17 @@ class PrivacyStatement:
 
     def _sampling(self) -> str:
         """What is claimed for sampling: where only other questions toss coins, for those."""
-        if self.sampling_rate == 1.0 and self._samples:
+        if self.sampling_rate == 1.0 and self.samples:
             name, *_, rate = min(self.others, key=lambda other: other[-1])
             return f"for {name!r}, {sampling_sentence('poisson', rate, self.aggregation)}"
         return sampling_sentence(self.sampler, self.sampling_rate, self.aggregation)
 
     def _accounting(self) -> str:
-        if not self._samples:
-            return "the exact privacy curve of the composed Gaussian noise"
-        return "the privacy loss distribution (PLD) of the composed, sampled Gaussian noise"
+        return {
+            "exact": "the exact privacy curve of the composed Gaussian noise",
+            "pld": "the privacy loss distribution (PLD) of the composed, sampled Gaussian noise",
+            "renyi": "Renyi bounds of the composed, sampled Gaussian noise",
+        }[self.accountant]
 
     def _integers(self) -> str:
         """What of delta is not the Gaussians'."""
@@ -312,7 +322,7 @@ class PrivacyStatement:
         )
 
     def _concentrated(self) -> str:
-        return concentrated(self.rho_zcdp, "nodes" in self._sources, self._samples)
+        return concentrated(self.rho_zcdp, "nodes" in self._sources, self.samples)
 
     def _participation(self) -> str:
         text = ""
@@ -332,7 +342,7 @@ class PrivacyStatement:
         return text
 
     def _unit(self) -> str:
-        who = "who is enrolled" if self._samples else "who takes part"
+        who = "who is enrolled" if self.samples else "who takes part"
         return (
             f"The unit is the user: the record of one node's user with all its {self.data}, so a "
             "person with two devices counts twice. Adjacency is zero-out: everything one user "

@@ -130,7 +130,7 @@ def _domain(claim: PrivacyStatement, summary: Summary) -> Said:
 
 
 def _public(claim: PrivacyStatement) -> Said:
-    who = "Who is enrolled" if claim.accountant == "pld" else "Who takes part"
+    who = "Who is enrolled" if claim.samples else "Who takes part"
     return [
         f"{who}, how many users are declared, the nodes' weights, the configuration and all "
         "questions with their lists of classes, topics or candidates are public, and so are the "
@@ -141,7 +141,7 @@ def _public(claim: PrivacyStatement) -> Said:
 def _actors(claim: PrivacyStatement) -> Said:
     does = [f"reads their {claim.data}", "bounds their answers"]
     does += ["adds its share of the noise"] if "nodes" in claims.sources(claim) else []
-    does += ["tosses their coins in secret"] if claim.accountant == "pld" else []
+    does += ["tosses their coins in secret"] if claim.samples else []
     return [
         f"Users trust the code of their own node, which {', '.join(does[:-1])} and {does[-1]}.",
         claim.trust(),
@@ -159,14 +159,14 @@ def _mechanisms(claim: PrivacyStatement) -> Said:
         *claims.assumptions(claim),
         f"Noise is made by this project's own code from {drawn}; sampled releases are accounted by "
         "the library dp-accounting."
-        if claim.accountant == "pld"
+        if claim.samples
         else f"Noise is made by this project's own code from {drawn}; epsilon is computed by the "
         "library dp-accounting.",
     ]
 
 
 def _composition(claim: PrivacyStatement, summary: Summary) -> Said:
-    filtered = "a plan of releases" if claim.accountant == "pld" else "the sum of mu^2"
+    filtered = "a plan of releases" if claim.samples else "the sum of mu^2"
     said = [
         *claims.accounting(claim),
         claims.releases(claim, summary),
@@ -235,7 +235,7 @@ def _channels(claim: PrivacyStatement) -> Said:
         "Not covered: the time that nodes take to answer, and whether they answer in time.",
         "A node says nothing of errors that a user's data causes: that user's answer is zeros.",
     ]
-    if claim.accountant == "pld":
+    if claim.samples:
         said.append(
             "A node does the same work however its users' coins fall; the only node of a plain "
             "simulation does not."

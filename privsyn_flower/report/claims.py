@@ -137,7 +137,7 @@ def unit(claim: PrivacyStatement) -> list[str]:
 
 def adjacency(claim: PrivacyStatement) -> list[str]:
     """What is replaced by what, and what stays public."""
-    who = "is enrolled" if claim.accountant == "pld" else "takes part"
+    who = "is enrolled" if claim.samples else "takes part"
     return [
         "Zero-out: whatever one user contributes, in all rounds, is replaced by zeros. Who "
         f"{who}, how many they are and the configuration are public."
@@ -155,10 +155,11 @@ def output(claim: PrivacyStatement) -> list[str]:
 
 def accounting(claim: PrivacyStatement) -> list[str]:
     """How epsilon was computed."""
-    if claim.accountant == "pld":
-        kind = "Privacy loss distributions (PLD) of the composed, sampled Gaussians."
-    else:
-        kind = "The exact privacy curve of the composed Gaussians (Balle and Wang 2018)."
+    kind = {
+        "exact": "The exact privacy curve of the composed Gaussians (Balle and Wang 2018).",
+        "pld": "Privacy loss distributions (PLD) of the composed, sampled Gaussians.",
+        "renyi": "Renyi bounds of the composed, sampled Gaussians (Mironov, Talwar, Zhang 2019).",
+    }[claim.accountant]
     if claim.rho_zcdp is None:
         return [kind, "No rho-zCDP is claimed: mu^2 / 2 is of Gaussian noise without sampling."]
     return [kind, "And rho-zCDP, rho = mu^2 / 2."]

@@ -24,6 +24,7 @@ from flwr.serverapp import Grid
 from numpy.typing import ArrayLike, NDArray
 
 from privsyn_flower.arrays import I64
+from privsyn_flower.files import node_home
 from privsyn_flower.privacy.encoding.quantize import from_modulus, noise_tail
 from privsyn_flower.privacy.noise.discrete_gaussian import system_discrete_gaussian
 from privsyn_flower.privacy.noise.integer_noise import node_variance, release_distance
@@ -71,7 +72,7 @@ def secure_vector(
     the shape is another, zeros are sent and only `folder`/handler.log says so. weight: what the
     server counts this node as (public). min_weight: the least W_min this node accepts. max_share:
     the largest share of one node in the weight of a sum. folder: the node's identity key and
-    records, default ~/.cache/privsyn-flower-node/secagg/NODE-ID.
+    records, default `node_home()`/secagg/NODE-ID.
 
     noise_multiplier above 0: the node adds its share of integer noise to whatever is sent, zeros
     included, so that honest nodes of weight min_weight carry a standard deviation of
@@ -124,7 +125,7 @@ class _Settings:
         """The node's folder."""
         folder = self.folder
         if folder is None:
-            folder = Path("~/.cache/privsyn-flower-node/secagg") / str(context.node_id)
+            folder = node_home() / "secagg" / str(context.node_id)
         return Path(folder).expanduser()
 
     def accept(self, cohort: Cohort, listed: Sequence[bool]) -> None:

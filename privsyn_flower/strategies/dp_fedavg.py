@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
@@ -17,7 +19,8 @@ class DPFedAvg(TrainingStrategy):
 
     Parameters
     ----------
-    config : clip_norm, adaptive_clipping, server_optimizer, noise, ... (`[training]`).
+    config : clip_norm, adaptive_clipping, server_optimizer, noise, ... (`[training]`); or these as
+        keywords, DPFedAvg(clip_norm=0.5).
     sampler : who takes part in a round; what it draws by is accounted. Sampler("poisson", q): each
         user by a coin of its own node, which trains and discards where it fails: amplifies
         privacy, saves devices nothing. Sampler("fixed", nodes=m): m nodes that the server draws;
@@ -33,8 +36,9 @@ class DPFedAvg(TrainingStrategy):
         *,
         sampler: Sampler = EVERYBODY,
         seed: int = 0,
+        **keys: Any,
     ) -> None:
-        super().__init__(AveragingConfig() if config is None else config, seed=seed)
+        super().__init__(config, seed=seed, **keys)
         self.sampler = sampler
 
     def expected_users(self, users: int, nodes: int) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from privsyn_flower.config import AveragingConfig, FtrlConfig
 from privsyn_flower.config.section import checked
 from privsyn_flower.privacy.correlated import (
@@ -24,7 +26,7 @@ class DPFTRL(TrainingStrategy):
     Parameters
     ----------
     config : clip_norm, server_optimizer ("fedavgm" has the papers' momentum), ... (`[training]`);
-        noise must be "aggregator", which says who is trusted.
+        noise must be "aggregator", which says who is trusted. Or these as keywords.
     ftrl : mechanism, min_separation, max_participations, schedule, ... (`[ftrl]`): how the noise
         is correlated, and whose turn it is.
     seed : of the server's choices; never of noise.
@@ -33,11 +35,16 @@ class DPFTRL(TrainingStrategy):
     method = "dp-ftrl"
 
     def __init__(
-        self, config: AveragingConfig, ftrl: FtrlConfig | None = None, *, seed: int = 0
+        self,
+        config: AveragingConfig | None = None,
+        ftrl: FtrlConfig | None = None,
+        *,
+        seed: int = 0,
+        **keys: Any,
     ) -> None:
-        super().__init__(config, seed=seed)
+        super().__init__(config, seed=seed, **keys)
         self.ftrl = FtrlConfig() if ftrl is None else checked(ftrl)
-        self.ftrl.check_trust(config)
+        self.ftrl.check_trust(self.config)
         # Who takes turns every b rounds; all answer in every round when b = 1.
         self.cycle = self.ftrl.min_separation if self.ftrl.min_separation > 1 else 0
         self.by_user = self.ftrl.schedule == "users"

@@ -20,7 +20,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, I64, Bools
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
-from privsyn_flower.text.models.decoding import STOP_EVERY, CausalBatch
+from privsyn_flower.text.models.decoding import STOP_EVERY, CausalBatch, cache_argument
 from privsyn_flower.text.models.devices import empty_cache, map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
@@ -103,6 +103,7 @@ class HuggingFaceGenerator:
         self._ends = end_tokens(self.tokenizer, self.model)
         vocabulary = self.model.get_output_embeddings().weight.shape[0]
         self._banned = banned_tokens(self.tokenizer, vocabulary, self._ends).to(self.device)
+        self._cache = cache_argument(self.model, self.key)
         self._accepts = set(inspect.signature(self.model.forward).parameters)
 
     def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
@@ -256,7 +257,7 @@ class HuggingFaceGenerator:
             "input_ids": ids,
             "attention_mask": attention,
             "position_ids": positions,
-            "past_key_values": cache,
+            self._cache: cache,
             "use_cache": True,
             "logits_to_keep": 1,
         }

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, I64
+from privsyn_flower.arrays import F32, I64, Bools
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.generators import KEY, HuggingFaceGenerator, end_tokens
+from privsyn_flower.text.models.decoding import Seq2SeqBatch
 from privsyn_flower.text.models.devices import empty_cache, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer, model_config
 from privsyn_flower.text.models.sampling import banned_tokens, choose_tokens
@@ -154,6 +155,8 @@ class CausalParaphraser(Paraphraser, HuggingFaceGenerator):
 class Seq2SeqParaphraser(Paraphraser):
     """An encoder that reads the prompt, and a decoder that writes the paraphrase."""
 
+    key = KEY
+
     def __init__(
         self,
         model: str | os.PathLike[str],
@@ -184,57 +187,37 @@ class Seq2SeqParaphraser(Paraphraser):
         with bar(self.progress, "generating", len(repeated)) as advance:
             for first in range(0, len(repeated), self.batch_size):
                 rows = slice(first, first + self.batch_size)
-                found += self._batch(repeated[rows], uniforms[rows])
+                sources = self._encode(repeated[rows])
+                batch = Seq2SeqBatch(self, sources, 1, uniforms[rows], self._start)
+                found += [text for text, _ in batch.run()]
                 advance(len(repeated[rows]))
         return [found[i * n : (i + 1) * n] for i in range(len(prompts))]
 
-    def _batch(self, prompts: Sequence[str], uniforms: F32) -> list[str]:
-        """r prompts, uniforms (r, max_tokens) -> r texts, each ending at its end-of-text token."""
-        import torch
+    def ended(self, tokens: I64) -> Bools:
+        """Which tokens are end-of-text."""
+        return np.isin(tokens, self._ends)
 
-        read = self._read(prompts)
-        tokens = np.zeros((len(prompts), self.max_tokens), dtype=np.int64)
-        sizes = np.full(len(prompts), self.max_tokens)
-        going, cache = np.ones(len(prompts), dtype=np.bool_), None
-        last = torch.full((len(prompts), 1), self._start, device=self.device)
-        with torch.inference_mode():
-            memory = self.model.get_encoder()(**read)
-            for step in range(self.max_tokens):
-                out = self.model(
-                    encoder_outputs=memory,
-                    attention_mask=read["attention_mask"],
-                    decoder_input_ids=last,
-                    past_key_values=cache,
-                    use_cache=True,
-                )
-                cache = out.past_key_values
-                tokens[:, step] = self.choose(out.logits[:, -1], uniforms[:, step])
-                ended = going & np.isin(tokens[:, step], self._ends)
-                sizes[ended], going = step, going & ~ended
-                if not going.any():
-                    break
-                last = torch.from_numpy(tokens[:, step : step + 1]).to(self.device)
-        return [
-            decode(self.tokenizer, row[:size].tolist())
-            for row, size in zip(tokens, sizes, strict=True)
-        ]
+    def stopped(self, tokens: I64) -> Bools:
+        """No row: a stop string would depend on the text."""
+        return np.zeros(len(tokens), dtype=np.bool_)
+
+    def text(self, tokens: I64) -> str:
+        """Tokens of one paraphrase -> its text."""
+        return decode(self.tokenizer, tokens.tolist())
 
     def after(self, prompt: str, said: list[int]) -> torch.Tensor:
         import torch
 
         written = torch.tensor([[self._start, *said]], device=self.device)
-        logits: torch.Tensor = self.model(**self._read([prompt]), decoder_input_ids=written).logits[
-            0
-        ]
+        read = torch.tensor(self._encode([prompt]), device=self.device)
+        logits: torch.Tensor = self.model(input_ids=read, decoder_input_ids=written).logits[0]
         return logits
 
-    def _read(self, prompts: Sequence[str]) -> dict[str, torch.Tensor]:
-        """Prompts as the encoder takes them: padded ids (r, l) and their mask."""
-        from privsyn_flower.text.models.batches import pad_rows
-
-        rows = self.tokenizer(list(prompts), truncation=True, max_length=self._longest)["input_ids"]
-        ids, mask = pad_rows(rows, self.tokenizer.pad_token_id or 0)
-        return {"input_ids": ids.to(self.device), "attention_mask": mask.to(self.device)}
+    def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
+        """The end of each prompt, as much as the encoder takes."""
+        encoded = self.tokenizer(list(prompts), truncation=True, max_length=self._longest)
+        rows: list[list[int]] = encoded["input_ids"]
+        return rows
 
     def close(self) -> None:
         """Let go of the model."""

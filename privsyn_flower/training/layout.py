@@ -39,8 +39,16 @@ class Layout:
         """The layout of the arrays of floating-point numbers whose names match `trained`.
 
         trained: glob patterns with commas between. Other arrays, such as counters of integers,
-        are not trained: they stay what they are. Raises ValueError where nothing is left.
+        are not trained: they stay what they are. Raises ValueError where nothing is left, and on a
+        type that NumPy lacks, as bfloat16: its numbers would pass for bytes that nobody trains.
         """
+        for name, array in arrays.items():
+            found = np.asarray(array).dtype
+            if found.kind == "V":
+                raise ValueError(
+                    f"array {name!r} has type {found}, as bfloat16 has in NumPy, which cannot "
+                    "count with it: give all arrays in float32 (tensor.float() in a state dict)"
+                )
         kept = sorted(
             name
             for name, array in arrays.items()

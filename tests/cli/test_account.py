@@ -48,6 +48,17 @@ def test_renyi_is_what_the_papers_had() -> None:
     assert call("calibrate", "--epsilon", "1", *PLAN, "--renyi").exit_code == 2
 
 
+def test_the_bound_behind_a_figure_is_named() -> None:
+    noise = ["account", "--noise-multiplier", "30", "--rounds", "100"]
+    assert "closed form" in call(*noise, "--delta", "1e-6").output
+    noise += ["--sampling-rate", "0.01"]
+    assert "privacy loss distribution" in call(*noise, "--delta", "1e-6").output
+    small = call(*noise, "--delta", "1e-13", "--json")
+    assert json.loads(small.stdout)["epsilon"] < 0.1 and "Renyi bounds" in small.stderr
+    many = call(*noise[:3], "--rounds", "1000000000", *noise[5:], "--delta", "1e-6")
+    assert many.exit_code == 0 and "Renyi bounds" in many.output
+
+
 def test_no_noise_is_no_finite_epsilon() -> None:
     noise = ("account", "--noise-multiplier", "0", *PLAN)
     assert "epsilon = inf" in call(*noise).output

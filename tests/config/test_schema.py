@@ -234,6 +234,11 @@ def test_overrides(tmp_path: Path) -> None:
     assert parse_override("data.date-from=2023-01-01") == ("data.date-from", "2023-01-01")
     with pytest.raises(ConfigError, match="key=value"):
         parse_override("epsilon")
+    for several in ("epsilon=1,rounds=2", "epsilon=1, rounds=2", "data.path=a.csv rounds=2"):
+        with pytest.raises(ConfigError, match=r"in each: --set \w.* --set rounds=2"):
+            parse_override(several)
+    assert parse_override("data.path=/a,b=c.csv") == ("data.path", "/a,b=c.csv")
+    assert parse_override("models.device='a,rounds=2'") == ("models.device", "a,rounds=2")
     file = tmp_path / "c.toml"
     file.write_text("epsilon = 2.0\n[pretext]\npopulation = 8\n")
     config = load_config(file, {"epsilon": 3.0})

@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from privsyn_flower.local.processes import free_port
+from privsyn_flower.local.simulation import write_connection
 
 NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
 MATHS = "matrix vector tensor kernel lemma theorem proof axiom graph vertex edge ring".split()
@@ -132,6 +135,41 @@ def left_running(text: str, seconds: float = 90) -> list[str]:
             line = (Path("/proc") / str(process) / "cmdline").read_bytes()
             lines.append(line.replace(b"\0", b" ").decode("utf-8", "replace"))
     return lines
+
+
+def flwr(
+    command: str | Sequence[str | Path], environment: Mapping[str, str], cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """A plain `flwr` command, beside a SuperLink that answers already.
+
+    The one that `flwr run` would start itself is given up after 15 seconds, which a busy machine
+    exceeds. Here nothing but pytest's own limit counts.
+    """
+    port, log = int(environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]), cwd / "superlink.log"
+    write_connection(Path(environment["FLWR_HOME"]), port, insecure=True)
+    program = shutil.which("flower-superlink", path=environment["PATH"])
+    assert program is not None
+    superlink = [program, "--insecure", "--simulation", "--isolation", "subprocess"]
+    superlink += ["--host", "127.0.0.1", "--port", str(port)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            superlink, env=environment, cwd=cwd, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        while True:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60).close()
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.5)
+        return subprocess.run(
+            command if isinstance(command, str) else [*map(str, command)],
+            shell=isinstance(command, str), env=environment, cwd=cwd,
+            capture_output=True, text=True,
+        )  # fmt: skip
+    finally:
+        process.terminate()
+        process.wait()
 
 
 @pytest.fixture

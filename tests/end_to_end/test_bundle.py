@@ -7,16 +7,13 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
-import urllib.request
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from scripts.hub_bundle import NAME, write
+from tests.end_to_end.conftest import flwr
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parent.parent.parent
@@ -38,32 +35,6 @@ def without_us(folder: Path) -> Path:
     return programs
 
 
-@contextmanager
-def superlink(programs: Path, environment: dict[str, str], folder: Path) -> Iterator[None]:
-    """The one that `flwr run` would start itself, and give up on after 15 seconds."""
-    port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
-    command = [programs / "flower-superlink", "--insecure", "--simulation", "--isolation"]
-    command += ["subprocess", "--host", "127.0.0.1", "--port", port]
-    log = folder / "superlink.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command, env=environment, cwd=folder, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.5)
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 def test_a_bundle_runs_where_the_package_is_not_installed(
     mini: Path, tmp_path: Path, flower_environment: dict[str, str]
 ) -> None:
@@ -83,10 +54,7 @@ def test_a_bundle_runs_where_the_package_is_not_installed(
     )
     command = [programs / "flwr", "run", bundle, "--stream", "--run-config", config]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
-    with superlink(programs, environment, tmp_path):
-        result = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=900
-        )
+    result = flwr(command, environment, tmp_path)
     log = result.stdout + result.stderr
     assert result.returncode == 0 and (folder / "summary.json").exists(), log
     summary = json.loads((folder / "summary.json").read_text())

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 
 from privsyn_flower.runs import RunFolder
 from tests.end_to_end import test_secure_sum
+from tests.end_to_end.conftest import flwr
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs" / "examples" / "tabular"
@@ -87,9 +87,7 @@ def run(
     command = ["flwr", "run", str(app), "--stream"]
     command += ["--federation-config", f"num-supernodes={clinics} client-resources-num-cpus=1"]
     environment = {**environment, "RAY_worker_niceness": "0"}
-    result = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=240
-    )
+    result = flwr(command, environment, folder)
     log = result.stdout + result.stderr
     assert result.returncode == 0, log
     lines = (folder / f"{version}.jsonl").read_text().splitlines()
@@ -194,9 +192,7 @@ def test_a_forgotten_decorator_is_the_last_line(
     project.write_text(text)
     command = ["flwr", "run", str(app), "--stream"]
     command += ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
-    result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=240
-    )
+    result = flwr(command, environment, tmp_path)
     log = result.stdout + result.stderr
     lines = [line for line in result.stdout.splitlines() if line and "ClientAppActor" not in line]
     assert lines[-1] == (

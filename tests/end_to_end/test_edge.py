@@ -45,9 +45,9 @@ epsilon = 50.0
 noise-multiplier = 2.0
 nodes = 3
 min-surviving-weight = 0.6
-stage-timeout = 120.0
-round-timeout = 120.0
-node-timeout = 60.0
+stage-timeout = 500.0
+round-timeout = 500.0
+node-timeout = 300.0
 cache = "{cache}"
 {method}
 [data]

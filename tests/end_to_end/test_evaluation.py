@@ -34,10 +34,10 @@ def test_models_are_measured_in_one_release(
     config.write_text(f'method = "evaluation"\nstage-timeout = 300.0\n{text}{measure}')
 
     planned = privsyn("plan", config, cwd=tmp_path)
-    told, err = planned.communicate(timeout=120)
+    told, err = planned.communicate(timeout=1500)
     assert planned.returncode == 0 and "2 releases" in told, err
     process = privsyn("run", config, "--set", f"run-folder={folder}", cwd=tmp_path)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=1500)
     assert process.returncode == 0, err
     assert "over 1 evaluation of models on the nodes and 1 spare" in (
         folder / "privacy.md"
@@ -51,8 +51,8 @@ def test_models_are_measured_in_one_release(
     check_nothing_private(folder, mini)
 
     again = privsyn("run", "--resume", folder, cwd=tmp_path)
-    shown, err = again.communicate(timeout=60)
+    shown, err = again.communicate(timeout=1500)
     assert again.returncode == 0 and shown == out, err
     compared = privsyn("report", folder, cwd=tmp_path)
-    table, err = compared.communicate(timeout=60)
+    table, err = compared.communicate(timeout=1500)
     assert compared.returncode == 0 and "| whole | " in table and "| half | " in table, err

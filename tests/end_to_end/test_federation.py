@@ -138,7 +138,7 @@ def federation(mini: Path) -> Iterator[LocalFederation]:
         assert processes_mentioning(str(folder)) == []
 
 
-def _finish(process: Any, seconds: float = 180) -> str:
+def _finish(process: Any, seconds: float = 1500) -> str:
     out, err = process.communicate(timeout=seconds)
     assert process.returncode == 0, err
     return str(out)

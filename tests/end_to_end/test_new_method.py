@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.end_to_end import test_secure_sum
+from tests.end_to_end.conftest import flwr
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -66,9 +66,7 @@ def test_the_method_of_the_page_runs(tmp_path: Path, environment: dict[str, str]
         (app / name).write_text(text, encoding="utf-8")
     (tmp_path / "users.jsonl").write_text("\n".join(map(json.dumps, rows())), encoding="utf-8")
     (command,) = re.findall(r"^flwr run .*$", SECTION, re.M)
-    result = subprocess.run(
-        command, shell=True, env=environment, cwd=app, capture_output=True, text=True, timeout=110
-    )
+    result = flwr(command, environment, app)
     log = result.stdout + result.stderr
     assert result.returncode == 0 and "Epsilon = 4 at delta = 1e-05 for each user" in log, log
     (folder,) = (tmp_path / "topics-runs").iterdir()

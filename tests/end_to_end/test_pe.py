@@ -40,7 +40,7 @@ def test_a_run_from_votes_to_text(mini: Path, causal_folder: Path) -> None:
     path, folder = mini / "pe.toml", mini / "pe-run"
     path.write_text(PE.format(mini=text))
     process = privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini)
-    out, err = process.communicate(timeout=240)
+    out, err = process.communicate(timeout=1500)
     assert process.returncode == 0, err
     assert out.strip().splitlines()[-1] == str(folder)
     summary = json.loads((folder / "summary.json").read_text())

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.end_to_end.conftest import flwr
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parent.parent.parent
@@ -20,9 +21,7 @@ def test_flwr_run_with_a_config_file(
     config.write_text(f'run-folder = "{folder}"\n' + (mini / "mini.toml").read_text())
     command = ["flwr", "run", str(ROOT), "--stream", "--run-config", str(config)]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
-    result = subprocess.run(
-        command, env=flower_environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    result = flwr(command, flower_environment, tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     log = result.stdout + result.stderr
     assert "privsyn INFO rounds 2/2" in log

@@ -85,17 +85,17 @@ def reference(config: Path, folder: Path, loopback: Any) -> Any:
     return grid
 
 
-def wait_for(path: Path, process: Any, seconds: float = 300) -> None:
+def wait_for(path: Path, process: Any, seconds: float = 1500) -> None:
     """Until `path` is there; what does not come in time takes no processor any more."""
     deadline = time.monotonic() + seconds
     while not path.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             process.terminate()
-            pytest.fail(f"{path} did not appear: {process.communicate(timeout=60)[1]}")
+            pytest.fail(f"{path} did not appear: {process.communicate(timeout=1500)[1]}")
         time.sleep(0.01)
 
 
-def finish(process: Any, seconds: float = 300) -> tuple[int, list[str], list[str]]:
+def finish(process: Any, seconds: float = 1500) -> tuple[int, list[str], list[str]]:
     out, err = process.communicate(timeout=seconds)
     return process.returncode, out.strip().splitlines(), err.strip().splitlines()
 

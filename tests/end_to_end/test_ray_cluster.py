@@ -15,7 +15,7 @@ import pytest
 import privsyn_flower
 from privsyn_flower.config import load_config
 from privsyn_flower.local.ray_cluster import ClusterError, check_cluster
-from tests.end_to_end.conftest import left_running, privsyn
+from tests.end_to_end.conftest import flwr, left_running, privsyn
 from tests.end_to_end.test_run import finish, wait_for
 from tests.ray_nodes import RayNode
 
@@ -113,9 +113,7 @@ def test_plain_flwr_run_with_rays_address(
     command = ["flwr", "run", str(ROOT), "--stream", "--run-config", str(config)]
     command += ["--federation-config", "num-supernodes=3 client-resources-num-cpus=1"]
     environment = flower_environment | {"RAY_ADDRESS": cluster[0].address}
-    result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
+    result = flwr(command, environment, tmp_path)
     log = result.stdout + result.stderr
     assert f"privsyn INFO Ray cluster at {cluster[0].address}: 2 nodes with 4 CPUs" in log
     assert json.loads((folder / "summary.json").read_text())["rounds"] == 2, log

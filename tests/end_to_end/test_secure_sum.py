@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.end_to_end.conftest import flwr
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parents[2]
@@ -44,9 +45,7 @@ def test_the_example_runs(tmp_path: Path, environment: dict[str, str]) -> None:
     (app / "server_app.py").write_text(server)
     command = ["flwr", "run", str(app), "--stream"]
     command += ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
-    result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=110
-    )
+    result = flwr(command, environment, tmp_path)
     log = result.stdout + result.stderr
     assert result.returncode == 0, log
     total = re.search(r"the sum is \[(\d+), (\d+), (\d+)\]", log)

@@ -25,6 +25,7 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_mu,
     most_releases,
     renyi_epsilon,
+    tightest,
 )
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import Kind, charged_epsilon, new_header
@@ -325,11 +326,19 @@ def test_more_noise_and_fewer_users_never_cost_more() -> None:
 # --- ends and errors ------------------------------------------------------------------------
 
 
-def test_sampling_counts_for_nothing_where_floats_cannot_tell() -> None:
-    least = accounting.SMALLEST_DELTA
-    plain = {(3.0, 1.0): 20}
-    assert composed_epsilon({(3.0, 0.05): 20}, 0.9 * least) == composed_epsilon(plain, 0.9 * least)
-    assert composed_epsilon({(3.0, 0.05): 20}, 1e-12) < 0.5 * composed_epsilon(plain, 1e-12)
+def test_the_best_valid_bound_is_taken_and_named() -> None:
+    """Where floats cannot tell, and where so many releases are convolved that a PLD says little."""
+    least = 0.9 * accounting.SMALLEST_DELTA
+    assert tightest({(3.0, 1.0): 20}, least) == (epsilon(3.0, 20, least), "exact")
+    for plan, rounds, delta in ((3.0, 0.05), 20, least), ((100.0, 0.01), 10**9, 1e-6):
+        found, how = tightest({plan: rounds}, delta)
+        by_renyi = renyi_epsilon(plan[0], rounds, delta, sampling_rate=plan[1])
+        assert how == "renyi" and by_renyi <= found <= 1.1 * by_renyi
+        assert found < 0.5 * epsilon(plan[0], rounds, delta)
+    assert tightest({(3.0, 0.05): 20}, 1e-12)[1] == "pld"
+    assert tightest({(1.0, 0.01): 10**5}, 1e-6)[1] == "renyi"
+    assert tightest({(0.01, 0.5): 10**7}, 1e-6)[1] == "exact"
+    assert 40 < calibrate(1.0, 10**8, 1e-6, sampling_rate=0.001) < 50
 
 
 def test_composition_is_closed_form() -> None:

@@ -17,10 +17,10 @@ SCRIPT = "draw('a chart');"
 def kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where SCRIPT is to be kept, which is what the installed versions should make."""
     digest = hashlib.sha256(SCRIPT.encode()).hexdigest()
-    monkeypatch.setattr(module, "CACHE", str(tmp_path / "charts"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(module, "DIGESTS", {VERSIONS: digest})
     monkeypatch.setattr(module, "installed", lambda: VERSIONS)
-    return tmp_path / "charts" / f"{digest}.js"
+    return tmp_path / "privsyn-flower" / "charts" / f"{digest}.js"
 
 
 def library(monkeypatch: pytest.MonkeyPatch, made: str | None = None) -> str:

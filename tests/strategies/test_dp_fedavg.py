@@ -213,6 +213,22 @@ def test_a_train_config_that_cannot_travel_is_refused(
         train(loopback(trainers()), tmp_path, train_config=ConfigRecord({"odd": value}))
 
 
+def test_keys_may_stand_in_the_place_of_a_config() -> None:
+    keys = {"clip_norm": 0.5, "server_optimizer": "fedavgm", "noise": "aggregator"}
+    for strategy in (DPFedAvg(**keys, seed=3), DPFTRL(**keys, seed=3)):
+        assert strategy.config == AveragingConfig(**keys) and strategy.seed == 3
+    assert DPFedAvg().config == AveragingConfig()
+    for wrong, words in (
+        (lambda: DPFedAvg(clipnorm=0.5), r"DPFedAvg\(clipnorm=...\).* clip_norm, "),
+        (lambda: DPFedAvg(WIDE, clip_norm=0.5), "a config and clip_norm beside it"),
+        (lambda: DPFedAvg(0.5), r"DPFedAvg\(AveragingConfig\(clip_norm=0.5\)\)"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(TypeError, match=words):
+            wrong()
+    with pytest.raises(ValueError, match="clip"):
+        DPFedAvg(clip_norm=-1.0)
+
+
 def test_an_evaluation_on_the_nodes_is_refused(tmp_path: Path, loopback: Any) -> None:
     with pytest.raises(ValueError, match="evaluation="):
         train(loopback(trainers()), tmp_path, evaluate_config=ConfigRecord())

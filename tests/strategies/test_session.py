@@ -225,6 +225,14 @@ def test_a_run_begun_before_statements_said_more_goes_on(tmp_path: Path, loopbac
     folder.save_value("promised", old)
     with Session(loopback({}), folder, made, terms, PlainSum()).begun() as ledger:
         assert ledger.charges() == []
+    promised = folder.path / "checkpoints" / "promised.json"
+    text = promised.read_text()
+    folder.save_query(1, topics().ask(1))
+    promised.unlink()
+    lost = Session(loopback({}), folder, made, terms, PlainSum())
+    with pytest.raises(ValueError, match=r"holds rounds, but .*promised\.json"), lost.begun():
+        pass
+    promised.write_text(text)
     chosen = Session(loopback({}), folder, made, terms, PlainSum(), said={"chooses_text": True})
     with (
         pytest.raises(ValueError, match="other values: chooses_text = True was None;"),

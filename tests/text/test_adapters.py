@@ -149,6 +149,33 @@ def test_wrong_adapters_are_refused_by_name(
     assert torch.equal(seen(generator)[0], kept), "a refused adapter changed the model"
 
 
+def test_an_adapter_of_other_layers_or_another_vocabulary_is_refused(
+    generator: HuggingFaceGenerator, adapters: list[Path], tmp_path: Path
+) -> None:
+    """Whole embeddings would replace the base's, also where their size is the same."""
+    from safetensors.torch import load_file, save_file
+
+    base, _ = seen(generator)
+    vocabulary, width = generator.model.get_output_embeddings().weight.shape
+    for rows in (vocabulary, vocabulary + 3):
+        resized = shutil.copytree(adapters[0], tmp_path / f"resized-{rows}")
+        whole = {"base_model.model.lm_head.weight": torch.ones(rows, width)}
+        save_file(load_file(resized / WEIGHTS) | whole, resized / WEIGHTS)
+        with pytest.raises(AdapterError, match=rf"resized-{rows} holds .* models\.generator = "):
+            generator.use_adapter(resized)
+    other = shutil.copytree(adapters[0], tmp_path / "other")
+    config = json.loads((other / CONFIG).read_text("utf-8")) | {"target_modules": ["c_attn"]}
+    (other / CONFIG).write_text(json.dumps(config), "utf-8")
+    with pytest.raises(AdapterError, match=r"other: .* models\.generator = .*c_attn"):
+        generator.use_adapter(other)
+    wide = shutil.copytree(adapters[0], tmp_path / "wide")
+    larger = {k: torch.cat([v, v], 1) for k, v in load_file(wide / WEIGHTS).items()}
+    save_file(larger, wide / WEIGHTS)
+    with pytest.raises(AdapterError, match=r"wide: .* models\.generator = "):
+        generator.use_adapter(wide)
+    assert torch.equal(seen(generator)[0], base)
+
+
 def test_a_damaged_adapter_leaves_the_base(
     generator: HuggingFaceGenerator, adapters: list[Path], tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.decoding import STOP_EVERY
+from privsyn_flower.text.models.decoding import CACHES, STOP_EVERY
 from privsyn_flower.text.models.devices import map_batches
-from privsyn_flower.text.models.pretrained import load_tokenizer
+from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.models.sampling import choose_tokens
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
 from privsyn_flower.text.protocols import Answering, Sampling
@@ -70,6 +71,48 @@ def causal_models(vocabulary: int) -> dict[str, Any]:
         "mistral": t.MistralForCausalLM(t.MistralConfig(sliding_window=24, **common)),
         "qwen2": t.Qwen2ForCausalLM(t.Qwen2Config(**common)),
     }
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_the_cache_has_the_name_that_the_model_gives_it(
+    name: str, causal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries rename it: an argument left out would make each token a text's first."""
+    found: dict[str, Any] = {}
+
+    def load(*arguments: Any) -> Any:
+        model = load_model(*arguments)
+        own, names = model.forward, ("input_ids", "attention_mask", "position_ids", name)
+        given = next(one for one in CACHES if one in inspect.signature(own).parameters)
+
+        def renamed(**inputs: Any) -> Any:
+            found[name] = inputs.get(name)
+            return own(**{given if key == name else key: v for key, v in inputs.items()})
+
+        kinds = [inspect.Parameter(one, inspect.Parameter.KEYWORD_ONLY) for one in names]
+        renamed.__signature__ = inspect.Signature(kinds)  # type: ignore[attr-defined]
+        model.forward = renamed
+        return model
+
+    monkeypatch.setattr("privsyn_flower.text.generators.load_model", load)
+    generator = HuggingFaceGenerator(causal_folder, max_tokens=6, device="cpu", progress=False)
+    texts = generator.complete(PROMPTS[1:2], 1, np.random.default_rng(5))
+    draws = np.random.default_rng(5).random((1, 1, 6), dtype=np.float32)[0, 0]
+    assert found[name].get_seq_length() > 1
+    assert texts == [[plain_loop(generator, PROMPTS[1], draws)]]
+
+
+def test_a_model_without_a_cache_is_refused(
+    causal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*arguments: Any) -> Any:
+        model = load_model(*arguments)
+        model.forward = lambda input_ids, attention_mask: None
+        return model
+
+    monkeypatch.setattr("privsyn_flower.text.generators.load_model", load)
+    with pytest.raises(ValueError, match=r"models\.generator: LlamaForCausalLM takes no cache"):
+        HuggingFaceGenerator(causal_folder, device="cpu")
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "qwen2"])

@@ -88,3 +88,11 @@ def test_the_digest_tells_layouts_apart() -> None:
     assert len({layout.digest() for layout in (one, *others)}) == 5
     assert one.digest() == Layout(("a", "b"), ((2, 3), (4,))).digest()
     assert len(one.digest()) == 64
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "V2"])
+def test_types_that_numpy_lacks_are_named(dtype: str) -> None:
+    """As a bfloat16 array arrives in a message: two bytes without a meaning."""
+    found = np.dtype(getattr(pytest.importorskip("ml_dtypes"), dtype, dtype))
+    with pytest.raises(ValueError, match=r"'w' has type .*bfloat16.* float32"):
+        Layout.of({"b": np.zeros(2, dtype=np.float32), "w": np.zeros(3, dtype=found)})

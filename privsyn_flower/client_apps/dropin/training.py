@@ -37,6 +37,7 @@ from privsyn_flower.client_apps.node.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data.findings import NODE_LOG
 from privsyn_flower.data.users import to_name
+from privsyn_flower.files import node_home
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.question import Query
@@ -143,7 +144,7 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
 
     if deployed:
         stands_for: Any = config.get("weight", 1)
-        cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
+        cache = Path(str(config.get("cache") or node_home())).expanduser()
     else:
         stands_for = len(named()) if weight is None else weight(context)
         place = f"{partition}-of-{config.get('num-partitions', 1)}"

@@ -22,6 +22,7 @@ from privsyn_flower.client_apps.node.failures import Failures, What
 from privsyn_flower.client_apps.node.policy import Policy, load_policy
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.config import ConfigError
+from privsyn_flower.files import node_home
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
@@ -202,7 +203,7 @@ def _deployed(context: Context) -> Node:
         policy = load_policy(Path(named).expanduser() if named else None)
     except ConfigError as error:
         raise WireError(Refusal.SETUP, str(error)) from None
-    cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
+    cache = Path(str(config.get("cache") or node_home())).expanduser()
     labels, base = str(config.get("label-column", "")), str(config.get("downstream", ""))
 
     def load() -> UserTexts:

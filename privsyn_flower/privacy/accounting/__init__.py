@@ -10,6 +10,7 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_mu,
     most_releases,
     renyi_epsilon,
+    tightest,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "gaussian_mu",
     "most_releases",
     "renyi_epsilon",
+    "tightest",
 ]

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from privsyn_flower.privacy.accounting.composition import (
     FINAL_INTERVAL,
     FINEST_INTERVAL,
+    MOST_CONVOLVED,
     SMALLEST_DELTA,
     AccountingError,
+    Kinds,
     Releases,
     check_delta,
     composed_epsilon,
@@ -28,7 +30,6 @@ PER_DECADE = 4
 DECADES_BELOW = 3  # of the run's own delta; the share for the integers is the end of the curve
 
 Curve = list[tuple[float, float]]
-Kinds = tuple[tuple[tuple[float, float], int], ...]  # ((noise multiplier, rate), how many)
 
 
 def privacy_curve(releases: Releases, delta: float) -> Curve:
@@ -57,7 +58,7 @@ def _points(kinds: Kinds, delta: float) -> tuple[tuple[float, float], ...]:
         if gaussians >= 0.5:
             break
         if at is not None and gaussians < SMALLEST_DELTA and step:
-            continue  # there, coins count as nothing: a bound, but of another curve
+            continue  # there, Renyi bounds hold: true ones, but of another curve
         try:
             epsilon = own if step == 0 else at(gaussians) if at else exact(gaussians)
         except AccountingError:
@@ -76,8 +77,10 @@ def _gaussians(delta: float, times: float) -> float:
 
 def _sampled(kinds: Kinds, delta: float, own: float) -> Callable[[float], float]:
     """Epsilon of Poisson-sampled releases at any delta, by one privacy loss distribution: as fine
-    as that which gave the run's own pair."""
+    as that which gave the run's own pair. Where that one had none, as the run's own pair."""
     ours = _gaussians(delta, 1.0)
+    if ours < SMALLEST_DELTA or sum(count for _, count in kinds) > MOST_CONVOLVED:
+        return functools.partial(composed_epsilon, dict(kinds))
     total = math.fsum(count * mu_squared(z) for (z, _), count in kinds)
     unsampled = functools.partial(gaussian_epsilon, 1 / math.sqrt(total))
     scale = max(1.0, unsampled(ours) / 50)

@@ -13,6 +13,7 @@ induction all of them are.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import uuid
@@ -42,6 +43,7 @@ PLAN = "releases of a fixed plan (PLD)"
 
 # Rounding of sums of costs, kept from a budget of mu^2. Calibrated noise has 1e-9 of headroom.
 SLACK = 1e-10
+ROUNDING = 1e-6  # relative difference of a header's numbers that other versions of libraries make
 
 
 class Kind(NamedTuple):
@@ -180,17 +182,14 @@ def new_header(
     """
     fixed: dict[str, Any] = {"id": uuid.uuid4().hex, "budget": None}
     if total_epsilon is not None and total_delta is not None:
-        mu = gaussian_mu(total_epsilon, gaussian_delta(total_delta))
-        fixed["budget"] = mu * mu / (1 + SLACK)
+        fixed["budget"] = budget_of_mu_squared(total_epsilon, total_delta)
     if plan is not None:
         if total_epsilon is None or total_delta is None:
             raise ValueError(f"{plan} needs total_epsilon and total_delta")
-        events = Counter[tuple[float, float]]()
-        for z, rate, releases in plan:
-            if releases < 1:
-                raise ValueError(f"releases = {releases} of {plan}: at least 1 of each kind")
-            events[(z, rate)] += releases
-        needed = composed_epsilon(events, gaussian_delta(total_delta))
+        for kind in plan:
+            if kind.releases < 1:
+                raise ValueError(f"releases = {kind.releases} of {plan}: at least 1 of each kind")
+        needed = plan_epsilon(plan, total_delta)
         if needed > total_epsilon:
             raise ValueError(f"{plan} costs epsilon = {needed}, the total is {total_epsilon}")
         first, *others = plan
@@ -198,6 +197,43 @@ def new_header(
         fixed |= {"noise_multiplier": first.noise_multiplier, "beside": tuple(others)}
         fixed |= {"sampling_rate": first.sampling_rate}
     return Header(population, total_epsilon, total_delta, simulation, **fixed)
+
+
+@functools.lru_cache(maxsize=16)  # every operation on a ledger reads its header
+def budget_of_mu_squared(total_epsilon: float, total_delta: float) -> float:
+    """The sum of mu^2 that a total allows. Raises ValueError as `gaussian_mu` does."""
+    mu = gaussian_mu(total_epsilon, gaussian_delta(total_delta))
+    return mu * mu / (1 + SLACK)
+
+
+@functools.lru_cache(maxsize=16)
+def plan_epsilon(plan: Plan, total_delta: float) -> float:
+    """What all releases of a plan cost together."""
+    events = Counter[tuple[float, float]]()
+    for z, rate, releases in plan:
+        events[(z, rate)] += releases
+    return composed_epsilon(events, gaussian_delta(total_delta))
+
+
+def _check_budget(header: Header, path: Path) -> None:
+    """Raises LedgerError unless a header's budget is what its own total allows."""
+    if header.total_epsilon is None or header.total_delta is None or header.budget is None:
+        return
+    if header.plan is not None:
+        costs = plan_epsilon(header.plan, header.total_delta)
+        if costs <= header.total_epsilon * (1 + ROUNDING):
+            return
+        found = f"a plan of {header.budget:g} releases that cost epsilon = {at_most(costs, 6)}"
+    else:
+        allowed = budget_of_mu_squared(header.total_epsilon, header.total_delta)
+        if math.isclose(header.budget, allowed, rel_tol=ROUNDING):
+            return
+        found = f"a budget of {header.budget:.9g} of mu^2, where {allowed:.9g} would be right"
+    raise LedgerError(
+        f"{path} has a header that contradicts itself: total epsilon = {header.total_epsilon} at "
+        f"delta = {header.total_delta} with {found}; somebody changed it: restore the file, or "
+        "name another ledger (key ledger)"
+    )
 
 
 def parse_header(row: Row, path: Path) -> Header:
@@ -231,6 +267,10 @@ def parse_header(row: Row, path: Path) -> Header:
         raise LedgerError(f"{path} has an unreadable header: a total without its budget")
     if (header.filter == PLAN) != (header.plan is not None):
         raise LedgerError(f"{path} has an unreadable header: {PLAN} without its noise or rate")
+    try:
+        _check_budget(header, path)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise LedgerError(f"{path} has an unreadable header: {error}") from None
     return header
 
 

@@ -14,13 +14,11 @@ import importlib.metadata
 import importlib.util
 import logging
 from collections.abc import Callable
-from pathlib import Path
 
-from privsyn_flower.files import build_file
+from privsyn_flower.files import build_file, cache_home
 
 logger = logging.getLogger("privsyn_flower")
 
-CACHE = "~/.cache/privsyn-flower/charts"
 # sha256 of the script, by the versions of vl-convert-python and Vega-Lite. What others make is
 # used, and made anew in every process.
 DIGESTS = {
@@ -66,7 +64,7 @@ def bundled(vega_lite: str) -> str:
 
 def _kept(digest: str, vega_lite: str) -> str:
     """The script with this digest, kept in the cache folder where that can be written to."""
-    path = Path(CACHE).expanduser() / f"{digest}.js"
+    path = cache_home() / "privsyn-flower" / "charts" / f"{digest}.js"
     with contextlib.suppress(OSError):
         data = path.read_bytes()
         if hashlib.sha256(data).hexdigest() == digest:

@@ -61,7 +61,10 @@ class GeneralisedFedAvg(Strategy):
     they start from is the one they compare with.
     """
 
-    def __init__(self, config: AveragingConfig, *, seed: int = 0) -> None:
+    def __init__(self, config: AveragingConfig | None, *, seed: int = 0, **keys: Any) -> None:
+        """keys: of an AveragingConfig, in the place of one."""
+        if config is None or keys:
+            config = self._config_of(config, keys)
         if not isinstance(config, AveragingConfig):  # a clip norm alone is an easy slip
             raise TypeError(
                 f"{type(self).__name__}({config!r}): expected a section of the configuration, "
@@ -79,6 +82,20 @@ class GeneralisedFedAvg(Strategy):
         self.rounds = 0
         self._folder: RunFolder | None = None
         self._name, self._older = START, START
+
+    def _config_of(self, config: AveragingConfig | None, keys: dict[str, Any]) -> AveragingConfig:
+        name, foreign = type(self).__name__, sorted(keys.keys() - AveragingConfig.model_fields)
+        if foreign:
+            raise TypeError(
+                f"{name}({foreign[0]}=...): no such argument, and no key of AveragingConfig: "
+                f"{', '.join(AveragingConfig.model_fields)}"
+            )
+        if config is not None:
+            raise TypeError(
+                f"{name} got a config and {', '.join(keys)} beside it: give one of both, as in "
+                f"{name}(AveragingConfig(clip_norm=0.5)) or {name}(clip_norm=0.5)"
+            )
+        return AveragingConfig(**keys)
 
     # What is trained ---------------------------------------------------------------------
 

@@ -369,7 +369,15 @@ MEASURED = {"benchmark", "rival"}  # words of the sentence on what was measured 
 
 def check_promise(run: RunFolder, promised: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the values, unless the run was begun with the same ones."""
-    stored = run.load_value(PROMISED) or promised
+    stored = run.load_value(PROMISED)
+    if stored is None:
+        if run.has_rounds():
+            raise ValueError(
+                f"{run.path} holds rounds, but checkpoints/{PROMISED}.json is missing, so nothing "
+                "says what their noise was made for: put it back, or start a new run in another "
+                "folder"
+            )
+        return
     changed = [
         f"{key} = {promised.get(key)!r} was {stored.get(key)!r}"
         for key in sorted({*promised, *stored} - MEASURED)

@@ -36,18 +36,22 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True)
 class Base:
-    """A base model: hub name and commit ("" when unknown), or folder name and fingerprint."""
+    """A base model: hub name and commit ("" when unknown), or folder name and fingerprint.
+
+    key: of the configuration that names it, for errors.
+    """
 
     name: str
     revision: str
+    key: str = "models.generator"
 
 
 def base_of(model: str | os.PathLike[str], loaded: Any, key: str) -> Base:
     """The identity of the base `model` (folder or hub name), of which `loaded` is in memory."""
     folder = local_folder(model, key)
     if folder is None:
-        return Base(os.fspath(model), str(getattr(loaded.config, "_commit_hash", None) or ""))
-    return Base(folder.resolve().name, folder_fingerprint(folder))
+        return Base(os.fspath(model), str(getattr(loaded.config, "_commit_hash", None) or ""), key)
+    return Base(folder.resolve().name, folder_fingerprint(folder), key)
 
 
 def lora(rank: int, alpha: float) -> Any:
@@ -128,10 +132,30 @@ def check_adapter(folder: Path, base: Base) -> dict[str, Any]:
     if not same:
         raise AdapterError(
             f"{folder} is an adapter of the base {name!r} (revision {revision or 'unknown'}), "
-            f"and models.generator is {base.name!r} (revision {base.revision or 'unknown'}): use "
+            f"and {base.key} is {base.name!r} (revision {base.revision or 'unknown'}): use "
             "the model that the adapter was trained on"
         )
     return config
+
+
+def _check_layers(folder: Path, base: Base) -> None:
+    """Raises AdapterError for whole layers beside the adapter's own, which would replace the
+    base's: PEFT saves the embeddings so when the vocabulary was resized."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(folder / WEIGHTS, "np") as weights:
+            whole = [name for name in weights.keys() if "lora_" not in name]  # noqa: SIM118
+            shape = tuple(weights.get_slice(whole[0]).get_shape()) if whole else ()
+    except (OSError, SafetensorError) as error:
+        raise _unfit(folder, base, error) from error
+    if whole:
+        raise AdapterError(
+            f"{folder} holds whole layers beside its LoRA matrices ({whole[0]} of shape {shape}), "
+            f"as after a resized vocabulary; they would replace those of {base.key} = "
+            f"{base.name!r}: merge it into its model and name that as {base.key}, or train an "
+            "adapter without them"
+        )
 
 
 def attach(model: Any, folder: Path, base: Base) -> Any:
@@ -145,27 +169,37 @@ def attach(model: Any, folder: Path, base: Base) -> Any:
     check_adapter(folder, base)
     config = PeftConfig.from_pretrained(str(folder))
     config.inference_mode = True
-    peft: Any = PeftModelForCausalLM(model, config, autocast_adapter_dtype=False)
     try:
-        load_weights(peft, folder)
+        peft: Any = PeftModelForCausalLM(model, config, autocast_adapter_dtype=False)
+    except Exception as error:  # PEFT has several for layers that the base lacks
+        raise _unfit(folder, base, error) from error
+    try:
+        load_weights(peft, folder, base)
     except AdapterError:
         detach(peft)
         raise
     return peft.eval()
 
 
-def load_weights(peft: Any, folder: Path) -> None:
+def load_weights(peft: Any, folder: Path, base: Base) -> None:
     """Overwrite the active adapter of a PeftModel; AdapterError unless every layer fits."""
     from peft.utils import load_peft_weights, set_peft_model_state_dict
 
+    _check_layers(folder, base)
     try:
         weights = load_peft_weights(str(folder), device=str(peft.device))
         loaded = set_peft_model_state_dict(peft, weights)
     except Exception as error:  # safetensors, torch and PEFT each have their own
-        raise AdapterError(f"{folder}: the adapter cannot be loaded: {error}") from error
+        raise _unfit(folder, base, error) from error
     odd = [name for name in loaded.missing_keys if "lora_" in name] + loaded.unexpected_keys
     if odd:
-        raise AdapterError(f"{folder}: the adapter cannot be loaded: its layers differ in {odd[0]}")
+        raise _unfit(folder, base, f"its layers differ in {odd[0]}")
+
+
+def _unfit(folder: Path, base: Base, why: object) -> AdapterError:
+    return AdapterError(
+        f"{folder}: the adapter cannot be loaded into {base.key} = {base.name!r}: {why}"
+    )
 
 
 def detach(peft: Any) -> Any:

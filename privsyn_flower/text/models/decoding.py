@@ -6,6 +6,7 @@ last bits of the logits.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,9 +22,30 @@ STOP_EVERY = 4  # steps between looks for a stop string: decoding costs as much 
 SHRINK_AT = 0.8  # finished rows leave the batch when so few of its rows are still going
 
 
+CACHES = ("past_key_values", "cache")  # until transformers 5.23, and from 5.24 on
+
+
+def cache_argument(model: Any, key: str) -> str:
+    """The argument by which a model takes the keys and values of the tokens before.
+
+    Without it a model would read each new token as a text's first. key: of the configuration, named
+    in the ValueError for a model with no such argument.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    for name in CACHES:
+        if name in accepted:
+            return name
+    raise ValueError(
+        f"{key}: {type(model).__name__} takes no cache of earlier tokens (none of "
+        f"{', '.join(CACHES)} is an argument of its forward): name another model, or install a "
+        "tested version of transformers (constraints.txt)"
+    )
+
+
 class Sampler(Protocol):
     """What decoding needs of a generator: its model, and how tokens are drawn and read."""
 
+    key: str  # of the configuration, named in errors
     model: Any
     device: str
 
@@ -171,6 +193,7 @@ class Seq2SeqBatch(_Batch):
         self.first = torch.full((len(sources), 1), first, device=owner.device)
         self.states = torch.empty(0)
         self.cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        self.cached = {cache_argument(owner.model, owner.key): self.cache}
 
     def _begin(self) -> torch.Tensor:
         encoder = self.owner.model.get_encoder()
@@ -184,8 +207,8 @@ class Seq2SeqBatch(_Batch):
             encoder_outputs=BaseModelOutput(last_hidden_state=self.states),
             attention_mask=self.attention,
             decoder_input_ids=ids,
-            past_key_values=self.cache,
             use_cache=True,
+            **self.cached,
         ).logits
         return logits[:, -1]
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.files import UnavailableError
+from privsyn_flower.files import UnavailableError, cache_home
 from privsyn_flower.units import VERSION
 
 CAUSAL = "AutoModelForCausalLM"
@@ -39,7 +39,7 @@ def local_folder(name: str | os.PathLike[str], key: str) -> Path | None:
 
 def hub_cache(name: str, kind: str = "models") -> Path:
     """The folder of a model or data set in the cache of the hub, whether it is there or not."""
-    home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    home = os.environ.get("HF_HOME") or cache_home() / "huggingface"
     cache = Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
     return cache / f"{kind}--{name.replace('/', '--')}"
 

@@ -237,7 +237,7 @@ def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
             f"{tuning.key('lora_rank')} = {tuning.lora_rank} and {tuning.key('lora_alpha')} = "
             f"{tuning.lora_alpha}"
         )
-    load_weights(model, start)
+    load_weights(model, start, base)
 
 
 def _steps(trainer: Any, tuning: Tuning) -> int:
