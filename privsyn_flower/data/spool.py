@@ -24,9 +24,10 @@ import numpy as np
 
 from privsyn_flower.arrays import I64
 
+from .columns import Columns
 from .findings import Tally
 from .reading import Report
-from .users import Columns, Gathered, Held, Rows, Sample, Tell, say_skipped
+from .users import Gathered, Held, Rows, Sample, Tell, say_skipped
 
 PARTS = 128  # files of rows; one of them is in memory at a time
 ROWS = 256  # of a part, written together
@@ -157,7 +158,7 @@ def stored_groups(
     try:
         gathered = Gathered(columns, tally.report, spool)
         gathered.add_all(rows(tally.report), where)
-        groups, kept, empty = StoredGroups(folder / "groups"), gathered.kept, 0
+        groups, kept, empty = StoredGroups(folder / "groups"), 0, 0
         for users, first, read in spool.parts(tally.report):
             for (user, own), number in zip(users.items(), first, strict=True):
                 groups.append(Group(user, cut(own)), number)
@@ -166,5 +167,5 @@ def stored_groups(
     finally:
         spool.close()
     groups.sort()
-    say_skipped(where, gathered.rows, kept, empty, tally, tell)
+    say_skipped(where, gathered, kept, empty, tally, tell)
     return groups
