@@ -16,7 +16,7 @@ from privsyn_flower.local.simulation import FlowerError
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.server_apps.promised import baseline
 
-from .data import docstring_packages, private_file, public_file
+from .data import docstring_packages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, libraries, models, places, trackers
 from .numbers import budget, candidates, integers, keys, promise
@@ -38,9 +38,7 @@ def check_ready(
     """
     checks: list[Callable[[], Findings]] = [
         lambda: keys(config),
-        lambda: private_file(config),
-        lambda: public_file(config),
-        lambda: docstring_packages(config),
+        lambda: _data(config),
         lambda: libraries(config),
         lambda: trackers(config),
         lambda: models(config),
@@ -55,6 +53,15 @@ def check_ready(
     if federation is not None:
         checks.append(lambda: federation_nodes(config, federation))
     return list(dict.fromkeys(finding for check in checks for finding in _run(check)))
+
+
+def _data(config: RunConfig) -> Findings:
+    """The text; its split where nothing is wrong with the files themselves."""
+    files = (private_file, public_file, docstring_packages)
+    found = [finding for look in files for finding in _run(lambda look=look: look(config))]
+    yield from found
+    if not any(finding.fatal for finding in found):
+        yield from split_files(config)
 
 
 def _run(check: Callable[[], Findings]) -> Findings:

@@ -56,8 +56,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
         texts = candidates([sample.text for sample in samples], config)
         size = config.data.public_pool
         pool, validation = texts[:size], texts[size : size + config.data.public_validation]
-        by_class = _by_class(((s.text, s.label) for s in samples), pool, config)
-        return PublicText(pool, None, validation, by_class)
+        classes = by_class(((s.text, s.label) for s in samples), pool, config)
+        return PublicText(pool, None, validation, classes)
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
     federation = Federation(folder)
@@ -65,8 +65,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     validation = candidates(federation.public_validation(), config)
     texts = federation.public()
     pool = candidates(texts, config)
-    by_class = _by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
-    return PublicText(pool, federation, validation, by_class)
+    classes = by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
+    return PublicText(pool, federation, validation, classes)
 
 
 def carried_by(config: RunConfig) -> str:
@@ -87,7 +87,7 @@ def _warn_of_a_claim(config: RunConfig) -> None:
         )  # fmt: skip
 
 
-def _by_class(
+def by_class(
     labelled: Iterable[tuple[str, str]], pool: list[str], config: RunConfig
 ) -> dict[str, list[str]]:
     """Class -> its texts of the pool; of texts that were cut to the same words, each label's."""
