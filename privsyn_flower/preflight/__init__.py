@@ -7,6 +7,7 @@ terminal of whoever simulates, and nowhere else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def check_ready(
 def _data(config: RunConfig) -> Findings:
     """The text; its split where nothing is wrong with the files themselves."""
     files = (private_file, public_file, docstring_packages)
-    found = [finding for look in files for finding in _run(lambda look=look: look(config))]
+    found = [finding for look in files for finding in _run(functools.partial(look, config))]
     yield from found
     if not any(finding.fatal for finding in found):
         yield from split_files(config)

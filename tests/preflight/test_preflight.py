@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
-from privsyn_flower.config import RunConfig, absolute_paths, load_config
+from privsyn_flower.config import RunConfig, absolute_paths, load_config, parse_override
 from privsyn_flower.local.layout import create
 from privsyn_flower.preflight import Finding, check_ready, machine, numbers
 from privsyn_flower.privacy import calibrate
@@ -200,8 +200,8 @@ def test_what_the_split_finds_is_said_before(place: Path, run: Run) -> None:
     write(place / "public.jsonl", [{"text": f"the same four words {n}"} for n in range(400)])
     [line] = errors(run(*settings))
     assert "leaves 1 different texts of data.sample-words = 4 words at most" in line
-    deployed = ["data.path=", "nodes=3", *settings]
-    config = absolute_paths(load_config(place / "run.toml", chosen(*deployed)), place / "run")
+    values = dict(parse_override(one) for one in [*settings, "data.path="])  # a deployed server
+    config = absolute_paths(load_config(place / "run.toml", values), place / "run")
     assert any("leaves 1 different texts" in one.text for one in check_ready(config, place / "run"))
 
 
