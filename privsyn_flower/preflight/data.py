@@ -174,11 +174,11 @@ def long_texts(config: RunConfig) -> Findings:
             continue
         found = seen and longer_than_read(name, seen.texts)
         if seen and found and found[0]:
-            of = f"{len(seen.texts):,}{'' if seen.whole else ' that were looked at'}"
+            of = f"{'' if seen.whole else 'the first '}{len(seen.texts):,}"
             yield Finding(
-                f"{place} ({key}): of {found[0]:,} texts of {of} models.embedder = {name!r} reads "
-                f"the first {found[1]} tokens only: cut them with data.chunk = true, or name an "
-                "embedder of longer texts",
+                f"{place} ({key}): {found[0]:,} of {of} texts are longer than the {found[1]} "
+                f"tokens that models.embedder = {name!r} reads of a text: cut them with data.chunk "
+                "= true, or name an embedder of longer texts",
                 fatal=False,
             )
 
