@@ -132,7 +132,7 @@ class _Source:
 class _Parser:
     """The record that is being read."""
 
-    def __init__(self, delimiter: str, end: str, width: int, blank: bool) -> None:
+    def __init__(self, delimiter: str, end: str, width: int, blank: bool = False) -> None:
         self.fields: list[str] = []
         self.count = 0
         self.broken = False
