@@ -429,19 +429,26 @@ def check(
     text_column: Annotated[str, typer.Option()] = "text",
     label_column: Annotated[str, typer.Option()] = "",
     date_column: Annotated[str, typer.Option()] = "",
+    embedder: Annotated[str, typer.Option(help="models.embedder of the run.")] = "minilm",
+    strict: Annotated[bool, typer.Option(help="Exit with 1 for any finding.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Explain what a node would skip or repair in FILE, and how large it is; exits 1 when there
-    is a finding.
+    """Explain what a node would skip or repair in FILE, and how large it is; exits 1 when no run
+    would take it.
 
     Counts are private: they are for the file's owner. Ends with a configuration to start from.
     """
     from privsyn_flower.data import DataError, survey
-    from privsyn_flower.data.users import Columns
+    from privsyn_flower.data.columns import Columns
+    from privsyn_flower.text.embedders import longer_than_read
 
+    columns = Columns(user_column, text_column, label_column, date_column)
     try:
-        found = survey(file, Columns(user_column, text_column, label_column, date_column))
+        found = survey(file, columns, lambda texts: longer_than_read(embedder, texts))
     except DataError as error:
+        typer.secho(f"error: no run takes this file: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ValueError as error:  # the embedder's name
         raise fail(str(error)) from None
     if as_json:
         typer.echo(json.dumps(found.as_dict()))
@@ -449,7 +456,9 @@ def check(
         typer.echo(found.described())
         if starter := found.starter():
             typer.echo(f"\nto start with (privsyn run FILE.toml, in simulation):\n\n{starter}")
-    if found.findings:
+    if found.refused:
+        typer.secho(f"error: no run takes this file: {found.refused}", err=True)
+    if found.refused or (strict and found.findings):
         raise typer.Exit(1)
 
 

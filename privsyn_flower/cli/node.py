@@ -98,7 +98,7 @@ def forget(
 
     from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
     from privsyn_flower.data import EmbeddingCache
-    from privsyn_flower.data.users import to_name
+    from privsyn_flower.data.values import to_name
 
     folder, given, user = _there(folder.expanduser()), user, to_name(user)
     if not user:

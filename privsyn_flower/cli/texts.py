@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from privsyn_flower.files import DataError
 from privsyn_flower.public.claims import carried, check_chosen
 from privsyn_flower.public.source import USER
-from privsyn_flower.terminal import one_line
 
 if TYPE_CHECKING:
     from privsyn_flower.config.data import DataConfig
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
 STAGE = "stage"  # column of a corpus folder's lines: which stage wrote them
 OTHER = "other"  # what is told of a stage that `privsyn public` has not
-NAMES, NAME = 20, 40  # columns of a file that a message names, and characters of each
 
 
 def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
@@ -27,6 +25,7 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     column of users. Raises DataError for a file without the column or without text, for one that
     seems to be private, and for text that a model chose without a statement beside it; OSError.
     """
+    from privsyn_flower.data.columns import quoted
     from privsyn_flower.data.reading import column_names
     from privsyn_flower.files import file_digest
     from privsyn_flower.public.filtering import Pool
@@ -37,7 +36,7 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     names = [column] if plain else column_names(path)
     if column not in names:
         raise DataError(
-            f"{path} has no column {column!r} but {_told(names) or 'none'}: name its column with "
+            f"{path} has no column {column!r} but {quoted(names) or 'none'}: name its column with "
             "--text-column"
         )
     if not public:
@@ -74,12 +73,6 @@ def _file(path: Path) -> Path:
             "file"
         )
     return found
-
-
-def _told(names: Sequence[str]) -> str:
-    """Columns of somebody's file, for a terminal."""
-    more = ["..."] if len(names) > NAMES else []
-    return ", ".join([one_line(name, NAME) for name in names[:NAMES]] + more)
 
 
 def _check_not_the_users(path: Path, data: DataConfig) -> None:

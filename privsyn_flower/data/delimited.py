@@ -41,22 +41,28 @@ class Record:
 
 
 def records(
-    pieces: Iterator[Piece], again: Iterator[Piece], delimiter: str, end: str
+    pieces: Iterator[Piece],
+    again: Iterator[Piece],
+    delimiter: str,
+    end: str,
+    *,
+    blank: bool = False,
 ) -> Iterator[Record]:
     """Records in file order, broken ones among them; blank lines are none.
 
     pieces: lines with their `end` ("\\n" or "\\r"); a line longer than the reader takes at once is
-    several pieces of one number. again: the same pieces, read only below a broken record. Of the
-    first record `MAX_FIELDS` fields are kept at most.
+    several pieces of one number. again: the same pieces, read only below a broken record. blank:
+    blanks before a field are no part of it. Of the first record `MAX_FIELDS` fields are kept at
+    most.
     """
     source, width = _Source(pieces, again), 0
     while (first := source.next()) is not None:
         line, piece = first
         if '"' in piece or not piece.endswith(end):
-            record = _parsed(source, first, _Parser(delimiter, end, width or MAX_FIELDS))
+            record = _parsed(source, first, _Parser(delimiter, end, width or MAX_FIELDS, blank))
         elif text := _stripped(piece, end):  # most lines: no quotes, and whole
             fields = text.split(delimiter, width or MAX_FIELDS)[: width or MAX_FIELDS]
-            kept = [field[:MAX_FIELD] for field in fields]
+            kept = [(field.lstrip(" ") if blank else field)[:MAX_FIELD] for field in fields]
             record = Record(line, kept, text.count(delimiter) + 1)
         else:
             continue
@@ -126,11 +132,11 @@ class _Source:
 class _Parser:
     """The record that is being read."""
 
-    def __init__(self, delimiter: str, end: str, width: int) -> None:
+    def __init__(self, delimiter: str, end: str, width: int, blank: bool = False) -> None:
         self.fields: list[str] = []
         self.count = 0
         self.broken = False
-        self.end, self._delimiter, self._width = end, delimiter, width
+        self.end, self._delimiter, self._width, self._blank = end, delimiter, width, blank
         self._parts: list[str] = []  # of the field at hand
         self._room = MAX_FIELD
         self._state = "start"  # of a field; or: plain, inside (of quotes), after (a quote inside)
@@ -141,6 +147,8 @@ class _Parser:
         while at < len(piece) and not self.broken:
             if self._state == "inside":
                 at = self._inside(piece, at)
+            elif self._state == "start" and self._blank and piece[at] == " ":
+                at += 1
             elif self._state == "start" and piece[at] == '"':
                 self._state = "inside"
                 at += 1

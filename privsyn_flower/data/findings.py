@@ -15,6 +15,8 @@ from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .values import ROUNDED
+
 NODE_LOG = logging.getLogger("privsyn_flower.node")
 NODE_LOG.propagate = False
 NODE_LOG.addHandler(logging.NullHandler())  # else Python's last resort prints to stderr
@@ -22,7 +24,7 @@ NODE_LOG.addHandler(logging.NullHandler())  # else Python's last resort prints t
 FIRST = 5  # lines named of a kind
 # What is read all the same, if not as it stands; every other advice is about a row that is not.
 LONG, UNICODE, UTF8 = "split long texts into several rows", "save valid Unicode", "save it as UTF-8"
-REPAIRED = {LONG, UNICODE, UTF8}
+REPAIRED = {LONG, UNICODE, UTF8, ROUNDED}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,37 @@
-"""Data sets of the Hugging Face hub, whole or streamed."""
+"""Data sets of the Hugging Face hub, whole or streamed, and local folders that are laid out so."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
 from typing import Any
 
 from privsyn_flower.files import DataError
 
-from .reading import Row
+from .reading import FORMATS, Report, Row, column_names, read_rows
+
+TYPES = (
+    "often a column has values of several types, or files have different columns: write it as text "
+    "in all of them"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """The files of a split in a local folder, read as any other file here. most: rows, 0: all."""
+
+    paths: list[Path]
+    most: int
 
 
 def load_hub(place: str) -> Any:
-    """`hub:NAME[@CONFIG][#SPLIT[:ROWS]]` -> a `datasets` data set; NAME may be a local folder.
+    """`hub:NAME[@CONFIG][#SPLIT[:ROWS]]` -> `Files`, or a `datasets` data set.
 
-    SPLIT is train by default. With ROWS only the first rows are streamed, so that a slice of a
-    very large set (`hub:allenai/c4@en#train:200000`) does not download the whole.
+    NAME may be a local folder. SPLIT is train by default. With ROWS only the first rows are
+    streamed, so that a slice of a very large set (`hub:allenai/c4@en#train:200000`) does not
+    download the whole.
     """
     try:
         import datasets
@@ -27,32 +44,61 @@ def load_hub(place: str) -> Any:
     split, _, rows = part.partition(":")
     if not name or (rows and not (rows.isdigit() and int(rows) > 0)):
         raise DataError(f"{place!r} must be hub:NAME[@CONFIG][#SPLIT[:ROWS]] with ROWS >= 1")
-    options = {"split": split or "train", "streaming": bool(rows)}
+    options: dict[str, Any] = {"split": split or "train", "streaming": bool(rows)}
     try:
+        if Path(name).is_dir():
+            builder = datasets.load_dataset_builder(name, subset or None)
+            if paths := _own_files(builder.config.data_files, split or "train"):
+                return Files(paths, int(rows or 0))
         data = datasets.load_dataset(name, subset or None, **options)
+        if data.info.builder_name == "csv":  # else pandas drops texts 'NA' and reads 007 as 7
+            text = datasets.Features({one: datasets.Value("string") for one in hub_columns(data)})
+            options |= {"features": text, "keep_default_na": False}
+            data = datasets.load_dataset(name, subset or None, **options)
     except Exception as error:
         raise DataError(f"{place} cannot be loaded: {_told(error)}") from None
     return data.take(int(rows)) if rows else data
 
 
-def _told(error: Exception) -> str:
+def _own_files(by_split: Any, split: str) -> list[Path]:
+    """The files of a split, where all of them are of formats that are read here."""
+    paths = [Path(str(path)) for path in (by_split or {}).get(split, [])]
+    return paths if all(path.suffix.lower() in FORMATS for path in paths) else []
+
+
+def _told(error: BaseException) -> str:
     """An error of the data library: in words when it is about names, by its kind when it is about
     content, which it may quote and a run folder must not hold."""
-    about_content = type(error).__module__.startswith("pyarrow") or "Generation" in repr(
-        type(error)
-    )
-    return type(error).__name__ if about_content else str(error)
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+        causes.append(cause)
+    about_content = [
+        one
+        for one in causes
+        if type(one).__module__.startswith(("pyarrow", "pandas")) or "Generation" in repr(type(one))
+    ]
+    if not about_content:
+        return str(error)
+    return f"{' from '.join(dict.fromkeys(type(one).__name__ for one in causes))}: {TYPES}"
 
 
 def hub_columns(data: Any) -> list[str]:
     """The columns of a loaded data set. Raises DataError where it cannot be read."""
+    if isinstance(data, Files):
+        return column_names(data.paths[0])
     return list(data.column_names or _first_row(data))
 
 
-def hub_rows(place: str, data: Any, columns: Sequence[str]) -> Iterator[Row]:
+def hub_rows(
+    place: str, data: Any, columns: Sequence[str], report: Report = lambda *_: None
+) -> Iterator[Row]:
     """Rows by number from 1. Raises DataError, without what it is about, when one cannot be had."""
     try:
-        yield from _batched_rows(data, columns)
+        if isinstance(data, Files):
+            rows = chain.from_iterable(read_rows(path, report, columns) for path in data.paths)
+            yield from islice(rows, data.most or None)
+        else:
+            yield from _batched_rows(data, columns)
     except Exception as error:
         raise DataError(f"{place} cannot be read: {_told(error)}") from None
 

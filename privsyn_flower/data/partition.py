@@ -331,7 +331,7 @@ def _validation(groups: Sequence[Group], config: DataConfig) -> tuple[list[Group
                 aside.add(int(i))
                 have += [sample.text for sample in groups[i].samples[:VALIDATION_PER_GROUP]]
         if len(have) < wanted:
-            raise _too_little_public("public-validation", wanted, len(have), minority)
+            raise _too_little_public("public-validation", wanted, len(have), minority, config)
         texts += have[:wanted]
     return [group for i, group in enumerate(groups) if i not in aside], texts
 
@@ -351,7 +351,7 @@ def _pool(groups: Sequence[Group], config: DataConfig) -> list[tuple[int, int]]:
             for s in range(len(group.samples))
         ]
         if len(places) < wanted:
-            raise _too_little_public("public-pool", wanted, len(places), minor)
+            raise _too_little_public("public-pool", wanted, len(places), minor, config)
         pool += [places[i] for i in rng.choice(len(places), size=wanted, replace=False)]
     return [pool[i] for i in rng.permutation(len(pool))]
 
@@ -381,10 +381,18 @@ def _too_few(key: str, wanted: int, found: int, config: DataConfig) -> DataError
     )
 
 
-def _too_little_public(key: str, wanted: int, found: int, minority: bool) -> DataError:
-    kind = "minority" if minority else "general"
-    more = "data.minority-packages" if minority else "data.public-packages or data.public-path"
+def _too_little_public(
+    key: str, wanted: int, found: int, minority: bool, config: DataConfig
+) -> DataError:
+    kind, more = "", "data.public-path"
+    if config.source == "docstrings":
+        kind = "minority " if minority else "general "
+        more = "data.minority-packages" if minority else "data.public-packages"
+    gone = "different texts" if config.near_duplicates == "keep" else (
+        f"texts that share no 13 words in a row (data.near-duplicates = "
+        f"{config.near_duplicates!r})"
+    )  # fmt: skip
     return DataError(
-        f"data.{key} asks for {wanted} {kind} public texts, but only {found} are left after "
-        f"near duplicates were removed: lower data.{key}, or give more text in {more}"
+        f"data.{key} = {wanted} {kind}public texts are not there: only {found} {gone} are left: "
+        f"lower data.{key}, or give more text in {more}"
     )

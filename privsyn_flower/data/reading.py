@@ -16,6 +16,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from os.path import samestat
@@ -39,8 +40,18 @@ NO_MIX = (
     f"(data.public-path) is a folder without {CORPUS_FILE}: name a file of text, or make the mix "
     "of the corpus with `privsyn public mix`"
 )
+FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+DELIMITERS = ",;\t|"
+NO_TEXT = {  # what a file of text never begins with: what it is, and what to do
+    b"PK\x03\x04": ("a zip archive or an Excel workbook", "unpack it, or export it as CSV"),
+    b"\xd0\xcf\x11\xe0": ("an Office document", "export it as CSV"),
+    b"\x1f\x8b": ("compressed by gzip", "unpack it"),
+    b"PAR1": ("parquet", "call it .parquet"),
+    b"SQLite f": ("an SQLite database", "export its table as CSV"),
+    b"%PDF": ("a PDF document", "export its text as CSV or jsonl"),
+}
 _ESCAPED_BYTE = re.compile("[\udc80-\udcff]")
-_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_SEPARATOR = re.compile('"?sep=(.)"?')  # how Excel is told, in a line of its own
 
 
 def read_rows(path: Path, report: Report, columns: Collection[str] = ()) -> Iterator[Row]:
@@ -50,12 +61,14 @@ def read_rows(path: Path, report: Report, columns: Collection[str] = ()) -> Iter
     unknown format, a csv header or a parquet file that is none; OSError if unreadable.
     """
     suffix = path.suffix.lower()
-    if suffix in (".jsonl", ".ndjson"):
-        return _jsonl_rows(path, report)
-    if suffix in (".csv", ".tsv"):
-        return _csv_rows(path, report, "\t" if suffix == ".tsv" else ",")
     if suffix == ".parquet":
         return _parquet_rows(path, report, columns)
+    if suffix in (".jsonl", ".ndjson", ".csv", ".tsv"):
+        _check_text(path)
+        if suffix in (".csv", ".tsv"):
+            return _csv_rows(path, report, _dialect(path))
+        _check_lines(path)
+        return _jsonl_rows(path, report)
     raise DataError(
         f"{path.name}: format {suffix!r} is not known (data.path, data.public-path, filter.source, "
         "--texts): convert it to .jsonl, .csv, .tsv or .parquet"
@@ -110,9 +123,86 @@ def _short_integer(digits: str) -> int | None:
     return int(digits) if len(digits) < 100 else None
 
 
-def _csv_rows(path: Path, report: Report, delimiter: str) -> Iterator[Row]:
+def _check_text(path: Path) -> None:
+    """Raises DataError for another kind of file under the name of a text file; OSError."""
+    with path.open("rb") as raw:
+        head = raw.read(8)
+    for start, (kind, advice) in NO_TEXT.items():
+        if head.startswith(start):
+            raise DataError(
+                f"{path.name} is no {path.suffix} file: it begins with {start!r}, so it is {kind}: "
+                f"{advice}"
+            )
+
+
+def _check_lines(path: Path) -> None:
+    """Raises DataError for JSON of which a line is only a part."""
+    first = next(iter(_first_lines(path)), (0, ""))[1].strip()
+    if found := re.match(r"\[\s*(?=\{|$)|\{$", first):
+        array = found[0].startswith("[")
+        raise DataError(
+            f"{path.name} begins with {found[0].strip()!r}: it is "
+            f"{'a JSON array' if array else 'JSON over several lines'}, and a .jsonl file has one "
+            f"object a line: jq -c {repr('.[]') if array else '.'} {path.name} > lines.jsonl"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How the fields of a csv file are told apart. blank: blanks before a field are no part of it.
+    line: the one that names the delimiter, 0: none."""
+
+    delimiter: str
+    blank: bool
+    line: int
+
+
+def _dialect(path: Path) -> Dialect:
+    """Read from the header alone: what users wrote decides nothing."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    lines = _first_lines(path)
+    number, header = next(lines, (0, ""))
+    line = 0
+    if told := _SEPARATOR.fullmatch(header.strip("\r\n")):
+        usual, line = told[1], number
+        header = next(lines, (0, ""))[1]
+    bare = re.sub('"[^"]*"', "", header)
+    delimiter = usual
+    if not line and usual not in bare:
+        delimiter = max(DELIMITERS, key=bare.count)
+        delimiter = delimiter if delimiter in bare else usual
+    later = bare.split(delimiter)[1:]
+    return Dialect(delimiter, bool(later) and all(name[:1] == " " for name in later), line)
+
+
+def _first_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers, without blank ones; of a very long one the first part."""
+    end = _line_end(path)
+    with _opened(path, end) as handle:
+        for number, pieces in groupby(_pieces(handle, end, lambda *_: None), itemgetter(0)):
+            _, piece = next(pieces)
+            if piece.strip():
+                yield number, piece
+
+
+def form_of(path: Path) -> str:
+    """What is unusual about how a file of text is written, though it is read; else empty."""
+    notes = []
+    if path.suffix.lower() in (".csv", ".tsv"):
+        found = _dialect(path)
+        why = f" as line {found.line} says" if found.line else ""
+        if found.line or found.delimiter != ("\t" if path.suffix.lower() == ".tsv" else ","):
+            notes.append(f"fields are separated by {found.delimiter!r}{why}")
+        if found.blank:
+            notes.append("blanks after a separator are no part of a field")
+    if path.suffix.lower() != ".parquet" and (encoding := _encoding(path)) != "utf-8-sig":
+        notes.append(f"the encoding is {encoding}")
+    return ", ".join(notes)
+
+
+def _csv_rows(path: Path, report: Report, dialect: Dialect) -> Iterator[Row]:
     header: list[str] | None = None
-    for record in _csv_records(path, report, delimiter):
+    for record in _csv_records(path, report, dialect):
         line = record.line
         if header is None:
             header = _header(record, path.name)
@@ -129,14 +219,17 @@ def _csv_rows(path: Path, report: Report, delimiter: str) -> Iterator[Row]:
             yield line, {}
 
 
-def _csv_records(path: Path, report: Report, delimiter: str) -> Iterator[Record]:
+def _csv_records(path: Path, report: Report, dialect: Dialect) -> Iterator[Record]:
     """By two readers of one file: another's quotes would not be where the first found them."""
     end = _line_end(path)
     with _opened(path, end) as handle, _opened(path, end) as second:
         if not samestat(os.fstat(handle.fileno()), os.fstat(second.fileno())):
             raise DataError(f"{path.name} was replaced while it was opened: read it again")
-        again = _pieces(second, end, lambda *_: None)
-        yield from records(_pieces(handle, end, report), again, delimiter, end)
+        pieces, again = (
+            (piece for piece in _pieces(file, end, told) if piece[0] != dialect.line)
+            for file, told in ((handle, report), (second, lambda *_: None))
+        )
+        yield from records(pieces, again, dialect.delimiter, end, blank=dialect.blank)
 
 
 def _header(record: Record, name: str) -> list[str]:
@@ -147,7 +240,7 @@ def _header(record: Record, name: str) -> list[str]:
         )
     if record.count > MAX_FIELDS:
         raise DataError(f"{where} has more than {MAX_FIELDS} columns")
-    return record.fields
+    return [name.strip() for name in record.fields]
 
 
 def _parquet_rows(path: Path, report: Report, columns: Collection[str]) -> Iterator[Row]:
@@ -221,7 +314,24 @@ def _line_end(path: Path) -> str:
 
 
 def _opened(path: Path, newline: str) -> TextIO:
-    with path.open("rb") as raw:
-        wide = raw.read(2) in _UTF16
-    encoding, errors = ("utf-16", "replace") if wide else ("utf-8-sig", "surrogateescape")
+    encoding = _encoding(path)
+    errors = "surrogateescape" if encoding == "utf-8-sig" else "replace"
     return path.open(encoding=encoding, errors=errors, newline=newline)
+
+
+def _encoding(path: Path) -> str:
+    """UTF-16 and UTF-32 by their mark, or by the zeros in two first characters of ASCII."""
+    with path.open("rb") as raw:
+        head = raw.read(4)
+    if head in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):
+        return "utf-32"
+    if head[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    patterns = {
+        "utf-16-le": [False, True, False, True],
+        "utf-16-be": [True, False, True, False],
+        "utf-32-le": [False, True, True, True],
+        "utf-32-be": [True, True, True, False],
+    }
+    zeros = [byte == 0 for byte in head]
+    return next((name for name, found in patterns.items() if found == zeros), "utf-8-sig")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,12 +13,13 @@ from privsyn_flower.config import DataConfig, split_list
 from privsyn_flower.files import DataError, file_digest
 from privsyn_flower.units import pieces, units
 
+from .columns import Columns
 from .docstrings import Module, canonical, find_package, scan_packages
 from .findings import LeftOut
 from .hub import hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
 from .spool import Group, stored_groups
-from .users import Columns, Rows, Sample, Tell, collect_rows, rows_of
+from .users import Rows, Sample, Tell, collect_rows, rows_of
 
 Progress = Callable[[str], None]
 
@@ -68,9 +69,7 @@ def load_source(
     path, public_path = _places(config)
     if not path:
         raise DataError("data.path is empty: name the file of the private users' text")
-    columns = columns_of(config)
-    if config.partition == "uniform":  # the paper's partition knows no users
-        columns = Columns("", *_without_user(columns))
+    columns = private_columns(config)
     progress(f"reading {path}")
     rows, where = _rows(path, columns)
     left_out, public_left_out = LeftOut(), LeftOut()
@@ -124,16 +123,23 @@ def _public_groups(
     return [Group(f"rows-{i}", tuple(samples[i : i + BLOCK])) for i in blocks]
 
 
-def columns_of(config: DataConfig) -> Columns:
-    """The columns and the date window that the configuration names."""
+def private_columns(config: DataConfig) -> Columns:
+    """The columns and the date window of the users' text."""
     return Columns(
-        config.user_column,
+        "" if config.partition == "uniform" else config.user_column,  # it knows no users
         config.text_column,
         config.label_column,
         config.date_column,
         config.date_from,
         config.date_to,
     )
+
+
+def private_groups(
+    users: Mapping[str, Sequence[Sample]], config: DataConfig, left_out: LeftOut
+) -> list[Group]:
+    """The users of a source as `load_source` has them. left_out: counts what becomes no sample."""
+    return [Group(user, _cut(own, config, left_out)) for user, own in users.items()]
 
 
 def package_lists(config: DataConfig) -> tuple[list[str], list[str], list[str]]:
@@ -229,7 +235,7 @@ def _places(config: DataConfig) -> tuple[str, str]:
 
 def _read(place: str, columns: Columns, tell: Tell | None) -> dict[str, list[Sample]]:
     rows, where = _rows(place, columns)
-    return collect_rows(rows, columns, 0, where, tell=tell)
+    return collect_rows(rows, columns, 0, where, private=False, tell=tell)
 
 
 def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
@@ -240,7 +246,7 @@ def _rows(place: str, columns: Columns) -> tuple[Rows, str]:
     data = load_hub(place)
     columns.require(hub_columns(data), place)
     named = list(columns.named().values())
-    return lambda _: hub_rows(place, data, named), place
+    return lambda report: hub_rows(place, data, named, report), place
 
 
 def _columns_at(place: str) -> list[str]:
@@ -270,7 +276,3 @@ def _place_identity(place: str) -> str:
         raise DataError(
             f"{place} (data.path or data.public-path) cannot be read: {error.strerror}"
         ) from error
-
-
-def _without_user(columns: Columns) -> tuple[str, str, str, str, str]:
-    return columns.text, columns.label, columns.date, columns.date_from, columns.date_to

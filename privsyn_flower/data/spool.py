@@ -24,12 +24,14 @@ import numpy as np
 
 from privsyn_flower.arrays import I64
 
+from .columns import Columns
 from .findings import LeftOut, Tally
 from .reading import Report
-from .users import Columns, Gathered, Held, Rows, Sample, Tell, say_skipped
+from .users import Gathered, Held, Rows, Sample, Tell, say_skipped
 
 PARTS = 128  # files of rows; one of them is in memory at a time
 ROWS = 256  # of a part, written together
+OTHER_DATES = "a date before data.date-from or after data.date-to"
 
 # Which row of the source (from 1), its line, its user; and its text, label and date, if it has one.
 _Entry = tuple[Any, ...]
@@ -159,9 +161,9 @@ def stored_groups(
     try:
         gathered = Gathered(columns, tally.report, spool)
         gathered.add_all(rows(tally.report), where)
-        if gathered.kept and left_out is not None:
-            left_out["a date before data.date-from or after data.date-to"] += gathered.kept
-        groups, kept, empty = StoredGroups(folder / "groups"), gathered.kept, 0
+        if gathered.outside and left_out is not None:
+            left_out[OTHER_DATES] += gathered.outside
+        groups, kept, empty = StoredGroups(folder / "groups"), 0, 0
         for users, first, read in spool.parts(tally.report):
             for (user, own), number in zip(users.items(), first, strict=True):
                 groups.append(Group(user, cut(own)), number)
@@ -170,5 +172,5 @@ def stored_groups(
     finally:
         spool.close()
     groups.sort()
-    say_skipped(where, gathered.rows, kept, empty, tally, tell)
+    say_skipped(where, gathered, kept, empty, tally, tell)
     return groups

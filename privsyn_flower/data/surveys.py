@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,12 @@ from typing import Any
 from privsyn_flower.config import DataConfig, toml_value
 from privsyn_flower.units import units
 
+from .columns import Columns
 from .dedup import keep_own
 from .findings import Kind, LeftOut, Tally
 from .partition import BEYOND, NEAR
-from .reading import column_names
-from .users import Columns, examine
+from .reading import column_names, form_of
+from .users import examine
 
 SECURE_NODES = 3  # fewest nodes of secure aggregation
 SIZES = ("texts_per_user", "words", "characters")
@@ -22,9 +23,13 @@ SIZES = ("texts_per_user", "words", "characters")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Of a file, all of it PRIVATE. texts_per_user, words and characters (per text): smallest,
-    median, largest; empty without any text. left_out: texts that a
-    run with the default keys of `[data]` takes for no sample."""
+    """Of a file, all of it PRIVATE.
+
+    texts_per_user, words and characters (per text): smallest, median, largest; empty without any
+    text. refused: why no run takes the file, empty if one does. form: what is unusual about how it
+    is written. longer: texts with more tokens than the embedder reads, and that bound; None: not
+    known here. left_out: texts that a run with the default keys of `[data]` takes for no sample.
+    """
 
     path: Path
     columns: Columns
@@ -37,6 +42,9 @@ class Survey:
     words: list[int]
     characters: list[int]
     kinds: list[Kind]
+    refused: str
+    form: str
+    longer: tuple[int, int] | None
     left_out: LeftOut
 
     @property
@@ -54,13 +62,28 @@ class Survey:
             {"problem": k.problem, "advice": k.advice, "count": k.count, "first_lines": k.lines}
             for k in self.kinds
         ]
-        return found | {"findings": self.findings, "kinds": kinds, "left_out": self.left_out}
+        found |= {
+            "findings": self.findings,
+            "kinds": kinds,
+            "refused": self.refused,
+            "form": self.form,
+            "left_out": self.left_out,
+        }
+        if self.longer is not None:
+            found |= dict(zip(("longer_than_read", "tokens_read"), self.longer, strict=True))
+        return found
 
     def described(self) -> str:
         """Lines for a terminal."""
-        lines = [f"{self.path}:{k.lines[0]}: {k}; {k.advice}" for k in self.kinds]
+        lines = [
+            f"{self.path}:{k.lines[0]}: {k}; {k.advice}"
+            if k.lines[0]
+            else f"{self.path}: {k.problem}; {k.advice}"
+            for k in self.kinds
+        ]
         lines += [f"{self.findings:,} findings", f"columns: {', '.join(self.present) or 'none'}"]
         lines.append(f"users: {self.users:,}, {self.without_text:,} of them without text")
+        lines += [f"read so: {self.form}"] * bool(self.form)
         lines.append(f"rows: {self.rows:,}, texts: {self.texts:,}")
         for name in SIZES if self.texts else ():
             least, median, most = getattr(self, name)
@@ -68,48 +91,68 @@ class Survey:
             lines.append(f"{label}: {least:,} to {most:,}, half of them up to {median:,}")
         if self.left_out.total():
             lines.append(self.left_out.told("a run with the default keys"))
+        if self.longer is not None and self.longer[0]:
+            lines.append("texts that the embedder reads the beginning of only: {:,}, of more than "
+                         "{:,} tokens".format(*self.longer))  # fmt: skip
         return "\n".join(lines)
 
     def starter(self) -> str:
         """A configuration to begin with, TOML; empty where there are too few users."""
-        if self.users < SECURE_NODES or not self.texts:
+        if self.users < SECURE_NODES or self.refused:
             return ""
         columns, usual = self.columns, DataConfig()
-        named = {
-            f"{name}-column": getattr(columns, name)
-            for name in ("user", "text", "label", "date")
-            if getattr(columns, name) != getattr(usual, f"{name}_column")
+        about = {
+            "user": "holds whose text it is" if columns.user else "every row is a user of its own",
+            "text": "holds the text",
+            "label": "holds the class of a text",
+            "date": "holds the date of a text",
         }
+        named = [
+            f"{name}-column = {toml_value(getattr(columns, name))}  # {meaning}"
+            for name, meaning in about.items()
+            if getattr(columns, name) != getattr(usual, f"{name}_column")
+        ]
         lines = [
-            'method = "pretext"',
-            "epsilon = 7.58",
-            f"delta = {10.0 ** -(len(str(self.users)) + 1):g}  # below 1 / users",
-            f"nodes = {min(8, self.users)}",
+            'method = "pretext"  # users vote on public text, round by round',
+            "epsilon = 7.58  # what all rounds together may tell about one user",
+            f"delta = {10.0 ** -(len(str(self.users)) + 1):g}  # must be below 1 / users",
+            f"nodes = {min(8, self.users)}  # simulated devices, which the users are dealt to",
             "",
             "[data]",
-            'source = "files"',
-            f"path = {toml_value(str(self.path.absolute()))}",
+            'source = "files"  # the text is in files',
+            f"path = {toml_value(str(self.path.absolute()))}  # the users' text",
             'public-path = "public.jsonl"  # name it: text of the same kind that is public',
-            *(f"{key} = {toml_value(column)}" for key, column in named.items()),
-            f"users = {self.users}",
-            f"samples-per-user = {usual.samples_per_user}  # chosen by these users' sizes it would",
-            f"sample-words = {usual.sample_words}  # be tuned on private text; so would this",
-            "held-out-users = 0",
-            "development-users = 0",
-            "public-pool = 4000  # texts that the public file must hold, 512 more besides",
+            *named,
+            f"users = {self.users}  # all users of the file; their number is public",
+            f"samples-per-user = {usual.samples_per_user}  # texts of one user that count; chosen "
+            "by these users' texts it would tell of them",
+            f"sample-words = {usual.sample_words}  # words of a text that is made; chosen by these "
+            "users' texts it would tell of them",
+            "held-out-users = 0  # nobody is kept apart for a test",
+            "development-users = 0  # nobody is kept apart for tuning",
+            "public-pool = 4000  # public texts to vote on, which the public file must have",
+            f"public-validation = {usual.public_validation}  # public texts that it must have "
+            "besides",
             "",
             "[pretext]",
-            'variation = "retrieval"',
+            'variation = "retrieval"  # what was voted for is replaced by public text like it',
         ]
         return "\n".join(lines)
 
 
-def survey(path: str | Path, columns: Columns) -> Survey:
-    """Read the whole file. Raises OSError where that fails, DataError for an unknown format."""
+def survey(
+    path: str | Path,
+    columns: Columns,
+    longer: Callable[[list[str]], tuple[int, int] | None] = lambda _: None,
+) -> Survey:
+    """Read the whole file. longer: how many of its texts an embedder reads in part, and its bound.
+
+    Raises OSError where reading fails, DataError for a file of no known format.
+    """
     where, tally = Path(path), Tally()
     present = column_names(where)
-    users, rows = examine(where, columns, tally.report)
-    kinds = tally.kinds
+    held, read = examine(where, columns, tally.report)
+    users, kinds = held.users, tally.kinds
     whole = [kind for kind in kinds if 0 in kind.lines]
     if whole:  # a column that is missing is one finding, not one for each row
         kinds = whole
@@ -119,11 +162,12 @@ def survey(path: str | Path, columns: Columns) -> Survey:
         kept = len(keep_own([sample.text for sample in own]))
         left_out[NEAR] += len(own) - kept
         left_out[f"{BEYOND} = {most}"] += max(0, kept - most)
+    refused = read.error or (read.shared and read.shared_in(where.name)) or read.all_outside
     return Survey(
         path=where,
         columns=columns,
         present=present,
-        rows=rows,
+        rows=read.rows,
         users=len(users),
         without_text=sum(not own for own in users.values()),
         texts=len(texts),
@@ -131,6 +175,9 @@ def survey(path: str | Path, columns: Columns) -> Survey:
         words=_range([len(units(text)) for text in texts]),
         characters=_range([len(text) for text in texts]),
         kinds=kinds,
+        refused=refused or ("" if texts else "no user has a text that can be read"),
+        form=form_of(where),
+        longer=longer(texts),
         left_out=left_out,
     )
 

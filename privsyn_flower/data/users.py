@@ -8,7 +8,6 @@ oddities line by line for the person who owns the file.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,29 @@ from typing import Any, Protocol, Self
 
 from privsyn_flower.files import DataError
 
+from .columns import Columns
 from .findings import LONG, NODE_LOG, UNICODE, Finding, Tally
 from .reading import Report, Row, column_names, read_rows
+from .values import (
+    PLAIN_DATE,
+    ROUNDED,
+    RoundedIds,
+    date_problem,
+    id_problem,
+    is_missing,
+    shared_id,
+    to_date,
+    to_name,
+    type_of,
+)
 
 Tell = Callable[[str], None]  # the person at this machine, never a server
 Rows = Callable[[Report], Iterable[Row]]  # of a source, when they are asked for
 
+RENAME = (
+    "rename it, or name the one that is meant: --text-column NAME (of a run: --set "
+    "data.text-column=NAME), and so for the others; with --user-column '' every row is a user"
+)
 MAX_TEXT = 100_000  # characters kept of one text: more cannot matter to any model here
 
 
@@ -59,53 +75,6 @@ def texts_of(users: Mapping[str, Iterable[Sample]]) -> dict[str, list[str]]:
 def label_of(text: str) -> str:
     """The label of a user's text, PRIVATE; empty when it has none."""
     return text.label if isinstance(text, LabelledText) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Which columns hold what, and the window of dates kept (inclusive, YYYY-MM-DD).
-
-    user: empty makes every row a user of its own, named by its number. Raises DataError for a bad
-    window.
-    """
-
-    user: str = "user_id"
-    text: str = "text"
-    label: str = ""
-    date: str = ""
-    date_from: str = ""
-    date_to: str = ""
-
-    def __post_init__(self) -> None:
-        for key, value in (("date-from", self.date_from), ("date-to", self.date_to)):
-            if value and to_date(value) != value:
-                raise DataError(f"data.{key} = {value!r} must be a date as YYYY-MM-DD")
-            if value and not self.date:
-                raise DataError(f"data.{key} = {value!r} needs data.date-column")
-        if self.date_from and self.date_to and self.date_from > self.date_to:
-            raise DataError(
-                f"data.date-from = {self.date_from!r} is after data.date-to = {self.date_to!r}"
-            )
-
-    def named(self) -> dict[str, str]:
-        """Configuration key -> column, for the columns in use."""
-        pairs = {
-            "user-column": self.user,
-            "text-column": self.text,
-            "label-column": self.label,
-            "date-column": self.date,
-        }
-        return {key: column for key, column in pairs.items() if column}
-
-    def require(self, present: Iterable[str], where: str) -> None:
-        """DataError naming the key, the column and the columns there are."""
-        existing = sorted(set(map(str, present)))
-        for key, column in self.named().items():
-            if column not in existing:
-                raise DataError(
-                    f"column {column!r} (data.{key}) is not in {where}, which has: "
-                    f"{', '.join(existing) or 'no columns'}"
-                )
 
 
 def load_users(
@@ -170,23 +139,22 @@ def check_file(
     return sorted(findings, key=lambda finding: finding.line)
 
 
-def examine(path: Path, columns: Columns, report: Report) -> tuple[dict[str, list[Sample]], int]:
-    """The whole file's samples by user, and how many rows it has; reports what is odd, whatever is
-    wrong with it."""
+def examine(path: Path, columns: Columns, report: Report) -> tuple[Held, Gathered]:
+    """The whole file's samples by user; reports what is odd, whatever is wrong with it."""
     held = Held(report)
     gathered = Gathered(columns, report, held)
     try:
-        gathered.add_all(_rows_of(path, columns, report), path.name)
+        gathered.add_all(_rows_of(path, columns, report), path.name, private=False)
     except DataError as error:
-        advice = "rename it, or name the one that is meant (an empty user column: rows are users)"
-        report(0, str(error), advice)
-        return held.users, gathered.rows
+        gathered.error = str(error)
+        report(0, str(error), RENAME)
+        return held, gathered
     for user, own in held.users.items():
         if not own:
             report(held.first_line[user], "the user has no text", "leave the user out")
     if not gathered.rows:
         report(0, "the file holds no rows", "check that it is the file you mean")
-    return held.users, gathered.rows
+    return held, gathered
 
 
 def collect(
@@ -224,40 +192,47 @@ def collect_rows(
     where: str,
     *,
     strict: bool = True,
+    private: bool = True,
     tell: Tell | None = None,
 ) -> dict[str, list[Sample]]:
     """As `collect`, for rows of any source: `rows(report)` iterates over (line, row).
 
-    tell: gets what was skipped, in a sentence, PRIVATE unless the text is public.
+    private: refuse what public text may have, see `Gathered.add_all`. tell: gets what was skipped,
+    in a sentence, PRIVATE unless the text is public.
     """
     if cap < 0:
         raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")
     tally = Tally()
     held = Held(tally.report, cap)
     gathered = Gathered(columns, tally.report, held)
-    gathered.add_all(rows(tally.report), where, strict)
-    for count, why in ((gathered.kept, "of other dates"), (held.beyond, f"beyond {cap} of a user")):
+    gathered.add_all(rows(tally.report), where, strict, private)
+    outside = (gathered.outside, "of other dates")
+    for count, why in (outside, (held.beyond, f"beyond {cap} of a user")):
         if count:
             NODE_LOG.warning("%s: %d texts are left out: %s", where, count, why)
     empty = sum(not own for own in held.users.values())
-    say_skipped(where, gathered.rows, gathered.kept + held.kept, empty, tally, tell)
+    say_skipped(where, gathered, held.kept, empty, tally, tell)
     return held.users
 
 
 def say_skipped(
-    where: str, rows: int, kept: int, empty: int, tally: Tally, tell: Tell | None = None
+    where: str, gathered: Gathered, kept: int, empty: int, tally: Tally, tell: Tell | None = None
 ) -> None:
-    """To the local log, and to whoever reads the rows anyway: what of `rows` is not read.
+    """To the local log, and to whoever reads the rows anyway: what of them is not read.
 
     kept: rows that are. empty: users without text.
     """
+    rows = gathered.rows
+    if tell is not None and gathered.mostly_outside:
+        tell(f"{where}: {gathered.mostly_outside}")
     for kind in tally.kinds:
         NODE_LOG.warning("%s: %s; %s", where, kind, kind.advice)
     if empty:
         NODE_LOG.warning("%s: %d users have no text", where, empty)
     if tell is not None and tally.skipped:
         said = "; ".join(map(str, tally.skipped))
-        tell(f"{where}: skipped {rows - kept:,} of {rows:,} rows: {said}")
+        skipped = rows - kept - gathered.outside
+        tell(f"{where}: skipped {skipped:,} of {rows:,} rows: {said}")
 
 
 class Holder(Protocol):
@@ -303,37 +278,103 @@ class Held:
 
 @dataclass(slots=True)
 class Gathered:
-    """Rows as they come, their samples handed to `holder`. rows: all; kept: left out on purpose
-    (dates), without what the holder keeps."""
+    """Rows as they come, their samples handed to `holder`.
+
+    rows: all. present: columns of any. inside, outside: of the dates that are wanted; undated: with
+    none. shared: the first id that may be several people's. error: why nothing can be used.
+    """
 
     columns: Columns
     report: Report
     holder: Holder
     rows: int = 0
-    kept: int = 0
+    present: set[str] = field(default_factory=set)
+    inside: int = 0
+    outside: int = 0
+    undated: int = 0
+    first_undated: str = ""
+    shared: str = ""
+    error: str = ""
+    rounded: RoundedIds = field(default_factory=RoundedIds)
+    first_rounded: int = 0
 
-    def add_all(self, rows: Iterable[Row], where: str, strict: bool = True) -> None:
-        """Add rows; DataError when a wanted column is in none of them (labels, dates: strict)."""
-        present: set[str] = set()
+    def add_all(
+        self, rows: Iterable[Row], where: str, strict: bool = True, private: bool = True
+    ) -> None:
+        """Add rows; DataError when a wanted column is in none of them (labels, dates: strict).
+
+        private: the rows are of users, the unit of privacy: DataError, too, for ids that several
+        people may share, and when no row is within the dates.
+        """
         for line, row in rows:
-            self.rows += 1
-            present.update(row)
-            try:
-                self._add(line, row)
-            except Exception:
-                self.report(line, "the row cannot be read", "correct or remove it")
+            self.add(line, row)
+            if self.shared and private:
+                raise DataError(self.shared_in(where))
+        self.finish()
         if self.rows:
-            optional = {name for name in (self.columns.label, self.columns.date) if name}
-            if not strict and optional - present:
+            columns = self.columns
+            optional = {name for name in (columns.label, columns.date) if name}
+            if not strict and optional - self.present:
                 self.report(0, "no row has the labels or dates", "name another column, or none")
-            self.columns.require(present if strict else present | optional, where)
+            columns.require(self.present if strict else self.present | optional, where)
+        if private and self.shared:
+            raise DataError(self.shared_in(where))
+        if private and self.all_outside:
+            raise DataError(f"{where}: {self.all_outside}")
+
+    def add(self, line: int, row: Mapping[str, Any]) -> None:
+        """One row; raises nothing."""
+        self.rows += 1
+        self.present.update(row)
+        try:
+            self._add(line, row)
+        except Exception:
+            self.report(line, "the row cannot be read", "correct or remove it")
+
+    def finish(self) -> None:
+        """The last row was added: what only all ids together can tell."""
+        if self.rounded.possible and not self.shared:
+            problem = "the user ids beyond 2^53 may all be rounded: each is a number as floats are"
+            self.report(self.first_rounded, problem, ROUNDED)
+            if self.rounded.sure:
+                self.shared = f"row {self.first_rounded}: {problem}; {ROUNDED}"
+
+    def shared_in(self, where: str) -> str:
+        """Why the ids cannot be used."""
+        return (
+            f"{where} (data.user-column = {self.columns.user!r}), {self.shared}. Several people "
+            "may share such an id, and would be protected together as one"
+        )
+
+    @property
+    def all_outside(self) -> str:
+        """Why no row is left, where dates are the reason; else empty."""
+        if self.inside or not self.outside + self.undated:
+            return ""
+        return (
+            f"no row is left by {self.columns.window}: {self.outside:,} are outside, and "
+            f"{self.undated:,} have no date that can be read ({self.first_undated or PLAIN_DATE})"
+        )
+
+    @property
+    def mostly_outside(self) -> str:
+        """That the window leaves out more than half, where it does."""
+        if 2 * self.outside <= self.rows:
+            return ""
+        return f"{self.columns.window} leaves out {self.outside:,} of {self.rows:,} rows"
 
     def _add(self, line: int, row: Mapping[str, Any]) -> None:
         columns = self.columns
-        user = to_name(row.get(columns.user)) if columns.user else f"row-{self.rows}"
+        user = f"row-{self.rows}"
+        if columns.user:
+            user = to_name(found := row.get(columns.user))
+            if user and (problem := shared_id(found)):
+                self.report(line, *problem)
+                self.shared = self.shared or f"row {line}: {problem[0]}; {problem[1]}"
+            elif not user and row:  # else it could not be read at all, which was said
+                self.report(line, *id_problem(found))
+            self._look_for_rounded(line, user)
         if not user:
-            if row:  # else it could not be read at all, which was said
-                self.report(line, "the row has no user id", "give every row a user id")
             return
         sample = None
         try:
@@ -341,33 +382,43 @@ class Gathered:
         finally:
             self.holder.add(line, user, sample)
 
+    def _look_for_rounded(self, line: int, user: str) -> None:
+        self.rounded.add(user)
+        if self.rounded.possible and not self.first_rounded:
+            self.first_rounded = line
+
     def _sample(self, line: int, row: Mapping[str, Any]) -> Sample | None:
         """What the row has to keep."""
         columns = self.columns
         if not row:
             return None
-        date = to_date(row.get(columns.date)) if columns.date else ""
+        date = to_date(found := row.get(columns.date)) if columns.date else ""
         if columns.date and not date:
-            self.report(line, "the date is missing or unreadable", "write dates as YYYY-MM-DD")
+            problem, advice = date_problem(found)
+            self.undated += 1
+            self.first_undated = self.first_undated or f"row {line}: {problem}; {advice}"
+            self.report(line, problem, advice)
             return None
         if (columns.date_from and date < columns.date_from) or (
             columns.date_to and date > columns.date_to
         ):
-            self.kept += 1
+            self.outside += 1
             return None
+        self.inside += 1
         text = self._text(line, row.get(columns.text))
         if not text:
             return None
         return Sample(text, to_name(row.get(columns.label)) if columns.label else "", date)
 
     def _text(self, line: int, value: Any) -> str:
-        if isinstance(value, bytes):
-            value = value.decode("utf-8", "replace")
-        if value is None or value == "" or (isinstance(value, str) and value.isspace()):
+        if is_missing(value):
             self.report(line, "the text is empty", "remove rows without text")
             return ""
+        if isinstance(value, bytes):
+            value = value.decode("utf-8", "replace")
         if not isinstance(value, str):
-            self.report(line, f"the text is a {type(value).__name__}", "write the text as a string")
+            kind = type_of(value)
+            self.report(line, f"the text is {kind}", f"write the text as a string, not as {kind}")
             return ""
         if len(value) > MAX_TEXT:
             self.report(
@@ -382,32 +433,3 @@ class Gathered:
                 self.report(line, "the text holds half a character", UNICODE)
             return valid
         return text
-
-
-def to_name(value: object) -> str:
-    """A user id or label as a string, the same from every format; empty when it is none."""
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # parquet writers turn integers with gaps into floats
-    if isinstance(value, bytes):
-        value = value.decode("utf-8", "replace")
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode("utf-8").strip()
-    return str(value) if isinstance(value, int) and not isinstance(value, bool) else ""
-
-
-def to_date(value: object) -> str:
-    """YYYY-MM-DD of an ISO string, a date, or seconds or milliseconds since 1970 (UTC), the
-    same from every format; empty otherwise."""
-    if isinstance(value, datetime.date):
-        return value.isoformat()[:10]
-    text = "" if isinstance(value, bool) else str(value).strip()
-    try:
-        return datetime.date.fromisoformat(text[:10]).isoformat()
-    except ValueError:
-        pass
-    try:
-        seconds = float(text)
-        seconds = seconds / 1000 if abs(seconds) > 1e11 else seconds
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).date().isoformat()
-    except (ValueError, OverflowError, OSError):
-        return ""

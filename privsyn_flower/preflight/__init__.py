@@ -7,6 +7,7 @@ terminal of whoever simulates, and nowhere else.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from privsyn_flower.local.simulation import FlowerError
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.server_apps.promised import baseline
 
-from .data import docstring_packages, private_file, public_file
+from .data import docstring_packages, private_file, public_file, split_files
 from .findings import Finding, Findings, NotReady
 from .machine import federation_nodes, models, needs, places, trackers
 from .numbers import budget, candidates, integers, keys, product, promise
@@ -38,9 +39,7 @@ def check_ready(
     """
     checks: list[Callable[[], Findings]] = [
         lambda: keys(config),
-        lambda: private_file(config),
-        lambda: public_file(config),
-        lambda: docstring_packages(config),
+        lambda: _data(config),
         lambda: needs(config),
         lambda: trackers(config),
         lambda: models(config),
@@ -56,6 +55,15 @@ def check_ready(
     if federation is not None:
         checks.append(lambda: federation_nodes(config, federation))
     return list(dict.fromkeys(finding for check in checks for finding in _run(check)))
+
+
+def _data(config: RunConfig) -> Findings:
+    """The text; its split where nothing is wrong with the files themselves."""
+    files = (private_file, public_file, docstring_packages)
+    found = [finding for look in files for finding in _run(functools.partial(look, config))]
+    yield from found
+    if not any(finding.fatal for finding in found):
+        yield from split_files(config)
 
 
 def _run(check: Callable[[], Findings]) -> Findings:

@@ -5,16 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig
+from privsyn_flower.data.columns import Columns, quoted
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
 from privsyn_flower.data.findings import LeftOut
-from privsyn_flower.data.partition import BEYOND
-from privsyn_flower.data.preview import Preview, preview
+from privsyn_flower.data.partition import BEYOND, split
+from privsyn_flower.data.preview import WHOLE, Preview, preview
 from privsyn_flower.data.reading import NO_MIX, text_file
-from privsyn_flower.data.sources import chunk, columns_of, package_lists, place_name
-from privsyn_flower.data.users import Columns
+from privsyn_flower.data.sources import (
+    Source,
+    package_lists,
+    place_name,
+    private_columns,
+    private_groups,
+    public_groups,
+)
+from privsyn_flower.data.spool import OTHER_DATES
 from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
+from privsyn_flower.text.embedders import longer_than_read
 
 from .findings import Finding, Findings
 
@@ -23,25 +32,31 @@ CHECK = "`privsyn data check` says what is skipped"
 
 
 def private_file(config: RunConfig) -> Findings:
-    """The users' text of a simulation: columns, users against keys."""
+    """The users' text of a simulation: columns, ids, dates, users against keys."""
     data = config.data
     if is_deployment(config) and data.chunk:
         text = "data.chunk = true cuts the public text: nodes take their users' texts as they are"
         yield Finding(text, fatal=False)
     if data.source != "files" or not data.path:
         return
-    columns = columns_of(data)
+    columns, where = private_columns(data), f"{data.path} (data.path)"
     seen = _look(data.path, columns, "data.path")
     if seen is None:
         return
     if not seen.rows:
-        yield Finding(f"{data.path} (data.path) holds no row that can be read")
+        yield Finding(f"{where} holds no row that can be read")
     else:
         # Labels and dates may begin below what was looked at.
         sure = columns if seen.whole else Columns(columns.user, columns.text)
-        sure.require(seen.columns, f"{data.path} (data.path)")
-    if seen.whole and seen.rows and not data.chunk:
+        sure.require(seen.columns, where)
+    if seen.read.shared:
+        yield Finding(f"{seen.read.shared_in(where)} ({CHECK})")
+    elif seen.read.all_outside:
+        yield Finding(f"{where}: {seen.read.all_outside}", fatal=seen.whole)
+    elif seen.whole and seen.rows and not data.chunk:
         yield from _too_few_users(config, seen)
+    if seen.read.inside and seen.read.mostly_outside:
+        yield Finding(f"{where}: {seen.read.mostly_outside}", fatal=False)
 
 
 def _too_few_users(config: RunConfig, seen: Preview) -> Findings:
@@ -54,7 +69,7 @@ def _too_few_users(config: RunConfig, seen: Preview) -> Findings:
     )
     if data.partition == "uniform":
         needed = asked * data.samples_per_user
-        there = seen.samples if data.chosen_by_text else seen.records
+        there = len(seen.texts) if data.chosen_by_text else seen.records
         if there < needed:
             yield Finding(
                 f"{sizes} {needed} texts (data.partition = 'uniform'), and {data.path} has "
@@ -94,11 +109,11 @@ def public_file(config: RunConfig) -> Findings:
         key = "data.public-text-column" if data.public_text_column else "data.text-column"
         yield Finding(
             f"column {text!r} ({key}) is not in {data.public_path} (data.public-path), which has: "
-            f"{', '.join(sorted(seen.columns))}"
+            f"{quoted(sorted(seen.columns))}"
         )
         return
     if seen.whole and not data.chunk:
-        yield from _too_little_public(config, seen.samples)
+        yield from _too_little_public(config, len(seen.texts))
 
 
 def _too_little_public(config: RunConfig, texts: int) -> Findings:
@@ -122,21 +137,86 @@ def left_out(config: RunConfig) -> Findings:
     data, counts = config.data, LeftOut()
     if data.source != "files" or not data.path:
         return
-
-    def cut(text: str) -> list[str]:
-        return chunk(text, data.sample_words, counts, short=True) if data.chunk else [text]
-
-    seen = preview(Path(data.path), columns_of(data), cut)
+    seen = preview(Path(data.path), private_columns(data))
+    groups = private_groups(seen.samples, data, counts)
+    counts[OTHER_DATES] += seen.read.outside
     if data.partition != "uniform":
         most = data.samples_per_user
-        counts[f"{BEYOND} = {most}"] = sum(max(0, own - most) for own in seen.texts.values())
+        counts[f"{BEYOND} = {most}"] += sum(max(0, len(own.samples) - most) for own in groups)
     if counts.total():
         of = "" if seen.whole else f", of its first {seen.rows:,} rows"
         yield Finding(f"{counts.told(place_name(data.path))}{of}", fatal=False)
-    if without := seen.users() - seen.users(1):
+    if without := sum(not own.samples for own in groups):
         yield Finding(
-            f"{data.path}: {without:,} of {seen.users():,} users have no text", fatal=False
+            f"{data.path}: {without:,} of {len(groups):,} users have no text", fatal=False
         )
+
+
+def split_files(config: RunConfig) -> Findings:
+    """What the run makes of files that are small enough to be read here: near duplicates are gone
+    and texts are cut, as they are there. For files in which nothing else is wrong."""
+    data = config.data
+    if data.source != "files" or not data.public_path or not _small(config):
+        return
+    public = public_groups(data)
+    if is_deployment(config):
+        samples = [sample for group in public for sample in group.samples]
+        pool = candidates([sample.text for sample in samples], config)[: data.public_pool]
+    else:
+        seen = preview(Path(data.path), private_columns(data))
+        parts = split(Source(private_groups(seen.samples, data, LeftOut()), public), data)
+        samples = [parts.public[group].samples[at] for group, at in parts.pool]
+        pool = candidates([sample.text for sample in samples], config)
+    key, least = recipe_of(config).first_texts(config)
+    if len(pool) < least:
+        yield Finding(
+            f"{data.public_path} (data.public-path) leaves {len(pool)} different texts of "
+            f"data.sample-words = {data.sample_words} words at most, fewer than {key} = {least}: "
+            "lower it, or give more public text"
+        )
+    elif least and not config.uses("ctcl"):
+        labelled = [(sample.text, sample.label) for sample in samples]
+        table, names = config.labels
+        for name, texts in by_class(labelled, pool, config).items():
+            if not texts:
+                yield Finding(
+                    f"class {name!r} ({table} = {names!r}) has no public text in "
+                    f"{data.public_path} (data.public-path; data.label-column = "
+                    f"{data.label_column!r}): add some, or leave the class out"
+                )
+
+
+def long_texts(config: RunConfig) -> Findings:
+    """Texts of files that the embedder reads the beginning of only."""
+    data, name = config.data, config.models.embedder
+    if data.source != "files" or data.chunk or "embedder" not in recipe_of(config).loads(config):
+        return
+    public = Columns("", data.public_text_column or data.text_column)
+    files = {"data.path": private_columns(data), "data.public-path": public}
+    for key, columns in files.items():
+        place = data.path if key == "data.path" else data.public_path
+        try:
+            seen = _look(place, columns, key) if place else None
+        except (DataError, OSError):  # said already
+            continue
+        found = seen and longer_than_read(name, seen.texts)
+        if seen and found and found[0]:
+            of = f"{'' if seen.whole else 'the first '}{len(seen.texts):,}"
+            yield Finding(
+                f"{place} ({key}): {found[0]:,} of {of} texts are longer than the {found[1]} "
+                f"tokens that models.embedder = {name!r} reads of a text: cut them with data.chunk "
+                "= true, or name an embedder of longer texts",
+                fatal=False,
+            )
+
+
+def _small(config: RunConfig) -> bool:
+    """Whether the files of a run are looked at as a whole."""
+    data = config.data
+    places = [text_file(Path(data.public_path)), *([Path(data.path)] if data.path else [])]
+    return not data.public_path.startswith(HUB) and all(
+        place.is_file() and place.stat().st_size <= WHOLE for place in places
+    )
 
 
 def docstring_packages(config: RunConfig) -> Findings:

@@ -14,7 +14,7 @@ from typing import Any
 
 from privsyn_flower.config import RunConfig
 from privsyn_flower.preflight import check_ready
-from privsyn_flower.preflight.data import HUB, left_out
+from privsyn_flower.preflight.data import HUB, left_out, long_texts
 from privsyn_flower.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.preflight.findings import Finding
 from privsyn_flower.preflight.launches import Launch, launches
@@ -309,11 +309,12 @@ def disk_of(
 
 
 def _data(config: RunConfig) -> list[Finding]:
-    """Data sets of the hub that are not in its cache."""
+    """Data sets of the hub that are not in its cache, and texts that are read in part."""
     data, found = config.data, list[Finding]()
     for key, place in (("data.source", data.source), ("data.public-path", data.public_path)):
         name = place.removeprefix(HUB).partition("@")[0].partition("#")[0]
-        if place.startswith(HUB) and not in_hub_cache(name, "datasets"):
+        here = in_hub_cache(name, "datasets") or Path(name).is_dir()
+        if place.startswith(HUB) and not here:
             found.append(
                 Finding(
                     f"{key} = {place!r} is not in the cache of the hub: the run fetches it, and "
@@ -321,7 +322,7 @@ def _data(config: RunConfig) -> list[Finding]:
                     fatal=False,
                 )
             )
-    return found
+    return [*found, *long_texts(config)]
 
 
 def _disk(wanted: int, free: int) -> list[Finding]:

@@ -10,13 +10,12 @@ from typing import Any
 
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
-from privsyn_flower.data.reading import column_names, read_rows
+from privsyn_flower.data.reading import FORMATS, column_names, read_rows
 from privsyn_flower.files import DataError
 from privsyn_flower.public.claims import carried, check_chosen
 from privsyn_flower.terminal import one_line
 
 HUB = "hub:"
-FORMATS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
 USER = DataConfig().user_column
 HEAD = 2**20  # bytes that tell a file from another, with its length
 

@@ -67,8 +67,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
         left_out[ALIKE] += len(samples) - len(texts)
         left_out[BEYOND] += len(texts) - len(pool) - len(validation)
         _tell(left_out, config, progress)
-        by_class = _by_class(((s.text, s.label) for s in samples), pool, config)
-        return PublicText(pool, None, validation, by_class, left_out)
+        classes = by_class(((s.text, s.label) for s in samples), pool, config)
+        return PublicText(pool, None, validation, classes, left_out)
     progress("data", 0, 1, "preparing the simulated federation")
     folder = prepare(config.data, cache_folder(config), lambda note: progress("data", 0, 1, note))
     federation = Federation(folder)
@@ -79,8 +79,8 @@ def public_text(config: RunConfig, progress: Progress) -> PublicText:
     left_out[ALIKE] += len(texts) - len(pool)
     _tell(left_out, config, progress)
     progress("data", 1, 1)
-    by_class = _by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
-    return PublicText(pool, federation, validation, by_class, left_out)
+    classes = by_class(zip(texts, federation.public_labels(), strict=True), pool, config)
+    return PublicText(pool, federation, validation, classes, left_out)
 
 
 def _tell(left_out: LeftOut, config: RunConfig, progress: Progress) -> None:
@@ -107,7 +107,7 @@ def _warn_of_a_claim(config: RunConfig) -> None:
         )  # fmt: skip
 
 
-def _by_class(
+def by_class(
     labelled: Iterable[tuple[str, str]], pool: list[str], config: RunConfig
 ) -> dict[str, list[str]]:
     """Class -> its texts of the pool; of texts that were cut to the same words, each label's."""

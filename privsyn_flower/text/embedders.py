@@ -7,6 +7,7 @@ paper's Phi is all-MiniLM-L6-v2 (PrE-Text, section 4).
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -17,9 +18,15 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64, U64
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.digests import file_digest
-from privsyn_flower.text.encoders import OnnxEmbedder, SentenceEmbedder, check_texts, unit
+from privsyn_flower.text.encoders import (
+    OnnxEmbedder,
+    SentenceEmbedder,
+    check_texts,
+    unit,
+)
 from privsyn_flower.text.fingerprints import (
     FACTS,
+    TOKENIZER,
     folder_fingerprint,
     read_facts,
     text_fingerprint,
@@ -182,6 +189,39 @@ def known_dimension(name: str) -> int | None:
     if folder is None or not (folder / FACTS).is_file():
         return None
     return int(read_facts(folder)["dimension"])
+
+
+def longer_than_read(name: str, texts: Sequence[str]) -> tuple[int, int] | None:
+    """How many texts have more tokens than the embedder called `name` reads, and how many it does;
+    None where it reads all, or that is not known on this machine. Loads no model, fetches nothing.
+    """
+    if ngram_dimension(name) is not None or not can_import("tokenizers"):
+        return None
+    if name == MINILM:
+        spec = importlib.util.find_spec(MINILM_PACKAGE)
+        folder = Path(spec.origin).parent / "model" if spec and spec.origin else None
+    else:
+        folder = shipped(name) if name == MINILM_INT8 else Path(name).expanduser()
+    if folder is None or not (folder / TOKENIZER).is_file():
+        return None
+    try:
+        most = _tokens_read(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # A token has a byte at least, and a row may have a few tokens of its own.
+    long = [text for text in texts if len(text.encode("utf-8", "replace")) > most - 8]
+    return sum(len(tokenizer.encode(text).ids) > most for text in long), most
+
+
+def _tokens_read(folder: Path) -> int:
+    if (folder / FACTS).is_file():
+        return int(read_facts(folder)["max-tokens"])
+    return int(json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"])
 
 
 def model_folder(name: str) -> Path:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -79,18 +80,47 @@ def test_bad_values_are_named(arguments: list[str], word: str) -> None:
     assert word in result.output
 
 
+def check(*arguments: object) -> Any:
+    return runner.invoke(app, ["data", "check", *map(str, arguments)])
+
+
 def test_data_check(tmp_path: Path) -> None:
     good = tmp_path / "good.jsonl"
     good.write_text('{"user_id": "a", "text": "one two"}\n')
-    assert runner.invoke(app, ["data", "check", str(good)]).exit_code == 0
+    assert check(good).exit_code == check(good, "--strict").exit_code == 0
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"user_id": "a", "text": ""}\n{"user_id": "b", "text": "x"}\nnot json\n')
-    result = runner.invoke(app, ["data", "check", str(bad)])
-    assert result.exit_code == 1
-    assert f"{bad}:3" in result.output
+    result = check(bad)
+    assert result.exit_code == 0 and f"{bad}:3" in result.output  # a script goes on
+    assert check(bad, "--strict").exit_code == 1
     for none in ("none.jsonl", "none.parquet"):
-        assert runner.invoke(app, ["data", "check", str(tmp_path / none)]).exit_code == 2
-    assert "convert it to" in runner.invoke(app, ["data", "check", str(tmp_path / "a.xml")]).output
+        assert check(tmp_path / none).exit_code == 2
+    assert "convert it to" in check(tmp_path / "a.xml").output
+    long = tmp_path / "long.jsonl"
+    long.write_text('{"user_id": "a", "text": "%s"}\n' % ("word " * 400))
+    assert "reads the beginning of only: 1, of more than 256 tokens" in check(long).output
+    assert "beginning" not in check(long, "--embedder", "ngram-64").output
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("ids.csv", "user_id,text\n1.58222E+18,a\n1.58222E+18,b\n", "export the column of ids"),
+        ("nan.csv", "user_id,text\nu1,a\nnan,b\n", "'nan', which stands for no one person"),
+        ("array.jsonl", '[\n {"user_id": "u1", "text": "x"}\n]\n', "begins with '['"),
+        ("blank.csv", "user_id,text\n", "no user has a text"),
+        ("other.csv", "id;body\n1;x\n", "has: 'body', 'id'"),
+        ("book.csv", "PK\x03\x04 and so on", "an Excel workbook"),
+    ],
+)
+def test_data_check_of_what_no_run_takes(
+    tmp_path: Path, name: str, content: str, words: str
+) -> None:
+    path = tmp_path / name
+    path.write_text(content)
+    result = check(path)
+    assert result.exit_code == 1
+    assert "error: no run takes this file: " in result.output and words in result.output
 
 
 def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None:
@@ -99,7 +129,7 @@ def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None
     path.write_text("user_id,text,kind\n" + "".join(rows))
     options = ["data", "check", str(path), "--label-column", "kind"]
     result = runner.invoke(app, options)
-    assert result.exit_code == 1
+    assert result.exit_code == 0
     lines = result.output.splitlines()
     assert lines[0].startswith(f"{path}:3: 2,000 x the text is empty (lines 3, 4, 6, 7, 9, ...);")
     assert lines[1:5] == [
@@ -110,6 +140,10 @@ def test_data_check_counts_by_kind_and_ends_with_a_start(tmp_path: Path) -> None
     ]
     assert "the text 3" not in result.output
     starter = tomllib.loads(result.output.partition("simulation):\n\n")[2])
+    keys = [
+        line for line in result.output.partition("simulation):\n\n")[2].splitlines() if "=" in line
+    ]
+    assert len(keys) > 10 and all("  # " in line for line in keys)  # a sentence a key
     config = RunConfig.from_flat(flatten(starter))
     assert (config.data.users, config.data.path) == (7, str(path))
     assert config.data.label_column == "kind" and config.delta < 1 / 7
@@ -124,7 +158,8 @@ def test_data_check_of_a_file_without_users_is_short(tmp_path: Path) -> None:
     result = runner.invoke(app, ["data", "check", str(path)])
     assert result.exit_code == 1
     assert len(result.output.splitlines()) < 8
-    assert "'user_id' (data.user-column)" in result.output and "id, text" in result.output
+    assert "'user_id' (data.user-column)" in result.output and "'id', 'text'" in result.output
+    assert "with --user-column '' every row is a user" in result.output  # as printed
     result = runner.invoke(app, ["data", "check", str(path), "--user-column", ""])
     assert result.exit_code == 0
     assert "users: 5,000" in result.output and 'user-column = ""' in result.output
@@ -151,6 +186,7 @@ def test_a_node_with_cached_embeddings_votes_without_torch(tmp_path: Path) -> No
     code = f"""
 import sys
 from pathlib import Path
+from typing import Any
 import numpy as np
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.answers import Taking

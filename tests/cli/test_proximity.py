@@ -127,7 +127,7 @@ def test_the_start_is_named_where_it_has_gone(finished: Path, corpus: Path, tmp_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--text-column", "body"], "has no column 'body' but text, stage"),
+        (["--text-column", "body"], "has no column 'body' but 'text', 'stage'"),
         (["--least-score", "5"], "the paper's 5 is -5"),
         (["--start", "/nowhere"], "no model folder"),
     ],

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from privsyn_flower.client_apps.answers import _users_or_none
+from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.client_apps.node.device import open_node
+from privsyn_flower.data import DataError
 from tests.conftest import node_context
 
 OTHERS = {"u0": ["good morning", 'he said "hi", twice'], "u2": ["two\nlines"], "u3": ["last"]}
@@ -93,3 +96,17 @@ def test_any_texts(
     found = hosted(folder, write(folder / f"users.{kind}", own, end=end))
     assert found.pop(TARGET)[0] == "first"
     assert found == OTHERS
+
+
+def test_ids_that_several_people_share_leave_nobody_and_only_the_node_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "users.csv"
+    path.write_text("user_id,text\nu0,good morning\nnan,evening\n")
+    context = node_context({"data": str(path), "weight": 4, "cache": str(tmp_path / "node")})
+    assert _users_or_none(open_node(context)) == {}
+    log = (tmp_path / "node" / "node.log").read_text()
+    assert "row 3: the user id is 'nan'" in log and "evening" not in log
+    assert caplog.text == ""  # nothing for Flower's log, which a server may read
+    with pytest.raises(DataError, match="no one person"):
+        open_dropin(context, users=lambda context: ["u0", "NaN"]).load()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -15,9 +16,9 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import DataConfig
-from privsyn_flower.data import DataError, Federation, prepare, shard_sizes
+from privsyn_flower.data import DataError, Federation, load_users, prepare, shard_sizes
 from privsyn_flower.data.docstrings import scan_packages
-from privsyn_flower.data.hub import load_hub
+from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.partition import NEAR
 from privsyn_flower.data.sources import DATA, REST, public_groups
 
@@ -281,12 +282,12 @@ def write_users(path: Path, count: int, name: str = "user_id") -> Path:
         {
             name: f"u{i}",
             "text": f"{path.stem} sample {k} of person {i} on day {k * 7 + i}",
-            "day": i,
+            "day": 86_400 * (10_000 + i),
         }
         for i in range(count)
         for k in range(3)
     ]
-    rows.append({name: "silent", "text": "", "day": 0})
+    rows.append({name: "silent", "text": "", "day": 864_000_000})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -439,7 +440,7 @@ def test_hub_data_set_from_a_local_folder(tmp_path: Path, monkeypatch: pytest.Mo
     users = Federation(prepare(config, tmp_path)).shard(0, 1)
     assert len(users) == 20
     assert all(re.fullmatch(r"u\d+|silent", user) for user in users)
-    with pytest.raises(DataError, match=r"'author' \(data.user-column\).*day, text, user_id"):
+    with pytest.raises(DataError, match=r"'author' \(data.user-column\).*'day', 'text', 'user_id'"):
         prepare(config.model_copy(update={"user_column": "author"}), tmp_path)
     with pytest.raises(DataError, match="cannot be loaded"):
         prepare(config.model_copy(update={"source": f"hub:{folder}#validation"}), tmp_path)
@@ -456,11 +457,55 @@ def test_an_error_of_the_hub_quotes_no_text(
     folder.mkdir()
     lines = [json.dumps({"user_id": i, "text": "plain"}) for i in range(40)]
     lines[20] = '{"user_id": "secret words", "text": {"deep secret": [1, '
-    (folder / "train.jsonl").write_text("\n".join(lines))
+    (folder / "train.json").write_text("\n".join(lines))  # .jsonl is read by our own reader
     config = files_config(Path(), source=f"hub:{folder}{part}", path="")
-    with pytest.raises(DataError, match=r"cannot be (loaded|read)") as caught:
+    with pytest.raises(DataError, match=r"cannot be (loaded|read): .*text in all") as caught:
         prepare(config, tmp_path / "cache")
     assert "secret" not in "".join(traceback.format_exception(caught.value))
+
+
+ODD = "user_id,text\n000,null\n001,NA\n0,None\n1,nan\n00,x y\n"
+
+
+@pytest.mark.parametrize("name", ["train.csv", "train.csv.gz"])
+def test_a_csv_means_the_same_to_both_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In a local folder by our own reader; what that does not know by the hub's library."""
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (folder := tmp_path / "set").mkdir()
+    own = folder / "train.csv"
+    own.write_text(ODD)
+    found = load_users(own)
+    assert found == {
+        "000": ["null"],
+        "001": ["NA"],
+        "0": ["None"],
+        "1": ["nan"],
+        "00": ["x y"],
+    }
+    if name != own.name:
+        (folder / name).write_bytes(gzip.compress(own.read_bytes()))
+        own.unlink()
+    data = load_hub(f"hub:{folder}")
+    assert hub_columns(data) == ["user_id", "text"]
+    rows = [row for _, row in hub_rows("here", data, ["user_id", "text"])]
+    assert {row["user_id"]: [row["text"]] for row in rows} == found
+    first = hub_rows("here", load_hub(f"hub:{folder}#train:2"), ["text"])
+    assert [row["text"] for _, row in first] == ["null", "NA"]
+
+
+def test_mixed_types_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("datasets")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (tmp_path / "set").mkdir()
+    for name, user in (("a", 5), ("b", "secret")):
+        row = json.dumps({"user_id": user, "text": "x"})
+        (tmp_path / "set" / f"{name}.json").write_text(row)
+    with pytest.raises(DataError, match=r"Arrow\w+: .* values of several types") as caught:
+        load_hub(f"hub:{tmp_path / 'set'}")
+    assert "secret" not in str(caught.value)
 
 
 def test_hub_names_splits_and_streamed_rows(monkeypatch: pytest.MonkeyPatch) -> None:

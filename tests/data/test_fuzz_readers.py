@@ -23,7 +23,7 @@ from privsyn_flower.data import (
     reading,
     survey,
 )
-from privsyn_flower.data.users import Columns
+from privsyn_flower.data.columns import Columns
 from tests.fuzz import fuzz_settings
 
 KINDS = ("jsonl", "csv", "tsv", "parquet")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from privsyn_flower.data import DataError, load_users, preview
+from privsyn_flower.data.columns import Columns
 from privsyn_flower.data.preview import Preview
-from privsyn_flower.data.users import Columns
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -39,7 +39,7 @@ def test_a_small_file_is_counted_as_a_run_would_read_it(tmp_path: Path) -> None:
     assert seen.whole and seen.rows == 42 and seen.records == 43
     assert seen.users() == len(loaded) == 9  # who has no text is one of them
     assert seen.users(1) == sum(bool(texts) for texts in loaded.values()) == 8
-    assert seen.samples == sum(map(len, loaded.values()))
+    assert len(seen.texts) == sum(map(len, loaded.values()))
     assert seen.users(5) == sum(len(texts) >= 5 for texts in loaded.values()) > 0
     assert seen.columns == {"user_id", "text"}
 
@@ -58,7 +58,7 @@ def test_every_format(tmp_path: Path, suffix: str) -> None:
 
         parquet.write_table(arrow.Table.from_pylist(rows), path)
     seen = look(path)
-    assert (seen.rows, seen.users(), seen.samples) == (3, 1, 3)
+    assert (seen.rows, seen.users(), len(seen.texts)) == (3, 1, 3)
     assert seen.columns == {"user_id", "text", "n"}
     assert look(path, user="").users() == 3  # every row is a user
 

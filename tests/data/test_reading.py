@@ -72,7 +72,7 @@ def test_a_csv_that_is_replaced_while_it_is_opened(
     def replaced(path: Path, newline: str) -> Any:
         nonlocal opened
         opened += 1
-        return original(other if opened == 3 else path, newline)
+        return original(other if opened == 5 else path, newline)
 
     for file in (path, other):
         file.write_text("user_id,text\na,one\n")
@@ -204,5 +204,68 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 def test_a_missing_parquet_column_names_those_there_are(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "u.parquet", user_id=["a"], body=["x"], extra=[1])
-    with pytest.raises(DataError, match=r"'text'.*body, extra, user_id"):
+    with pytest.raises(DataError, match=r"'text'.*'body', 'extra', 'user_id'"):
         load_users(path)
+
+
+ODD_FORMS = {
+    "semi": ("u.csv", 'user_id;text\na;"x; y"\nb;1,5\n', "separated by ';'"),
+    "sep": ("u.csv", "sep=;\nuser_id;text,x\na;x; y\nb;1,5\n", "';' as line 1 says"),
+    "tab": ("u.csv", "user_id\ttext\na\tx; y\nb\t1,5\n", "separated by '\\t'"),
+    "pipe": ("u.tsv", "user_id|text\na|x; y\nb|1,5\n", "separated by '|'"),
+    "quoted": ("u.csv", '"user_id";"text";"a, b"\na;"x; y";1\nb;1,5;1\n', "separated by ';'"),
+    "blank": ("u.csv", 'user_id, text, z\na, "x; y", 1\nb,  "1,5",2\n', "blanks after"),
+    "usual": ("u.csv", 'user_id,text,a;b\na,x; y,1\nb,"1,5",1\n', ""),
+}
+
+
+@pytest.mark.parametrize("form", ODD_FORMS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be", "utf-32"])
+def test_how_a_csv_file_is_written_is_found_in_its_header(
+    tmp_path: Path, form: str, encoding: str
+) -> None:
+    name, content, words = ODD_FORMS[form]
+    path = tmp_path / name
+    path.write_bytes(content.encode(encoding))
+    column = "text,x" if form == "sep" else "text"
+    lines = [line for line, _ in reading.read_rows(path, lambda *_: None)]
+    assert lines == [2 + (form == "sep"), 3 + (form == "sep")]
+    if form == "sep":  # the row of one field too few is that row's alone
+        assert load_users(path, text_column=column)["b"] == ["1,5"]
+    else:
+        assert load_users(path) == {"a": ["x; y"], "b": ["1,5"]}
+    told = reading.form_of(path)
+    assert words in told and ("encoding" in told) == (encoding != "utf-8")
+
+
+def test_jsonl_without_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    for encoding in ("utf-16-le", "utf-16-be"):
+        path.write_bytes('{"user_id": "a", "text": "世界 é"}\n'.encode(encoding))
+        assert load_users(path) == {"a": ["世界 é"]}
+        assert reading.form_of(path) == f"the encoding is {encoding}"
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b'[\n {"user_id": "secret", "text": "x"}\n]', r"begins with '\['.*jq -c '\.\[\]'"),
+        (b'\n [ {"user_id": "secret", "text": "x"} ]\n', r"begins with '\['.*a JSON array"),
+        (b'{\n "user_id": "secret",\n "text": "x"\n}\n', r"begins with '\{'.*several lines"),
+        (b"PK\x03\x04rest", "an Excel workbook"),
+        (b"\x1f\x8brest", "compressed by gzip"),
+    ],
+)
+def test_another_kind_of_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "u.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=words) as caught:
+        load_users(path)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_line_that_is_a_list_is_no_array_of_rows(tmp_path: Path) -> None:
+    """A record that is no object affects itself only."""
+    path = tmp_path / "u.jsonl"
+    path.write_text('["x"]\n{"user_id": "a", "text": "one"}\n')
+    assert load_users(path) == {"a": ["one"]}

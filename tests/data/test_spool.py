@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, federation, prepare, shards, spool
+from privsyn_flower.data.columns import Columns
 from privsyn_flower.data.shards import Shard, write_users
 from privsyn_flower.data.spool import Group, stored_groups
-from privsyn_flower.data.users import Columns, Sample, collect_rows
+from privsyn_flower.data.users import Sample, collect_rows
 
 COLUMNS = Columns(label="label", date="day", date_from="2024-01-02")
 ROW = st.fixed_dictionaries(

@@ -17,6 +17,7 @@ from privsyn_flower.cli import plan as plans
 from privsyn_flower.cli.main import app
 from privsyn_flower.config import RunConfig, absolute_paths, load_config
 from privsyn_flower.preflight import check_ready
+from privsyn_flower.preflight.data import long_texts
 from privsyn_flower.preflight.exchange import question_bytes, trained
 from privsyn_flower.preflight.plan import Plan, plan_of
 from privsyn_flower.preflight.signal import one_users_votes, signal_of
@@ -255,3 +256,13 @@ def test_values_beside_each_other(place: Path) -> None:
     assert "data.users" in table and "signal / noise" in table and "readable from 1.96" in table
     for wrong in ("epsilon", "epsilom=1,2", "epsilon="):
         assert run("--vary", wrong).exit_code == 2
+
+
+def test_texts_longer_than_the_embedder_reads_are_counted(place: Path) -> None:
+    rows = [{"user_id": n, "text": "word " * (400 if n < 7 else 4) + str(n)} for n in range(60)]
+    (place / "users.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = absolute_paths(load_config(place / "run.toml"), place / "run")
+    assert list(long_texts(config)) == []  # n-grams are of the whole text
+    models = config.models.model_copy(update={"embedder": "minilm"})
+    [found] = long_texts(config.model_copy(update={"models": models}))
+    assert not found.fatal and "7 of 60 texts are longer than the 256 tokens" in found.text

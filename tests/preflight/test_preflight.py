@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from privsyn_flower.cli import outcome
 from privsyn_flower.cli import run as cli_run
 from privsyn_flower.cli.main import app
-from privsyn_flower.config import RunConfig, absolute_paths, load_config
+from privsyn_flower.config import RunConfig, absolute_paths, load_config, parse_override
 from privsyn_flower.data.partition import BEYOND
 from privsyn_flower.data.sources import REST
 from privsyn_flower.local.layout import create
@@ -128,7 +128,7 @@ def test_a_run_may_begin_with_the_folder_of_a_corpus(run: Run, place: Path, meth
     lines = [{"text": text, "stage": "chat"} for text in sentences(400, 3)]
     write(place / "corpus" / "mix.jsonl", lines)
     settings = [f"method={method}", "data.public-path=corpus"]
-    settings += ["expand.samples=50"] if method == "ctcl" else []
+    settings += ["expand.samples=50", "ctcl.topic-count=20"] if method == "ctcl" else []
     result = run(*settings)
     assert result.exit_code == 0, result.stderr
     found = errors(run(*settings, "data.public-pool=390"))
@@ -191,6 +191,65 @@ def test_one_mistake_is_one_error(place: Path, run: Run, setting: str, words: st
     settings = [setting, *(value for key, value in more.items() if setting.startswith(key))]
     [line] = errors(run(*settings))
     assert words in line
+
+
+def test_what_the_split_finds_is_said_before(place: Path, run: Run) -> None:
+    """One count: what the run would fail at, by the same functions."""
+    shared = [" ".join(f"word{n}x{k}" for k in range(13)) for n in range(150)]
+    write(place / "public.jsonl", [{"text": f"{shared[n % 150]} {n}"} for n in range(400)])
+    [line] = errors(run())
+    assert "only " in line and "(data.near-duplicates = 'own') are left" in line
+    assert "data.public-path" in line and "public-packages" not in line
+    assert run("data.near-duplicates=keep").exit_code == 0
+    settings = ["data.near-duplicates=keep", "data.sample-words=4", "pretext.population=190"]
+    write(place / "public.jsonl", [{"text": f"the same four words {n}"} for n in range(400)])
+    [line] = errors(run(*settings))
+    assert "leaves 1 different texts of data.sample-words = 4 words at most" in line
+    values = dict(parse_override(one) for one in [*settings, "data.path="])  # a deployed server
+    config = absolute_paths(load_config(place / "run.toml", values), place / "run")
+    assert any("leaves 1 different texts" in one.text for one in check_ready(config, place / "run"))
+
+
+def test_a_class_without_public_text_is_an_error(place: Path, run: Run) -> None:
+    labelled = [{"text": text, "topic": "a"} for text in sentences(400, 5)]
+    write(place / "public.jsonl", labelled)
+    rows = [{"user_id": n % 60, "text": t, "topic": "ab"[n % 2]}
+            for n, t in enumerate(sentences(240, 6))]  # fmt: skip
+    write(place / "users.jsonl", rows)
+    settings = ["data.label-column=topic", "pretext.labels=a,b"]
+    [line] = errors(run(*settings))
+    assert "class 'b' (pretext.labels = 'a,b') has no public text" in line
+    assert run(settings[0], "pretext.labels=a").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "words"),
+    [
+        ({"user_id": "nan"}, [], "row 3: the user id is 'nan', which stands for no one person"),
+        ({"user_id": 1.5e18}, [], "a float beyond 2^53"),
+        ({"when": 2015}, ["data.date-from=2016-01-01"], "no row is left"),
+    ],
+)
+def test_ids_and_dates_that_a_run_refuses(
+    place: Path, run: Run, change: dict[str, Any], settings: list[str], words: str
+) -> None:
+    rows = [{"user_id": n % 60, "text": f"text {n}", "when": "2015-01-01"} for n in range(240)]
+    rows[2] |= change
+    write(place / "users.jsonl", rows)
+    [line] = errors(run(*settings, *(["data.date-column=when"] if settings else [])))
+    assert words in line and "data.path" in line
+
+
+def test_a_window_that_leaves_out_more_than_half_is_a_warning(place: Path, run: Run) -> None:
+    rows = [{"user_id": n % 60, "text": f"text {n}", "when": f"20{10 + n % 10}-01-01"}
+            for n in range(240)]  # fmt: skip
+    write(place / "users.jsonl", rows)
+    window = ["data.date-column=when", "data.date-from=2016-01-01"]
+    result = run(*window)
+    assert result.exit_code == 0
+    [line] = warnings(result)
+    assert "data.date-from = '2016-01-01' leaves out 144 of 240 rows" in line
+    assert run(window[0], "data.date-from=2014-01-01").stderr == ""
 
 
 def test_an_encoder_decoder_is_no_causal_model(place: Path, run: Run) -> None:

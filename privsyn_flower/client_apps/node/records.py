@@ -127,7 +127,7 @@ class NodeRecords:
         Raises WireError(POLICY) as `schedule` does, and when the run had max-rounds-per-run answers
         of this node; ValueError on a repeated user or noise that is not finite and positive.
         """
-        from privsyn_flower.data.users import to_name  # the other stages load nothing of data
+        from privsyn_flower.data.values import to_name  # the other stages load nothing of data
 
         repeated = len(users) - len(set(map(to_name, users)))
         if repeated:

@@ -90,9 +90,9 @@ class RecordsFile:
     def ids(self, users: Sequence[str]) -> list[bytes]:
         """Users as the file knows them: HMAC-SHA256 of each id under the file's key.
 
-        Of the id as data files have it (`data.users.to_name`), whoever spelt it with blanks.
+        Of the id as data files have it (`data.values.to_name`), whoever spelt it with blanks.
         """
-        from privsyn_flower.data.users import to_name
+        from privsyn_flower.data.values import to_name
 
         key = read_secret(self.key_path)
         return [hmac.digest(key, to_name(user).encode(), "sha256") for user in users]

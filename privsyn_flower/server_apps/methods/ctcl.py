@@ -125,7 +125,10 @@ class CTCLRecipe(Updating, Writing[CTCL]):
 
     @classmethod
     def first_texts(cls, config: RunConfig) -> tuple[str, int]:
-        return ("ctcl.topic-count", config.ctcl.topic_count) if cls.retrieves(config) else ("", 0)
+        if not cls.retrieves(config):
+            return "", 0
+        own = config.ctcl  # hdbscan makes as many as it finds
+        return "ctcl.topic-count", own.topic_count if own.clustering == "k-means" else 1
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:

@@ -104,7 +104,6 @@ def save_untrained(
     import torch
     from peft import get_peft_model
 
-
     config = model_config(model, key)
     check_weights(model, key)
     with untouched_randomness(), torch.device("meta"):
