@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.config.pretext import LABEL
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
@@ -248,6 +249,7 @@ def generate(
     return list(found.values())[:samples]
 
 
+@named_as_arguments
 def expand(
     seeds: Sequence[str] | Mapping[str, Sequence[str]],
     generator: Generator,
