@@ -103,7 +103,7 @@ def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def keys_in_errors() -> Iterator[None]:
-    """Errors name keys, as in `privsyn run`; somebody's own ServerApp is `tests/config/test_api`'s."""
+    """Errors name keys, as in `privsyn run`; tests of somebody's own ServerApp change that."""
     with configured():
         yield
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
     from privsyn_flower.config.toml import (
         absolute_paths,
+        check_paths,
         differences,
         load_config,
         parse_override,
@@ -59,6 +60,7 @@ else:
         SftConfig="pe",
         TrainingConfig="training",
         absolute_paths="toml",
+        check_paths="toml",
         cache_folder="schema",
         flat_defaults="schema",
         ledger_folder="schema",
@@ -93,6 +95,7 @@ __all__ = [
     "TrainingConfig",
     "absolute_paths",
     "cache_folder",
+    "check_paths",
     "differences",
     "explain",
     "flat_defaults",

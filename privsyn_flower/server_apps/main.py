@@ -14,7 +14,15 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import RunConfig, cache_folder, differences, flatten, relocated, to_toml
+from privsyn_flower.config import (
+    RunConfig,
+    cache_folder,
+    check_paths,
+    differences,
+    flatten,
+    relocated,
+    to_toml,
+)
 from privsyn_flower.config.api import configured
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
@@ -37,8 +45,9 @@ def main(grid: Grid, context: Context) -> None:
 
 def _run(grid: Grid, context: Context) -> None:
     config = RunConfig.from_flat(context.run_config)
+    check_paths(config)
     default = cache_folder(config) / "runs" / f"{config.method}-{context.run_id}"
-    folder = RunFolder(Path(config.run_folder) if config.run_folder else default)
+    folder = RunFolder(Path(config.run_folder).expanduser() if config.run_folder else default)
     _log_to_stderr()
     logger.info("run folder: %s", folder.path)
     with _reported(folder), folder.lock():

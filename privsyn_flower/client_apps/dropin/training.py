@@ -32,7 +32,13 @@ from privsyn_flower.client_apps.dropin.question import (
     read_parameters,
     rehearsed,
 )
-from privsyn_flower.client_apps.node.device import Node, UserTexts, in_simulation
+from privsyn_flower.client_apps.node.device import (
+    DEFAULT_CACHE,
+    Node,
+    UserTexts,
+    in_simulation,
+    own_path,
+)
 from privsyn_flower.client_apps.node.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data.findings import NODE_LOG
@@ -142,7 +148,7 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
 
     if deployed:
         stands_for: Any = config.get("weight", 1)
-        cache = Path(str(config.get("cache", "~/.cache/privsyn-flower-node"))).expanduser()
+        cache = own_path(config, "cache") or Path(DEFAULT_CACHE).expanduser()
     else:
         stands_for = len(named()) if weight is None else weight(context)
         place = f"{partition}-of-{config.get('num-partitions', 1)}"
@@ -180,9 +186,8 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
 
 
 def _policy(config: Mapping[str, Any]) -> Any:
-    named = str(config.get("policy", ""))
     try:
-        return load_policy(Path(named).expanduser() if named else None)
+        return load_policy(own_path(config, "policy"))
     except ConfigError as error:
         raise WireError(Refusal.SETUP, str(error)) from None
 

@@ -157,7 +157,7 @@ class Session:
             population_name=self.terms.population_name,
             **self.promise.ledger_terms(simulation=self.terms.seeded_noise),
         )
-        if self.folder.load_value(ARGUMENTS) is None:
+        if self.arguments and self.folder.load_value(ARGUMENTS) is None:
             self.folder.save_value(ARGUMENTS, dict(self.arguments))
         with held(self.ledger, self.folder):
             yield self.ledger
