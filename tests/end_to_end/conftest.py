@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,6 +134,26 @@ def left_running(text: str, seconds: float = 90) -> list[str]:
             line = (Path("/proc") / str(process) / "cmdline").read_bytes()
             lines.append(line.replace(b"\0", b" ").decode("utf-8", "replace"))
     return lines
+
+
+def start_superlink(environment: dict[str, str], seconds: float = 240) -> None:
+    """The local SuperLink that `flwr run` starts otherwise, and gives up after 15 s, which a busy
+    machine needs. `flower_environment` ends it."""
+    port = environment["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT"]
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", port]
+    command += ["--database", str(Path(environment["FLWR_HOME"]) / "state.db")]
+    with (Path(environment["FLWR_HOME"]) / "superlink.txt").open("w") as log:
+        process = subprocess.Popen(
+            command, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10).close()
+            return
+        time.sleep(0.5)
+    raise RuntimeError(f"no SuperLink: {Path(log.name).read_text()}")
 
 
 @pytest.fixture

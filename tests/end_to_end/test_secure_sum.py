@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.conftest import start_superlink
+
 pytestmark = [pytest.mark.slow, pytest.mark.e2e]
 ROOT = Path(__file__).parents[2]
 PROJECT = """
@@ -30,8 +32,12 @@ clientapp = "client_app:app"
 
 @pytest.fixture
 def environment(tmp_path: Path, flower_environment: dict[str, str]) -> dict[str, str]:
-    """A Flower of its own, and a home: keys are kept there."""
-    return {**flower_environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    """A Flower of its own without a network, and a home: keys are kept there."""
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    own = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1,localhost"}
+    environment = {**flower_environment, **proxies, **own}
+    start_superlink(environment)
+    return environment
 
 
 def test_the_example_runs(tmp_path: Path, environment: dict[str, str]) -> None:
