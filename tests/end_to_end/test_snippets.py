@@ -36,7 +36,7 @@ class Favourites(Topics):
 def main(grid, context):
     topics = ["roses and soil, seeds, compost", "meeting, deadline, budget, report"]
     strategy, folder = Favourites(topics, embedder=load_embedder("ngram-256")), Path.home() / "fav"
-    strategy.start(grid, folder=folder, users=1000, nodes=8, epsilon=8.0, delta=1e-5)
+    strategy.start(grid, folder=folder, users=200, nodes=8, epsilon=8.0, delta=1e-5)
     print("favourites:", strategy.seeds)
 """
 ALL = """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message
 
-from privsyn_flower.config import AveragingConfig, PopriConfig, PreTextConfig
+from privsyn_flower.config import AveragingConfig, PreTextConfig
 from privsyn_flower.config import api as config_api
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.protocol import wire
@@ -161,14 +161,3 @@ def test_an_error_in_an_app_of_ones_own_names_an_argument(
     with config_api.configured(), pytest.raises(Exception) as caught:
         call()
     assert words not in str(caught.value)  # a configuration has keys
-
-
-def test_every_key_has_a_word_that_is_no_key() -> None:
-    keys = [f"popri.{name.replace('_', '-')}" for name in PopriConfig.model_fields]
-    text = config_api.in_api_words(" and ".join(keys))
-    assert text == " and ".join(f"PopriConfig({name})" for name in PopriConfig.model_fields)
-    for word in config_api._words().values():
-        assert "-" not in word and config_api.in_api_words(word) == word
-    # Neither options of other commands nor paths are keys.
-    same = "--max-lora-rank, first-use, a/run-folder, data.users.json"
-    assert config_api.in_api_words(same) == same

@@ -38,9 +38,10 @@ def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def noting(self: Any, *positional: Any, **named: Any) -> Any:
-        known: dict[str, str] = self.__dict__.get("arguments", {})
-        if not (first and known):  # what a subclass was given says what it gives its base
-            self.arguments = known | _bound(signature, (self, *positional), named)
+        known: dict[str, str] = getattr(self, "arguments", {})
+        given = _bound(signature, (self, *positional), named)
+        if given and not (first and known):  # a subclass' arguments say what it gives its base
+            self.arguments = known | given
         with api_words():
             return function(self, *positional, **named)
 
