@@ -16,7 +16,7 @@ import pytest
 
 from tests.end_to_end import test_secure_sum
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(3600)]
 ROOT = Path(__file__).parents[2]
 environment = test_secure_sum.environment  # a Flower of its own, ended with the test
 
@@ -78,7 +78,7 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=560,
+        timeout=1500,
     )
     log = result.stdout + result.stderr
     assert result.returncode == 0 and "Exit Code" not in log, log
