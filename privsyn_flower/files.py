@@ -238,3 +238,15 @@ def file_digest(path: Path) -> str:
     """sha256 of a file's bytes, hexadecimal."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def whole_path(value: str, key: str) -> Path:
+    """A path that a configuration names. Raises ValueError for a relative one: Flower's processes
+    have a working directory of their own, so that it would be looked for elsewhere."""
+    path = Path(value).expanduser()
+    if value and not path.is_absolute():
+        raise ValueError(
+            f"{key} = {value!r} is relative, and Flower's processes have another working "
+            f"directory: write the whole path, from here {path.absolute()}"
+        )
+    return path

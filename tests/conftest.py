@@ -15,6 +15,7 @@ from flwr.app import Error, Message, Metadata, RecordDict
 
 from privsyn_flower import messaging
 from privsyn_flower.config import RunConfig
+from privsyn_flower.config.api import configured
 from privsyn_flower.privacy import Ledger
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.promised import ledger_terms
@@ -98,6 +99,13 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Handlers called in this process are simulated nodes unless a test says otherwise."""
     monkeypatch.setenv("PRIVSYN_SIMULATION", "1")
+
+
+@pytest.fixture(autouse=True)
+def keys_in_errors() -> Iterator[None]:
+    """Errors name keys, as in `privsyn run`; tests of somebody's own ServerApp change that."""
+    with configured():
+        yield
 
 
 @pytest.fixture

@@ -7,7 +7,10 @@ import json
 import math
 import re
 import shlex
+import socket
+import sys
 import tomllib
+import types
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +18,11 @@ from typing import Any, get_args
 
 import pytest
 import typer
+from flwr.clientapp import ClientApp
 from typer.testing import CliRunner
 
 from privsyn_flower.cli.main import app
+from privsyn_flower.client_apps import main as shipped
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node.device import NODE_KEYS, Node
 from privsyn_flower.client_apps.node.lifetime import Limit, Spent, cost
@@ -43,7 +48,7 @@ from privsyn_flower.privacy.noise.integer_noise import (
     least_sensitivity,
     release_distance,
 )
-from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello, hello, read_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
 from privsyn_flower.runs import RunFolder
@@ -150,22 +155,120 @@ def test_every_pitfall_has_its_test() -> None:
     assert [row for row in rows if "::test_" not in row.rpartition("| `")[2]] == []
 
 
-@pytest.mark.parametrize(("name", "code"), blocks("python"), ids=lambda value: str(value)[:20])
-def test_python_blocks_compile_and_import_what_exists(name: str, code: str) -> None:
-    compile(code, name, "exec")
-    page = text_of(next(p for p in PAGES if p.name == name.partition(":")[0]))
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.ImportFrom) and f"`{node.module}.py`" in page:
-            continue  # another file on the page, whose app an end-to-end test runs
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            exec(compile(ast.Module([node], []), name, "exec"), {})
+# What a block needs that an empty folder without a network has not.
+NEEDS = {
+    "load_dataset(": "streams a data set from the model hub",
+    'Path("aug-pe/data")': "reads files of other authors",
+    '"http://127.0.0.1:8000/v1"': "asks a model server that is there",
+}
+# Pages with shell commands, and why no test types them in: their names, options and files are
+# compared with the code below.
+TYPED = {
+    "CONTRIBUTING.md": "the Makefile's targets are compared with it below",
+    "README.md": "`make run` is minutes; the app's are tests/end_to_end/test_snippets.py's",
+    "audit.md": "minutes of trials",
+    "deployment.md": "other machines, other accounts and certificates",
+    "dropin.md": "tests/end_to_end/test_dropin.py types its own",
+    "extending.md": "tests/end_to_end/test_new_method.py does",
+    "generators.md": "GPUs and model servers",
+    "methods.md": "runs of the papers' sizes, data of a hub",
+    "performance.md": "benchmarks of minutes",
+    "privacy.md": "each is typed: test_printed_accounting_is_what_the_command_prints",
+    "public-text.md": "a model server",
+    "publishing.md": "an account of the hub",
+    "ray-cluster.md": "several machines",
+    "runs.md": "runs of minutes",
+    "scale.md": "hours",
+    "tracking.md": "trackers with accounts",
+}
 
 
-def test_the_query_of_your_own_runs_under_secure_aggregation(tmp_path: Path, loopback: Any) -> None:
+def test_only_these_pages_have_commands_that_no_test_types() -> None:
+    assert {name.partition(":")[0] for name, _ in blocks("sh")} == set(TYPED)
+
+
+def needed(code: str) -> str:
+    """Why a block does not run here; "" when it does."""
+    return next((why for sign, why in NEEDS.items() if sign in code), "")
+
+
+PYTHON = {
+    page.name: [c for n, c in blocks("python") if n.startswith(f"{page.name}:")] for page in PAGES
+}
+
+
+def files_of(page: Path) -> dict[str, str]:
+    """Name -> code of the first block each that the line before it names, as `topics.py`."""
+    found = re.findall(r"`(\w+)\.py`[^`]*?\n\n```python\n(.*?)^```$", text_of(page), re.M | re.S)
+    return dict(reversed(found))
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if PYTHON[p.name]], ids=lambda page: page.name)
+def test_python_blocks_run_as_printed(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In their order, in an empty home, without a network. What they make of an app is tried under
+    Flower elsewhere (tests/end_to_end/test_snippets.py says where)."""
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise AssertionError("a block asks the network")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(shipped, "app", ClientApp())  # a page adds a handler to it
+    monkeypatch.setattr(socket.socket, "connect", refused)
+    monkeypatch.setattr(socket, "getaddrinfo", refused)
+    files = files_of(page)
+    for name, code in files.items():
+        (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    for number, code in enumerate(PYTHON[page.name], start=1):
+        name, space = f"{page.name}:{number}", dict[str, Any]()
+        if not needed(code):
+            exec(compile(code, name, "exec"), space)
+            continue
+        for node in ast.parse(code).body:  # its imports are there at least
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                exec(compile(ast.Module([node], []), name, "exec"), space)
+    for name in files:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_what_does_not_run_here_are_four_blocks_at_most() -> None:
+    every = [code for codes in PYTHON.values() for code in codes]
+    assert all(any(sign in code for code in every) for sign in NEEDS)
+    assert sum(bool(needed(code)) for code in every) <= 4
+
+
+def test_the_first_page_shows_lines_of_the_drop_in_example() -> None:
+    shown = [line for _, code in blocks("diff")[:2] for line in code.splitlines()]
+    page = text_of(DOCS / "dropin.md")
+    assert len(shown) > 6 and [line for line in shown if f"\n{line}\n" not in page] == []
+
+
+def test_the_node_of_your_own_answers(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    code = next(code for code in PYTHON["extending.md"] if "def my_node(" in code)
     page: dict[str, Any] = {}
+    exec(compile(code, "extending.md", "exec"), page)
+    context = node_context({"partition-id": 3, "num-partitions": 8})
+    assert read_hello(page["hello"](hello(1, 10.0), context)) == Hello(1, 3, deployed=False)
+    assert list(page["my_node"](context).load()) == ["me"]
+
+
+def test_the_query_of_your_own_runs_under_secure_aggregation(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page: dict[str, Any] = {}
+    monkeypatch.setattr(shipped, "app", ClientApp())  # the page adds a handler to it
+    monkeypatch.setitem(sys.modules, "favourites", types.ModuleType("favourites"))
     for name, code in blocks("python"):
         if name.startswith("extending.md") and ("class Topics" in code or "avourites" in code):
             exec(compile(code, name, "exec"), page)
+            sys.modules["favourites"].__dict__.update(page)
 
     class Favourites(page["Topics"]):  # type: ignore[misc]
         def ask(self, rnd: int) -> Query:

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from privsyn_flower import text
-from privsyn_flower.client_apps.answers import guarded, reply
-from privsyn_flower.client_apps.node.device import Node
-from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from scripts import update_results
-from tests.conftest import node_context, sentences
 from tests.test_docs import DOCS, FENCE, ROOT, blocks, text_of
 
 
 def test_the_front_page_is_one_that_a_newcomer_finishes() -> None:
-    assert len(text_of(ROOT / "README.md").splitlines()) <= 220
+    """The app is on it whole: tests/end_to_end/test_snippets.py runs it as printed."""
+    assert len(text_of(ROOT / "README.md").splitlines()) <= 285
 
     def lengths(kind: str) -> list[int]:
         shown = [code for name, code in blocks(kind) if name.startswith("README")]
         return [len([line for line in code.splitlines() if line]) for code in shown]
 
-    pretext, dropin = lengths("python")
-    assert pretext <= 12 and dropin <= 8 and lengths("toml") == [10]
+    server, texts = lengths("python")
+    assert server <= 18 and texts <= 14 and sum(lengths("diff")) <= 9
+    assert lengths("toml") == [18, 10]
 
 
 def test_every_page_has_its_place_on_the_site() -> None:
@@ -42,49 +37,6 @@ def test_the_site_has_every_package_that_pages_import_from() -> None:
     imported = set(re.findall(r"^from (privsyn_flower\.\w+) import", code, re.MULTILINE))
     packages = {name for name in imported if (ROOT / name.replace(".", "/")).is_dir()}
     assert len(packages) > 5 and packages <= set(listed)
-
-
-def test_the_pretext_of_the_front_page_runs(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """As it stands, but with fewer users and smaller models."""
-
-    class Same:
-        def __init__(self, model: str) -> None:
-            assert "/" in model
-
-        def vary(self, texts: Any, rng: Any) -> list[str]:
-            return list(texts)
-
-    small = text.load_embedder("ngram-64", "cpu")
-    monkeypatch.setattr(text, "MaskFill", Same)
-    monkeypatch.setattr(text, "load_embedder", lambda name: small)
-    monkeypatch.chdir(tmp_path)
-    Path("public.txt").write_text("\n".join(sentences(400, 1)), encoding="utf-8")
-    code = next(code for name, code in blocks("python") if "PrEText(" in code)
-    fewer = code.replace("users=1000, nodes=8, epsilon=7.58", "users=15, nodes=3, epsilon=1000")
-    assert fewer != code
-    page: dict[str, Any] = {}
-    exec(compile(fewer, "README.md", "exec"), page)
-
-    def node(number: int) -> Any:
-        context = node_context({}, node_id=number)
-        texts = {f"{number}-{user}": sentences(2, 10 * number + user) for user in range(5)}
-        facts = Hello(len(texts), number, deployed=False)
-        own = Node(facts, tmp_path / f"{number}", "ngram-64", "cpu", None, None, lambda: texts)
-
-        def handle(message: Any) -> Any:
-            if message.metadata.message_type == HELLO:
-                return answer_hello(message, facts)
-            return guarded(message, lambda: reply(message, context, own, VOTES))
-
-        return handle
-
-    page["main"](loopback({number: node(number) for number in (1, 2, 3)}), None)
-    *seeds, said = capsys.readouterr().out.splitlines()
-    assert seeds and set(seeds) <= set(sentences(400, 1))
-    # As exact as the search is at an epsilon that nobody asks for.
-    assert re.match(r"Epsilon = (999\.\d+|1000) at delta = 3e-06 ", said) and "one machine" in said
 
 
 def test_the_rooms_of_the_front_page_are_those_of_the_package() -> None:

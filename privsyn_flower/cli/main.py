@@ -19,6 +19,7 @@ from privsyn_flower.cli.proximity import proximity
 from privsyn_flower.cli.public import public_app
 from privsyn_flower.cli.publish import publish
 from privsyn_flower.cli.topics import topics_app
+from privsyn_flower.config.api import configured
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
@@ -62,11 +63,13 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """privsyn-flower."""
+    context.with_resource(configured())  # errors name keys
 
 
 @app.command()

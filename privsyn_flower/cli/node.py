@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from privsyn_flower.cli.errors import Commands, fail
-from privsyn_flower.files import node_home
+from privsyn_flower.files import node_home, whole_path
 from privsyn_flower.privacy.wording import at_most
 
 node_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look after this device's node.")
@@ -52,9 +52,10 @@ def show(
     """
     try:
         own = _read_node_config(node_config)
-        named = policy or Path(str(own.get("policy", "")))
+        cache, named = (whole_path(str(own.get(key, "")), key) for key in ("cache", "policy"))
+        named = policy or named
         facts = _facts(
-            Path(folder or str(own.get("cache", "")) or node_home()).expanduser(),
+            (folder or (node_home() if cache == Path() else cache)).expanduser(),
             named.expanduser() if named != Path() else None,
         )
     except (ValueError, RuntimeError) as error:

@@ -30,6 +30,7 @@ from privsyn_flower.client_apps.node.policy import (
 from privsyn_flower.client_apps.node.records import Peer
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
+from privsyn_flower.config.api import configured
 from privsyn_flower.local.timings import timed
 from privsyn_flower.privacy.accounting.sampling import coins
 from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers, to_modulus
@@ -336,7 +337,8 @@ def guarded(message: Message, handler: Callable[[], Message]) -> Message:
         return refuse(message, code if isinstance(code, Refusal) else Refusal.MALFORMED, key)
 
     try:
-        return handler()
+        with configured():  # a node has keys
+            return handler()
     except (WireError, SecaggError) as error:
         # Set-up and protocol only, never user data: the operator's own log may explain it.
         logger.warning("refused: %s", error)

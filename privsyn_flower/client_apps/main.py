@@ -18,7 +18,13 @@ app = ClientApp()
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """The node's public facts: its weight, its partition, and whether it is deployed."""
-    return guarded(message, lambda: answer_hello(message, open_node(context).facts))
+
+    def greet() -> Message:
+        node = open_node(context)
+        node.tell()
+        return answer_hello(message, node.facts)
+
+    return guarded(message, greet)
 
 
 @app.query("votes")

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.toml import (
         absolute_paths,
         changed,
+        check_paths,
         differences,
         load_config,
         parse_override,
@@ -60,6 +61,7 @@ else:
         SftConfig="pe",
         TrainingConfig="training",
         absolute_paths="toml",
+        check_paths="toml",
         cache_folder="schema",
         changed="toml",
         flat_defaults="schema",
@@ -96,6 +98,7 @@ __all__ = [
     "absolute_paths",
     "cache_folder",
     "changed",
+    "check_paths",
     "differences",
     "explain",
     "flat_defaults",

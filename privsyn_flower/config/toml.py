@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
 from privsyn_flower.config.section import ConfigError, Scalar, flatten
+from privsyn_flower.files import whole_path
 
 # What may stand without a benchmark in keys that can choose by private text.
 NOT_BY_TEXT: Mapping[str, tuple[Scalar, ...]] = {
@@ -99,6 +100,17 @@ def absolute_paths(config: RunConfig, folder: Path) -> RunConfig:
             "ctcl": ctcl,
         }
     )
+
+
+def check_paths(config: RunConfig) -> None:
+    """Raises ConfigError for a relative path, in a run that no `privsyn run` made absolute."""
+    whole = absolute_paths(config, Path(config.run_folder).absolute()).flat()
+    for key, value in config.flat().items():
+        if value and whole[key] != value:
+            try:
+                whole_path(str(value), key)
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
 
 
 def relocated(values: Mapping[str, Scalar], folder: Path) -> dict[str, Scalar]:

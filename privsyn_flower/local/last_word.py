@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from privsyn_flower.config.api import api_words
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -56,7 +58,8 @@ def telling(start: Callable[P, T]) -> Callable[P, T]:
                     f"start lacks {', '.join(missing)}: a private run needs more than Flower's "
                     "own start (docs/dropin.md)"
                 )
-            return start(*arguments, **named)
+            with api_words():
+                return start(*arguments, **named)
         except Exception as error:
             last_word(f"{type(error).__name__}: {error}")
             raise

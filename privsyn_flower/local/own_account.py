@@ -139,8 +139,11 @@ def _row(address: Address) -> str:
 
 
 def main() -> None:
-    """Run the named command of Flower's in this process, guarded."""
+    """Run the named command of Flower's in this process, guarded; its files are the account's own
+    (a SuperLink's database holds nodes' answers, and Flower makes it as the umask says)."""
     import uvicorn
+
+    os.umask(0o077)
 
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in COMMANDS:

@@ -13,12 +13,13 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.config import RunConfig, cache_folder, check_paths
+from privsyn_flower.config.api import configured
 from privsyn_flower.files import write_atomic
 from privsyn_flower.local.last_word import last_word
 from privsyn_flower.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.report.page import REPORT, write_page
-from privsyn_flower.runs import RunFolder, RunLocked, failure
+from privsyn_flower.runs import RunFolder, RunLocked, complete, failure
 from privsyn_flower.server_apps.changes import go_by
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.public_text import is_deployment
@@ -30,14 +31,22 @@ logger = logging.getLogger("privsyn_flower")
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run (or resume) what the run config describes; its error text lands in error.txt."""
+    with configured():  # errors name its keys
+        _run(grid, context)
+
+
+def _run(grid: Grid, context: Context) -> None:
     config = RunConfig.from_flat(context.run_config)
+    check_paths(config)
     default = cache_folder(config) / "runs" / f"{config.method}-{context.run_id}"
-    folder = RunFolder(Path(config.run_folder) if config.run_folder else default)
+    folder = RunFolder(Path(config.run_folder).expanduser() if config.run_folder else default)
     _log_to_stderr()
     logger.info("run folder: %s", folder.path)
     with _reported(folder), folder.lock():
         try:
             go_by(folder, config)
+            if complete(folder.path):
+                logger.warning("%s is complete already: nobody is asked again", folder.path)
             if not is_deployment(config) and (cluster := check_here(config)):
                 logger.info("%s", cluster)
             Pipeline(config, grid, folder).run()

@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.evaluation.verdict import benchmark_verdict
 from privsyn_flower.report.registry import write_record
-from privsyn_flower.runs import UNFINISHED, UNUSABLE, RunFolder, write_json
+from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.server_apps.changes import ALL_RELEASED, remade, to_remake
 from privsyn_flower.server_apps.costs import costs
 from privsyn_flower.server_apps.methods import check_controls, recipe_of
@@ -23,7 +23,7 @@ from privsyn_flower.server_apps.public_text import public_text
 from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.usable import nothing_predicted
-from privsyn_flower.server_apps.verdict import benchmark_verdict, verdict
+from privsyn_flower.strategies.engine.outcome import judged
 from privsyn_flower.strategies.engine.rounds import Strategy
 
 MADE_OF, BENCHMARK = "made-of", "benchmark"  # in the run folder: after how many rounds; figures
@@ -100,16 +100,9 @@ class Pipeline(Run):
 
     def _judged(self, method: Recipe[Any], figures: Mapping[str, Any]) -> Mapping[str, Any]:
         """The method's figures, and the verdict of what was released; public."""
-        correlation = self.session.promise.main.correlation
-        independent = correlation is None or correlation.name == "independent"
         what, _ = method.question(self.config)
         rows = self.folder.metrics() if self.has_rounds else []
-        found = verdict(rows, figures, what=what, independent=independent)
-        for phase in self.session.promise.phases:
-            if phase.name != ROUNDS and not phase.evaluates:
-                beside = RunFolder(self.folder.path / "evaluations" / phase.name).metrics()
-                told = verdict(beside, {}, what=phase.name, independent=True)
-                found["sentences"] += told["sentences"]
+        found = judged(self.folder, self.session.promise, rows, figures, what)
         return {**figures, "verdict": found}
 
     def _rounds(self, method: Recipe[Any], strategy: Strategy) -> int:

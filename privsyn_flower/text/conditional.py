@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from privsyn_flower.arrays import F32
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.conditions import (
     MAX_SOURCE,
@@ -51,6 +52,7 @@ class ConditionalLM(HuggingFaceGenerator):
 
     key = KEY
 
+    @named_as_arguments
     def __init__(
         self,
         model: str | os.PathLike[str],

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64, U64
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.digests import file_digest
 from privsyn_flower.text.encoders import (
@@ -45,6 +46,7 @@ OUT_OF_MEMORY = re.compile("bad_?alloc|bad allocation|[Ff]ailed to allocate|out 
 NGRAM_SCHEME = "privsyn-ngram-1"  # changes when any value of NgramEmbedder would
 
 
+@named_as_arguments
 def load_embedder(name: str, device: str = "auto", progress: bool | Progress = True) -> Embedder:
     """The embedder called `name`: `minilm`, `minilm-int8`, `ngram-DIM`, a folder, or a hub name.
 

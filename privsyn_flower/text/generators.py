@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsyn_flower.arrays import F32, I64, Bools
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
 from privsyn_flower.text.models.decoding import STOP_EVERY, CausalBatch, cache_argument
@@ -60,6 +61,7 @@ class HuggingFaceGenerator:
     batched = True  # prompts are answered side by side
     auto_class = "AutoModelForCausalLM"
 
+    @named_as_arguments
     def __init__(
         self,
         model: str | os.PathLike[str],

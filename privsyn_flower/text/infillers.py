@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from privsyn_flower.arrays import F64, I64, Bools
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.devices import map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
@@ -44,6 +45,7 @@ class MaskFill:
         table: of the configuration, for errors.
     """
 
+    @named_as_arguments
     def __init__(
         self,
         model: str | os.PathLike[str],

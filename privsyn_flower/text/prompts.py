@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.config.pretext import LABEL
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.protocols import Generator
@@ -275,6 +276,7 @@ def _unusable(text: str | None, known: Collection[str], found: Collection[str]) 
     return REPEATED if text in known or text in found else ""
 
 
+@named_as_arguments
 def expand(
     seeds: Sequence[str] | Mapping[str, Sequence[str]],
     generator: Generator,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from privsyn_flower.arrays import F32, I64
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.text.protocols import Embedder, Infiller
 
 BLOCK_VALUES = 1 << 24  # similarities held at once (64 MB)
@@ -29,6 +30,7 @@ class Retrieval:
         table: of the configuration, for errors.
     """
 
+    @named_as_arguments
     def __init__(
         self,
         pool: Sequence[str],
@@ -103,6 +105,7 @@ class Retrieval:
 class Mixed:
     """Vary each text by `first` with probability `share`, else by `second` (an Infiller)."""
 
+    @named_as_arguments
     def __init__(self, first: Infiller, second: Infiller, share: float) -> None:
         if not 0 <= share <= 1:
             raise ValueError(f"pretext.retrieval-share = {share}: must lie in [0, 1]")

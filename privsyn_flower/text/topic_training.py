@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64, Ints
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.queries.nearest import nearest_candidates, prepare
 from privsyn_flower.randomness import seeded
@@ -38,6 +39,7 @@ SETTLED = 1e-3  # share of texts that still move when it may end
 BLOCK = 4096  # rows at once
 
 
+@named_as_arguments
 def make_topics(
     texts: Iterable[str],
     embedder: Embedder,

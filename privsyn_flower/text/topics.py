@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F32, Ints
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.files import write_atomic
 from privsyn_flower.queries.nearest import Question, nearest_candidates, prepare
 
@@ -139,6 +140,7 @@ def save_topics(model: TopicModel, folder: Path) -> None:
     write_atomic(folder / WORDS_FILE, json.dumps(facts, ensure_ascii=False, indent=1).encode())
 
 
+@named_as_arguments
 def load_topics(folder: Path, embedder: str = "") -> TopicModel:
     """The model in a folder. embedder: the fingerprint that it must have; "": any.
 

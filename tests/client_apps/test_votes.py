@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import stat
 import sys
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.answers import guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.main import hello
@@ -251,6 +253,50 @@ def test_wrong_node_config_is_refused_before_any_query(
     with pytest.raises(wire.WireError) as caught:
         greeting.read_hello(hello(greeting.hello(1, 10.0), context))
     assert caught.value.code is Refusal.SETUP
+
+
+@pytest.mark.parametrize("key", ["data", "policy", "cache", "embedder"])
+def test_a_relative_path_in_a_node_config_is_refused_with_the_whole_one(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, key: str
+) -> None:
+    """Flower's processes have another working directory than whoever wrote it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users.jsonl").write_text('{"user_id": "a", "text": "one"}\n')
+    (tmp_path / "here").mkdir()
+    given = {"data": str(tmp_path / "users.jsonl"), "cache": str(tmp_path / "c"), key: "here"}
+    for handle in (hello, private_training(lambda message, context: message)):
+        with pytest.raises(wire.WireError) as caught:
+            greeting.read_hello(handle(greeting.hello(1, 10.0, "train"), node_context(given)))
+        assert caught.value.code is Refusal.SETUP
+        if key in ("data", "embedder"):  # a drop-in has none
+            break
+    assert f"node-config {key} = 'here' is relative" in caplog.text
+    assert str(tmp_path / "here") in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, "docstrings of scipy,scikit-learn,pandas as installed here, because no data.source"),
+        ({"data.source": "files", "data.path": "/u.jsonl"}, "the simulated users' texts: /u.jsonl"),
+    ],
+)
+def test_flowers_log_says_whose_text_is_asked(
+    loopback: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    config: Any,
+    words: str,
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    for partition in range(3):
+        place = {"partition-id": partition, "num-partitions": 3}
+        context = node_context(place, {"cache": str(tmp_path), **config})
+        assert not greeting.read_hello(hello(greeting.hello(1, 10.0), context)).deployed
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "flwr"]
+    assert words in line
 
 
 def test_parquet_without_pyarrow_is_a_refusal_and_not_an_empty_node(

@@ -31,8 +31,10 @@ clientapp = "client_app:app"
 
 @pytest.fixture
 def environment(tmp_path: Path, flower_environment: dict[str, str]) -> dict[str, str]:
-    """A Flower of its own, and a home: keys are kept there."""
-    return {**flower_environment, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    """A Flower of its own without a network, and a home: keys are kept there."""
+    proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    own = {"HOME": str(tmp_path), "PYTHONPATH": str(ROOT), "no_proxy": "127.0.0.1,localhost"}
+    return {**flower_environment, **proxies, **own}
 
 
 def test_the_example_runs(tmp_path: Path, environment: dict[str, str]) -> None:

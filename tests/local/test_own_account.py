@@ -160,6 +160,24 @@ def test_only_flowers_servers_are_started(monkeypatch: pytest.MonkeyPatch) -> No
         own_account.main()
 
 
+def test_what_flowers_command_writes_is_for_its_account_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as the SuperLink's database, which Flower makes as the umask says."""
+    made = tmp_path / "superlink.db"
+    command = SimpleNamespace(load=lambda: lambda: made.touch())
+    monkeypatch.setattr("sys.argv", ["own_account", "flower-superlink"])
+    monkeypatch.setattr(own_account, "guard", lambda config: None)
+    monkeypatch.setattr(own_account.importlib.metadata, "entry_points", lambda **_: [command])
+    before = os.umask(0o022)
+    try:
+        with pytest.raises(SystemExit):
+            own_account.main()
+    finally:
+        os.umask(before)
+    assert made.stat().st_mode & 0o777 == 0o600
+
+
 def test_each_run_has_a_folder_and_a_token_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

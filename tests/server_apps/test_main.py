@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.config import ConfigError
 from privsyn_flower.local.processes import free_port
 from privsyn_flower.local.ray_cluster import ClusterError, NoCluster
 from privsyn_flower.runs import RunFolder, RunLocked
@@ -85,6 +86,30 @@ def test_the_summary_says_that_a_run_ended_early(tmp_path: Path, loopback: Any) 
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["rounds"], summary["rounds_planned"]) == (1, 2)
     assert summary["ended_early"] == "the ledger of population X is used up"
+
+
+def test_a_complete_run_under_plain_flower_says_that_nobody_is_asked(
+    tmp_path: Path, loopback: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.server_apps.in_process import deployed, grid_for
+
+    config, contexts = deployed(tmp_path)
+    monkeypatch.setattr(main, "_log_to_stderr", lambda: None)
+    monkeypatch.setattr(main, "write_page", lambda *_: None)
+    values = {**config.flat(), "run-folder": str(tmp_path / "run")}
+    grid, context = grid_for(loopback, contexts), SimpleNamespace(run_config=values, run_id=7)
+    main.main(grid, context)
+    sent, said = len(grid.sent), f"{tmp_path / 'run'} is complete already: nobody is asked again"
+    assert sent and said not in caplog.text
+    main.main(grid, context)
+    assert len(grid.sent) == sent and said in caplog.text
+    monkeypatch.chdir(tmp_path)
+    values["data.public-path"] = "public.jsonl"
+    with pytest.raises(
+        ConfigError, match=r"data\.public-path = 'public\.jsonl' is relative"
+    ) as caught:
+        main.main(grid, context)
+    assert f"write the whole path, from here {tmp_path / 'public.jsonl'}" in str(caught.value)
 
 
 def test_the_page_of_a_run_is_written_at_its_end_and_fails_none(

@@ -12,10 +12,13 @@ from flwr.app import Error, Message
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.protocol.wire import Refusal
+from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine import cohort
+from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import Rounds
+from tests.strategies.test_arguments import Voting, Zeros
 from tests.strategies.test_rounds import Counting, VotingNode, engine
 from tests.strategies.training_rig import record
 
@@ -147,6 +150,41 @@ def test_a_simulation_waits_for_nobody_who_cannot_come(
     with pytest.raises(TooFewNodes, match=r"weight 50.*num-supernodes, which is 2 unless set"):
         run.run()
     assert time.monotonic() - start < 20.0
+
+
+def test_what_was_not_asked_binds_nobody(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the weights of nodes that were too few nor any argument of the first try."""
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    options = {"folder": tmp_path / "run", "delta": 1e-5, "aggregation": PlainSum()}
+    two = loopback({1: Voting(500, 0), 2: Voting(300, 1)})
+    with pytest.raises(TooFewNodes, match="weight 800"):
+        Zeros().start(two, users=1000, nodes=2, epsilon=1.0, **options)
+    eight = loopback({i: Voting(125, i - 1) for i in range(1, 9)})
+    assert Zeros(rounds=2).start(eight, users=1010, nodes=8, epsilon=4.0, **options).rounds == 2
+    assert RunFolder(tmp_path / "run").load_value("weights") == dict.fromkeys(
+        (f"partition {i}" for i in range(8)), 125
+    )
+    with pytest.raises(ValueError, match=r"begun with other values: users = 1000 was 1010"):
+        Zeros(rounds=2).start(eight, users=1000, nodes=8, epsilon=4.0, **options)
+
+
+def test_the_last_error_says_whose_weight_changed(
+    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cohort, "SETTLE_SECONDS", 0.1)
+    crashing = Counting()
+    crashing.crash_in = 2
+    with pytest.raises(RuntimeError, match="crash"):
+        engine(tmp_path, loopback({i: VotingNode(25, i) for i in range(4)}), crashing).run()
+    run = begun(tmp_path, loopback({i: VotingNode(50, i) for i in range(2)}), Counting())
+    with pytest.raises(
+        TooFewNodes,
+        match=r"2 of 2 nodes are not enrolled: their weight 50 was 25 when the run began: start as "
+        r"many nodes as then, or choose another folder",
+    ):
+        run.run()
 
 
 def test_a_greeting_that_all_refuse_ends_the_wait(

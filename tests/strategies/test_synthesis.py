@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,22 +50,24 @@ def test_the_foreign_server_app_on_the_page_runs(
     monkeypatch.setattr(text, "HuggingFaceGenerator", generator)
     monkeypatch.setattr(text, "load_embedder", lambda name: load_embedder(EMBEDDER, "cpu"))
     monkeypatch.setattr(preference, "PreferenceTrainer", lambda model, **_: ToyTrainer())
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    home = tmp_path / "first-privsyn"
+    home.mkdir()
     public = [*sentences(200, 3, PRIVATE_WORDS), *sentences(100, 0)]
-    (tmp_path / "public.txt").write_text("\n".join(public), "utf-8")
+    (home / "public.txt").write_text("\n".join(public), "utf-8")
     page: dict[str, Any] = {}
     exec(compile(code, str(PAGE), "exec"), page)
-    grid = federation(tmp_path, loopback, users=60, weight=333)  # 1000 declared users
-    page["main"](grid, None)
-    texts = (tmp_path / "synthetic.txt").read_text("utf-8").splitlines()
-    base = ToyGenerator().complete([""], 500, np.random.default_rng(0))[0]
-    assert len(set(texts)) == 500
-    assert distance_to_users(texts) < 0.8 * distance_to_users(base)
-    rows = read_jsonl(tmp_path / "popri-run" / "metrics.jsonl")
-    assert [row["round"] for row in rows] == [1, 2, 3, 4, 5]
+    grid = federation(tmp_path, loopback, users=60, weight=66)  # 200 declared users
+    page["main"](grid, SimpleNamespace(run_id=1))
+    texts = (home / "popri-1" / "synthetic.txt").read_text("utf-8").splitlines()
+    base = ToyGenerator().complete([""], 100, np.random.default_rng(0))[0]
+    assert len(set(texts)) == 100
+    assert distance_to_users(texts) < 0.95 * distance_to_users(base)
+    rows = read_jsonl(home / "popri-1" / "metrics.jsonl")
+    assert [row["round"] for row in rows] == [1]
     # The same call again only reads the folder.
     sent = len(grid.sent)
-    page["main"](grid, None)
+    page["main"](grid, SimpleNamespace(run_id=1))
     assert len(grid.sent) == sent and generators[1].calls == []
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -32,7 +31,12 @@ from privsyn_flower.client_apps.dropin.question import (
     read_parameters,
     rehearsed,
 )
-from privsyn_flower.client_apps.node.device import Node, UserTexts, in_simulation
+from privsyn_flower.client_apps.node.device import (
+    Node,
+    UserTexts,
+    in_simulation,
+    own_path,
+)
 from privsyn_flower.client_apps.node.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data.findings import NODE_LOG
@@ -144,7 +148,7 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
 
     if deployed:
         stands_for: Any = config.get("weight", 1)
-        cache = Path(str(config.get("cache") or node_home())).expanduser()
+        cache = own_path(config, "cache") or node_home()
     else:
         stands_for = len(named()) if weight is None else weight(context)
         place = f"{partition}-of-{config.get('num-partitions', 1)}"
@@ -184,9 +188,8 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
 
 
 def _policy(config: Mapping[str, Any]) -> Any:
-    named = str(config.get("policy", ""))
     try:
-        return load_policy(Path(named).expanduser() if named else None)
+        return load_policy(own_path(config, "policy"))
     except ConfigError as error:
         raise WireError(Refusal.SETUP, str(error)) from None
 

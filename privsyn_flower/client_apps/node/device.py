@@ -22,7 +22,7 @@ from privsyn_flower.client_apps.node.failures import Failures, What
 from privsyn_flower.client_apps.node.policy import Policy, load_policy
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
 from privsyn_flower.config import ConfigError
-from privsyn_flower.files import node_home
+from privsyn_flower.files import node_home, whole_path
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
@@ -67,6 +67,7 @@ class Node:
     central: bool = False
     failures: Failures = field(default_factory=Failures)
     memory: int = MEGABYTES << 20
+    tell: Callable[[], None] = lambda: None  # says whose text this is, in a simulation
 
     @property
     def records(self) -> NodeRecords:
@@ -178,6 +179,16 @@ def _in_ray_actor() -> bool:
         return False
 
 
+def own_path(config: Mapping[str, object], key: str) -> Path | None:
+    """What a key of the node config names, None for nothing. Raises WireError(SETUP) when it is
+    relative; an embedder or model may have a name, which no folder here has."""
+    value = str(config.get(key, ""))
+    try:
+        return whole_path(value, f"node-config {key}") if value else None
+    except ValueError as error:
+        raise WireError(Refusal.SETUP, str(error)) from None
+
+
 def _deployed(context: Context) -> Node:
     config = context.node_config
     unknown = sorted(set(config) - NODE_KEYS - SIMULATED_KEYS)
@@ -185,11 +196,14 @@ def _deployed(context: Context) -> Node:
         raise WireError(
             Refusal.SETUP, f"unknown node-config keys {unknown}; known: {sorted(NODE_KEYS)}"
         )
-    path = Path(str(config.get("data", ""))).expanduser()
-    if not path.is_file():
-        raise WireError(Refusal.SETUP, f"node-config data = {str(path)!r} is not a file")
+    path, policy_path, cache = (own_path(config, key) for key in ("data", "policy", "cache"))
+    if path is None or not path.is_file():
+        raise WireError(Refusal.SETUP, f"node-config data = {str(path or '')!r} is not a file")
     if path.suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise WireError(Refusal.SETUP, f"{path} needs pyarrow, which is in no device's extra")
+    for key in ("embedder", "downstream"):
+        if Path(str(config.get(key) or "/")).is_dir():
+            own_path(config, key)
     weight, cap = config.get("weight", 1), config.get("samples-per-user", 0)
     if not isinstance(weight, int) or isinstance(weight, bool) or weight < 1:
         raise WireError(Refusal.SETUP, f"node-config weight = {weight!r} must be at least 1")
@@ -199,11 +213,9 @@ def _deployed(context: Context) -> Node:
     if not isinstance(memory, int) or isinstance(memory, bool) or memory < 1:
         raise WireError(Refusal.SETUP, f"node-config memory = {memory!r} (MB) must be at least 1")
     try:
-        named = str(config.get("policy", ""))
-        policy = load_policy(Path(named).expanduser() if named else None)
+        policy = load_policy(policy_path)
     except ConfigError as error:
         raise WireError(Refusal.SETUP, str(error)) from None
-    cache = Path(str(config.get("cache") or node_home())).expanduser()
     labels, base = str(config.get("label-column", "")), str(config.get("downstream", ""))
 
     def load() -> UserTexts:
@@ -220,7 +232,7 @@ def _deployed(context: Context) -> Node:
 
     return Node(
         facts=Hello(weight, int(config.get("partition-id", 0)), deployed=True),
-        cache=cache,
+        cache=cache or node_home(),
         embedder=str(config.get("embedder", "minilm")),
         device=str(config.get("device", "auto")),
         policy=policy,
@@ -247,6 +259,7 @@ def _simulated(context: Context) -> Node:
         downstream=shard.downstream,
         central=shard.central,
         memory=shard.config.node_memory << 20,
+        tell=shard.tell,
     )
 
 

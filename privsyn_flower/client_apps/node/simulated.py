@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Context
 
-from privsyn_flower.config import RunConfig, cache_folder, flat_defaults
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder, check_paths, flat_defaults
 from privsyn_flower.data import Federation, prepare, shard_sizes
 from privsyn_flower.protocol.wire import Refusal, WireError
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,26 @@ class Shard:
             raise WireError(Refusal.SETUP, f"node-config has no {error}") from None
         known = flat_defaults()  # an app of somebody else's has keys of its own
         own = {key: value for key, value in context.run_config.items() if key in known}
-        return cls(RunConfig.from_flat(own), partition, partitions)
+        config = RunConfig.from_flat(own)
+        try:
+            check_paths(config)
+        except ConfigError as error:
+            raise WireError(Refusal.SETUP, str(error)) from None
+        return cls(config, partition, partitions)
+
+    def tell(self) -> None:
+        """Say in Flower's log, once for all nodes, whose text is asked."""
+        if self.partition:
+            return
+        data = self.config.data
+        if "source" in data.model_fields_set:
+            words = data.path if data.source == "files" else data.source
+        else:
+            words = (
+                f"docstrings of {data.private_packages} as installed here, because no data.source "
+                "is set. For other texts set data.source = 'files', data.path and data.users"
+            )
+        logger.info("the simulated users' texts: %s", words)
 
     @property
     def weight(self) -> int:

@@ -40,6 +40,7 @@ from privsyn_flower.strategies.averaging.app_records import (
 )
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.arguments import Arguments
 from privsyn_flower.strategies.engine.cohort import check_enough
 from privsyn_flower.strategies.engine.outcome import write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
@@ -86,7 +87,7 @@ class Evaluations(Protocol):
         last; {} when none are due. What fails on the nodes leaves the training alone."""
 
 
-class TrainingStrategy(GeneralisedFedAvg):
+class TrainingStrategy(Arguments, GeneralisedFedAvg):
     """A training method that `start` runs over a Flower grid.
 
     evaluations: of the run, when it has some. method: what `privsyn run` calls it.
@@ -205,6 +206,7 @@ class TrainingStrategy(GeneralisedFedAvg):
             progress=progress or log_rounds,
             node_caches=cache_folder(RunConfig()) / DROP_IN,
             tracking=tracking_of(trackers, Path(folder)),
+            arguments=self.arguments,
         )
         logger.info("privacy: %s", session.statement.sentence())
         self.doubt(session)

@@ -133,9 +133,18 @@ class Cohort:
         self._waited = bool(self.nodes)  # for those who are missing; once a run
         self._tried: dict[int, float] = {}  # when a node answered its greeting with no facts
         self._absent: dict[int, Absence] = {}
+        self._changed: dict[int, Absence] = {}  # nodes of another weight than when they were asked
         self._here: set[int] = set()
         self._grown = time.monotonic()  # when a node came last
         self._noted: tuple[int, ...] = ()
+        self._places: dict[str, int] = {}  # of a rota
+
+    def enrol(self) -> None:
+        """Fix the weights and places of who is known on disk, for resumes: they are about to be
+        asked. What was only greeted binds nobody: the next start may have other nodes."""
+        for name, found in (("weights", self._weights()), ("places", self._places)):
+            if found and found != self.folder.load_value(name):
+                self.folder.save_value(name, found)
 
     def draw(self, rnd: int, attempt: int) -> dict[int, Hello]:
         """The nodes of this attempt: all who are there, whose turn it is, or a draw of them."""
@@ -164,10 +173,9 @@ class Cohort:
         rounds between two turns.
         """
         cycle = self.plan.cycle
-        places = self.folder.load_value("places") or {}
+        places = self._places = self._places or self.folder.load_value("places") or {}
         for node, facts in present.items():
             places.setdefault(_name(node, facts), len(places))
-        self.folder.save_value("places", places)
         turns: list[dict[int, Hello]] = [{} for _ in range(cycle)]
         for node, facts in present.items():
             turns[places[_name(node, facts)] % cycle][node] = facts
@@ -237,8 +245,9 @@ class Cohort:
         self._here = here
         self._tried = {node: at for node, at in self._tried.items() if node in here}
         self._absent = {node: why for node, why in self._absent.items() if node in here}
+        self._changed = {node: why for node, why in self._changed.items() if node in here}
         now, again = time.monotonic(), math.inf if self._waited else GREETING_SECONDS
-        strangers = sorted(here - set(self.nodes))
+        strangers = sorted(here - set(self.nodes) - set(self._changed))
         new = [node for node in strangers if now - self._tried.get(node, -math.inf) >= again]
         if new:
             # One silent node must not hold up the others for the whole node-timeout.
@@ -257,7 +266,8 @@ class Cohort:
     def _nobody_else(self, here: set[int]) -> bool:
         """Whether it is no use to wait: a simulation's nodes are all there from the start."""
         simulated = not any(facts.deployed for facts in self.nodes.values())
-        return bool(self.nodes) and here <= set(self.nodes) and simulated and self._settled()
+        known = {*self.nodes, *self._changed}
+        return bool(known) and here <= known and simulated and self._settled()
 
     def _nobody(self) -> str:
         """What is wrong when no node gives its facts."""
@@ -277,8 +287,14 @@ class Cohort:
     def _too_few(self, cohort: dict[int, Hello], weight: int, needed: float, waited: float) -> str:
         text = (
             f"{len(cohort)} nodes of weight {weight} answered within {waited:.0f} s, but a sum "
-            f"needs weight {needed:g} (min-surviving-weight x data.users): start more nodes"
+            f"needs weight {needed:g} (min-surviving-weight x data.users)"
         )
+        if self._changed:
+            return (
+                f"{text}; {tally(self._changed, len(self._here))}: start as many nodes as then, or "
+                "choose another folder for a new run"
+            )
+        text += ": start more nodes"
         if cohort and not any(facts.deployed for facts in cohort.values()):
             text += " (in Flower's simulation: num-supernodes, which is 2 unless set)"
         else:
@@ -338,7 +354,7 @@ class Cohort:
                 continue
             self._check_kind(facts)
             self._absent.pop(node, None)
-            self._enrol(node, facts)
+            self._take(node, facts)
 
     def _check_kind(self, facts: Hello) -> None:
         """Real users never meet a simulation's settings. Raises WrongNode."""
@@ -354,20 +370,20 @@ class Cohort:
                 f"run's simulation-seeded-noise is {str(self.plan.seeded_noise).lower()}"
             )
 
-    def _enrol(self, node: int, facts: Hello) -> None:
-        """A node's weight is fixed for the run when it is first seen, on disk for resumes."""
-        name = _name(node, facts)
-        weights = self.folder.load_value("weights") or {}
-        if weights.setdefault(name, facts.weight) != facts.weight:
-            logger.warning(
-                "%s is not enrolled: its weight %d was %d when the run began",
-                name,
-                facts.weight,
-                weights[name],
-            )
+    def _take(self, node: int, facts: Hello) -> None:
+        """A node's weight is fixed for the run when it is first seen; with another it is left."""
+        weight = self._weights().setdefault(_name(node, facts), facts.weight)
+        if weight == facts.weight:
+            self.nodes[node] = facts
             return
-        self.folder.save_value("weights", weights)
-        self.nodes[node] = facts
+        text = f"are not enrolled: their weight {facts.weight} was {weight} when the run began"
+        self._changed[node] = Absence(text)
+        logger.warning("%s: %s", _name(node, facts), text)
+
+    def _weights(self) -> dict[str, int]:
+        """The weight of every node that was asked, or is known now."""
+        known = {_name(node, facts): facts.weight for node, facts in self.nodes.items()}
+        return known | (self.folder.load_value("weights") or {})
 
 
 def _name(node: int, facts: Hello) -> str:

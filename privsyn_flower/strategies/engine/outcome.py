@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.evaluation.verdict import verdict
+from privsyn_flower.privacy.promise import ROUNDS, Promise
 from privsyn_flower.report.claims import claimed
 from privsyn_flower.report.registry import write_record
 from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.strategies.engine.rounds import Rounds
+from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.strategies.engine.session import Session
 
 SUMMARY = "summary.json"
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app
+
 OWN_DATA = "data of the app"  # in the place of a data set, which only the app knows
 
 
@@ -33,17 +40,40 @@ def of_rounds(folder: RunFolder, done: int, planned: int, ended_early: str) -> d
     }
 
 
+def judged(
+    folder: RunFolder,
+    promise: Promise,
+    rows: Sequence[Mapping[str, Any]],
+    figures: Mapping[str, Any],
+    what: str,
+) -> dict[str, Any]:
+    """The verdict of all that was released. rows: of the rounds. figures, what: as of `verdict`."""
+    correlation = promise.main.correlation
+    independent = correlation is None or correlation.name == "independent"
+    found = verdict(rows, figures, what=what, independent=independent)
+    for phase in promise.phases:
+        if phase.name != ROUNDS and not phase.evaluates:
+            beside = RunFolder(folder.path / "evaluations" / phase.name).metrics()
+            told = verdict(beside, {}, what=phase.name, independent=True)
+            found["sentences"] += told["sentences"]
+    return found
+
+
 def write_summary(
     session: Session, engine: Rounds, method: str, done: int, *, samples: int = 0
 ) -> None:
     """summary.json of a `start`, and the record that is made of it; inside `Session.begun`.
 
-    method: as `privsyn run` names it. samples: synthetic texts. The seconds are those of rounds:
-    what the app does beside them is not known here.
+    Its verdict is in Flower's log, too. method: as `privsyn run` names it. samples: synthetic
+    texts. The seconds are those of rounds: what the app does beside them is not known here.
     """
     folder, statement, ledger = session.folder, session.statement, session.ledger
     seconds = round(sum(float(row.get("seconds", 0.0)) for row in folder.metrics()), 1)
     total = ledger.header.total_epsilon
+    what = next((charge.query for charge in ledger.charges(run=run_id(folder))), "answers")
+    found = judged(folder, session.promise, folder.metrics(), {}, what)
+    for sentence in found["sentences"]:
+        logger.info("verdict: %s", sentence)
     summary = {
         **code(),
         "method": method,
@@ -56,6 +86,7 @@ def write_summary(
         "epsilon_ledger": ledger.spent_epsilon(delta=None if total else statement.delta),
         "epsilon_ledger_total": total,
         "synthetic_samples": samples,
+        "verdict": found,
         "wall_seconds": seconds,
         "stage_seconds": {"rounds": seconds},
     }

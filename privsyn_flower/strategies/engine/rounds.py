@@ -286,11 +286,13 @@ class Rounds:
 
     def _attempt(self, rnd: int, name: str) -> None:
         """Ask once. Raises TooFewSurvivors (charged) or BudgetExceeded (nothing was sent)."""
+        charges = [c for c in self.ledger.charges(run=self.plan.run) if c.round == rnd]
         query = self.folder.load_query(rnd)
         if query is None:
+            if not self.cohort.nodes:  # too few of them are told before there is work
+                check_enough(len(self.cohort.draw(rnd, len(charges) + 1)), self.aggregation.name)
             query = self.strategy.ask(rnd)
             self.folder.save_query(rnd, query)
-        charges = [c for c in self.ledger.charges(run=self.plan.run) if c.round == rnd]
         ticket = Ticket(self.plan.run, query.kind, rnd, len(charges) + 1)
         cohort = self.cohort.draw(rnd, ticket.attempt)
         check_enough(len(cohort), self.aggregation.name)
@@ -303,6 +305,7 @@ class Rounds:
             attempt=ticket.attempt,
             **self.mechanism.charge(query, noise, rnd),
         )
+        self.cohort.enrol()
         start = time.monotonic()
         attempt = Attempt(
             self.grid,

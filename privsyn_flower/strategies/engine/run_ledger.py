@@ -8,6 +8,7 @@ began with, by the ledger's own id; no other one, and no new one, takes its plac
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 from privsyn_flower.config import ConfigError, ledger_folder
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.privacy.ledger.journal import locked, read_rows
 from privsyn_flower.runs import RunFolder
 
 BEGUN_WITH = "ledger"  # value in the run folder: the ledger's id, and where it was
@@ -118,6 +120,27 @@ def open_ledger(
     if known is None:  # before the first charge
         folder.save_value(BEGUN_WITH, {"id": found.header.id, "path": str(path)})
     return found
+
+
+def forget_unasked(folder: RunFolder) -> bool:
+    """Drop what a run that has charged nothing has left, its empty ledger too; whether it did.
+
+    It has asked nobody, so that nothing of it binds the next start.
+    """
+    known = folder.load_value(BEGUN_WITH)
+    if known is None:
+        return False
+    path, run = Path(known["path"]), run_id(folder)
+    if not path.exists():  # it may hold charges, wherever it is
+        return False
+    with locked(path) as handle:
+        if any(str(row.get("run", "")).startswith(run) for row in read_rows(handle, path)):
+            return False
+    if path == own_ledger(run):
+        path.unlink()
+    for name in ("checkpoints", "evaluations", "models", "popri", "queries"):
+        shutil.rmtree(folder.path / name, ignore_errors=True)
+    return True
 
 
 @contextmanager

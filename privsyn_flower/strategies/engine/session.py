@@ -32,14 +32,22 @@ from privsyn_flower.report.registry import write_statement
 from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
+from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
-from privsyn_flower.strategies.engine.run_ledger import held, ledger_scope, open_ledger, run_id
+from privsyn_flower.strategies.engine.run_ledger import (
+    forget_unasked,
+    held,
+    ledger_scope,
+    open_ledger,
+    run_id,
+)
 from privsyn_flower.tracking.tracker import Tracking
 
 PROMISED = "promised"  # name of the value in the run folder
+ARGUMENTS = "arguments"  # another: of its first start
 FAILED = "failed"  # why a question gave nothing, in its folder: it is not asked again
 
 logger = logging.getLogger("flwr")  # the log that Flower shows in every app
@@ -72,6 +80,7 @@ class Session:
     said: what else the statement says (`PrivacyStatement`). kept: further values that must stay as
     they are while the run lasts, as JSON has them. keys: folder of an aggregator's noise keys.
     greeting: message type of the hello, "" for the usual one. tracking: told of what is released.
+    arguments: of the strategy and of `start`, in words; another start is told what differs.
     """
 
     grid: Grid
@@ -86,6 +95,7 @@ class Session:
     progress: Progress = silent
     node_caches: Path | None = None
     tracking: Tracking = field(default_factory=Tracking)
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
@@ -134,7 +144,12 @@ class Session:
     @contextmanager
     def begun(self) -> Iterator[Ledger]:
         """The run's ledger, held until the end. Raises ValueError, naming the values, when the run
-        was begun with another promise: its noise is made for that, and its statement says it."""
+        was begun with another promise: its noise is made for that, and its statement says it.
+        What was begun with other arguments, and has asked nobody yet, begins anew."""
+        before = self.folder.load_value(ARGUMENTS) or self.arguments
+        self._changes = changes(before, self.arguments)
+        if self._changes and forget_unasked(self.folder):
+            self._changes = []
         check_promise(self.folder, self._promised())
         self.ledger = open_ledger(
             self.folder,
@@ -142,6 +157,8 @@ class Session:
             population_name=self.terms.population_name,
             **self.promise.ledger_terms(simulation=self.terms.seeded_noise),
         )
+        if self.arguments and self.folder.load_value(ARGUMENTS) is None:
+            self.folder.save_value(ARGUMENTS, dict(self.arguments))
         with held(self.ledger, self.folder):
             yield self.ledger
 
@@ -175,6 +192,7 @@ class Session:
         """`rounds` as `start` runs them. What failed on simulated nodes is shown at the end, and
         the statement is then that of the nodes that were there."""
         engine = self.rounds(strategy)
+        self._tell_begun(strategy.rounds)
         self._state(engine)
         try:
             yield engine
@@ -182,6 +200,26 @@ class Session:
             if self.node_caches is not None:
                 show(self.node_caches, engine.plan.run, engine.cohort.nodes.values())
         self._state(engine)
+
+    def _tell_begun(self, rounds: int) -> None:
+        """Say in Flower's log that a folder has rounds already, and what differs from then."""
+        rows, differs = self.folder.metrics(), list(self._changes)
+        if not rows:
+            return
+        here, then = len(list(self.grid.get_node_ids())), self.folder.load_value("weights") or {}
+        if then and here != len(then):
+            differs.append(f"{here} nodes are connected, were {len(then)}")
+        text = "; ".join(differs) or "no argument differs from then"
+        place, done = self.folder.path, len(rows)
+        if done < rounds:
+            logger.info("%s goes on after round %d of %d: %s", place, done, rounds, text)
+            return
+        logger.warning(
+            "%s is complete already, nothing was asked, and its first result comes back (%s). For "
+            "another run name another folder: one for each context.run_id",
+            place,
+            text,
+        )
 
     def _state(self, engine: Rounds) -> None:
         """Say whether every node is simulated; remembered, as a finished run greets nobody, and

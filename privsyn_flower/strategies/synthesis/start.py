@@ -17,6 +17,7 @@ from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
+from privsyn_flower.strategies.engine.arguments import Arguments
 from privsyn_flower.strategies.engine.outcome import write_summary
 from privsyn_flower.strategies.engine.rounds import Strategy
 from privsyn_flower.strategies.engine.session import Session, Terms
@@ -45,7 +46,7 @@ class SynthesisResult:
     ended_early: str = ""
 
 
-class SynthesisStrategy(Strategy):
+class SynthesisStrategy(Arguments, Strategy):
     """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp.
 
     noise_keys: folder for the key of an aggregator's noise, where a method has such noise. method:
@@ -153,6 +154,7 @@ class SynthesisStrategy(Strategy):
             progress=progress,
             node_caches=cache_folder(RunConfig()) / NODES,
             tracking=tracking_of(trackers, Path(folder)),
+            arguments=self.arguments,
         )
         method = type(self).__name__
         with session.folder.lock(), tracked(session, method), session.begun() as book:

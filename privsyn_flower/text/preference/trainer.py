@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.files import file_digest, replace_private
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.fingerprints import folder_fingerprint
@@ -62,6 +63,7 @@ class PreferenceTrainer:
         section: of the configuration that these are from, which errors name.
     """
 
+    @named_as_arguments
     def __init__(
         self,
         model: str | os.PathLike[str],

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.terminal import one_line
 from privsyn_flower.text.models.sampling import check_sampling
@@ -88,6 +89,7 @@ class OpenAIGenerator:
 
     batched = False  # requests of several threads are answered side by side
 
+    @named_as_arguments
     def __init__(
         self,
         base_url: str,

@@ -14,12 +14,12 @@ import pytest
 from privsyn_flower.cli.display import product_lines, result_table
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.signal import excess
+from privsyn_flower.evaluation.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
 from privsyn_flower.report.summaries import verdict_lines
 from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.server_apps.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
 from privsyn_flower.strategies.evaluation import read_estimates
 from tests.report.test_tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for

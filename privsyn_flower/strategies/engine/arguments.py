@@ -1,0 +1,94 @@
+"""The arguments of a strategy's constructor and of `start`, as one wrote them: what a second start
+in the same folder differs in, and what an error names in place of a configuration key."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from privsyn_flower.config.api import api_words
+
+# Another grid, folder or listener makes no other run.
+_ASIDE = {"self", "grid", "folder", "progress", "trackers", "evaluate_fn"}
+
+
+class Arguments:
+    """A base class that notes the arguments of its subclasses' `__init__` and `start`.
+
+    arguments: name, with the part of an object behind a dot -> value in words; texts as a digest.
+    """
+
+    arguments: dict[str, str]
+
+    def __init_subclass__(cls, **named: Any) -> None:
+        super().__init_subclass__(**named)
+        for name in {"__init__", "start"} & cls.__dict__.keys():
+            setattr(cls, name, _noting(cls.__dict__[name]))
+
+
+def _noting(function: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    first = function.__name__ == "__init__"
+
+    @functools.wraps(function)
+    def noting(self: Any, *positional: Any, **named: Any) -> Any:
+        known: dict[str, str] = getattr(self, "arguments", {})
+        given = _bound(signature, (self, *positional), named)
+        if given and not (first and known):  # a subclass' arguments say what it gives its base
+            self.arguments = known | given
+        with api_words():
+            return function(self, *positional, **named)
+
+    return noting
+
+
+def _bound(signature: inspect.Signature, given: Sequence[Any], named: Any) -> dict[str, str]:
+    try:
+        bound = signature.bind(*given, **named)
+    except TypeError:  # the call itself says it better
+        return {}
+    bound.apply_defaults()
+    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
+    found: dict[str, str] = {}
+    for name, value in bound.arguments.items():
+        if name not in _ASIDE and kinds[name] is not inspect.Parameter.VAR_KEYWORD:
+            found |= described(name, value)
+    return found
+
+
+def described(name: str, value: Any) -> dict[str, str]:
+    """A value, or the parts of an object, in words; a function has none."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
+    if value is None or isinstance(value, bool | int | float | str | Path):
+        return {name: repr(str(value) if isinstance(value, Path) else value)}
+    if isinstance(value, Mapping):
+        parts = [described(f"{name}.{key}", part) for key, part in value.items()]
+        return {key: word for part in parts for key, word in part.items()}
+    if isinstance(value, Sequence) and all(isinstance(part, str) for part in value):
+        digest = hashlib.sha256("\0".join(value).encode("utf-8", "replace")).hexdigest()
+        return {name: f"{len(value)} texts ({digest[:12]})"}
+    if inspect.isroutine(value):
+        return {}
+    inside = {k: v for k, v in getattr(value, "__dict__", {}).items() if not k.startswith("_")}
+    simple = {
+        f"{name}.{key}": repr(part)
+        for key, part in inside.items()
+        if part is None or isinstance(part, bool | int | float | str)
+    }
+    return {name: type(value).__name__, **simple}
+
+
+def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """The arguments that both starts have and that differ, in words."""
+    return [
+        f"{name} = {now[name]} was {before[name]}"
+        for name in sorted(before.keys() & now.keys())
+        if before[name] != now[name]
+    ]

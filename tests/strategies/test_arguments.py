@@ -1,0 +1,163 @@
+"""A second start in a folder is told what differs, and an error names an argument."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message
+
+from privsyn_flower.config import AveragingConfig, PreTextConfig
+from privsyn_flower.config import api as config_api
+from privsyn_flower.privacy.encoding.quantize import to_modulus
+from privsyn_flower.protocol import wire
+from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.strategies import DPFedAvg, PrEText, SynthesisStrategy
+from privsyn_flower.strategies.engine.aggregation import PlainSum
+from privsyn_flower.strategies.engine.arguments import changes, described
+from privsyn_flower.text import MaskFill, Retrieval, load_embedder
+from tests.conftest import sentences
+from tests.strategies.training_rig import record, trainers
+
+
+class Voting:
+    """A node that answers votes with zeros."""
+
+    def __init__(self, weight: int, partition: int) -> None:
+        self.facts = Hello(weight, partition, deployed=False)
+
+    def __call__(self, message: Message) -> Message:
+        if message.metadata.message_type == HELLO:
+            return answer_hello(message, self.facts)
+        query, ticket, noise = wire.read_ask(message, self.facts.weight)
+        zeros = np.zeros(query.length, dtype=np.int64)
+        return wire.answer(message, ticket, to_modulus(zeros, noise.bits), noise.bits)
+
+
+class Zeros(SynthesisStrategy):
+    """Votes for nothing in particular."""
+
+    def __init__(self, rounds: int = 1) -> None:
+        self.rounds, self.seeds = rounds, list[str]()
+
+    def ask(self, rnd: int) -> Query:
+        return Query.votes(np.eye(4, dtype=np.float32), bound=1.0, model="m")
+
+    def learn(self, rnd: int, released: Any, noise_std: float) -> dict[str, Any]:
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.fixture
+def flower_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What Flower's log has had since the last call."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+
+    def lines() -> str:
+        found = "\n".join(r.getMessage() for r in caplog.records if r.name == "flwr")
+        caplog.clear()
+        return found
+
+    return lines
+
+
+def train(grid: Any, folder: Path, rate: float, clip: float = 10.0) -> Any:
+    strategy = DPFedAvg(AveragingConfig(clip_norm=clip, server_learning_rate=rate))
+    return strategy.start(
+        grid,
+        record(),
+        num_rounds=2,
+        train_config=ConfigRecord({"lr": rate}),
+        epsilon=8.0,
+        delta=1e-5,
+        users=100,
+        nodes=4,
+        folder=folder,
+        aggregation=PlainSum(),
+        node_timeout=0.2,
+    )
+
+
+def test_a_complete_folder_says_that_nothing_was_asked_and_what_differs(
+    tmp_path: Path, loopback: Any, flower_log: Any
+) -> None:
+    first = train(loopback(trainers(4, users=25)), tmp_path, 1.0)
+    told = flower_log()
+    assert "complete already" not in told and "\nverdict: the update can be told" in told
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["verdict"]["sentences"][0] in told
+    grid = loopback(trainers(2, users=25))
+    again = train(grid, tmp_path, 0.25)
+    told = flower_log()
+    assert again.metrics == first.metrics and grid.sent == []
+    assert f"{tmp_path} is complete already, nothing was asked" in told
+    assert "config.server_learning_rate = 0.25 was 1.0" in told
+    assert "train_config.lr = 0.25 was 1.0" in told
+    assert "2 nodes are connected, were 4" in told and "context.run_id" in told
+    train(loopback(trainers(4, users=25)), tmp_path, 1.0)
+    assert "(no argument differs from then)" in flower_log()
+
+
+def test_values_in_words() -> None:
+    retrieval = Retrieval(["a b", "c d"], np.eye(2, 64), load_embedder("ngram-64"), 1)
+    found = described("infiller", retrieval)
+    assert found["infiller"] == "Retrieval" and found["infiller.neighbors"] == "1"
+    one, other = described("texts", ["a", "b"]), described("texts", ["a", "c"])
+    assert one["texts"].startswith("2 texts (") and len(changes(one, other)) == 1
+    assert described("config", PreTextConfig(lookahead=3))["config.lookahead"] == "3"
+    assert described("key", "it's") == {"key": '"it\'s"'} and described("f", sorted) == {}
+
+
+@pytest.fixture
+def own_app() -> Any:
+    """As in a ServerApp that no configuration made."""
+    token = config_api._CONFIGURED.set(False)
+    yield
+    config_api._CONFIGURED.reset(token)
+
+
+def pretext(texts: int, **options: Any) -> PrEText:
+    return PrEText(
+        sentences(texts, 0), embedder=load_embedder("ngram-64"), infiller=None, rounds=1, **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: MaskFill("/no/such"), "MaskFill(model) = '/no/such'"),
+        (lambda: MaskFill("m", mask_fraction=2.0), "MaskFill(mask_fraction) = 2.0: must lie"),
+        (lambda: load_embedder("no such"), "load_embedder(name) = 'no such'"),
+        (
+            lambda: Retrieval(["a", "b"], np.eye(2, 64), load_embedder("ngram-64"), 9),
+            "Retrieval(neighbors) = 9: must lie in [1, 1]",
+        ),
+        (lambda: pretext(20), "lower PreTextConfig(population) or raise the public texts"),
+        (
+            lambda: Zeros().start(  # type: ignore[call-arg]
+                None, folder="f", users=10, epsilon=1.0, delta=1e-5, colluding_weight=0.5
+            ),
+            "min_surviving_weight = 0.85 and colluding_weight = 0.5 need",
+        ),
+    ],
+)
+def test_an_error_in_an_app_of_ones_own_names_an_argument(
+    call: Any, words: str, own_app: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Exception) as caught:
+        call()
+    assert words in str(caught.value)
+    with config_api.configured(), pytest.raises(Exception) as caught:
+        call()
+    assert words not in str(caught.value)  # a configuration has keys
