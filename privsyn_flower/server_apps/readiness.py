@@ -55,8 +55,7 @@ def needs_downstream(config: RunConfig) -> bool:
     """Whether a model that somebody named is fine-tuned here, after the users were asked."""
     name = config.models.downstream
     ours = embedded("downstream", name) is not None or name == "lstm"
-    selects = config.uses("popri") and config.popri.select == "federated"
-    return not ours and (config.benchmark or selects)
+    return not ours and (config.benchmark or "downstream" in recipe_of(config).loads(config))
 
 
 def _full_disks(config: RunConfig, folder: Path) -> Iterator[str]:

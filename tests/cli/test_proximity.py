@@ -235,7 +235,7 @@ def test_what_a_file_says_of_itself_is_no_terminals(finished: Path, tmp_path: Pa
     texts, out = tmp_path / "texts.jsonl", tmp_path / "out"
     texts.write_text(json.dumps({"\x1b[31m" + "n" * 5000: 1}) + "\n")
     found = privsyn(finished, "--texts", texts, "--out", out)
-    assert found.exit_code == 2 and "no column 'text' but [31mnnn" in found.stderr
+    assert found.exit_code == 2 and r"no column 'text' but '\x1b[31mnnn" in found.stderr
     assert "\x1b[31mn" not in found.stderr and len(found.stderr) < 500
     rows = [{"text": t, "stage": f"\x1b[2J{i}"} for i, t in enumerate(SENTENCES)]
     rows += [{"text": "half a pair \ud800", "stage": "chat"}]

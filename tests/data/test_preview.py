@@ -21,12 +21,6 @@ def look(path: Path, **columns: str) -> Preview:
     return preview.preview(path, Columns(**columns))
 
 
-def test_texts_are_counted_as_the_samples_that_they_become(tmp_path: Path) -> None:
-    rows: list[dict[str, object]] = [{"user_id": "u", "text": "a b c"}] * 2
-    path = write(tmp_path / "users.jsonl", [*rows, {"user_id": "v", "text": ""}])
-    assert preview.preview(path, Columns(), str.split).texts == {"u": 3, "v": 0}
-
-
 def test_a_small_file_is_counted_as_a_run_would_read_it(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [
         {"user_id": f"u{n % 7}", "text": f"text {n % 20}"} for n in range(40)

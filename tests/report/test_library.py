@@ -44,7 +44,7 @@ def test_it_is_made_once_for_all_processes(kept: Path, monkeypatch: pytest.Monke
 def test_what_is_damaged_or_somebody_elses_is_made_anew(
     found: str, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.parent.mkdir()
+    kept.parent.mkdir(parents=True)
     kept.write_text(found)
     assert library(monkeypatch, made=SCRIPT) == SCRIPT
     assert kept.read_text() == SCRIPT
@@ -62,6 +62,7 @@ def test_what_has_another_digest_is_used_and_not_kept(
 def test_a_folder_that_cannot_be_written_to_costs_no_charts(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    kept.parent.parent.mkdir()
     kept.parent.write_text("a file in its place")
     assert library(monkeypatch, made=SCRIPT) == SCRIPT
 

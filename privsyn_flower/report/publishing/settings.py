@@ -14,7 +14,7 @@ def settings(config: RunConfig) -> str:
     """TOML of the method and of the keys that are not at their defaults; those that name places
     are left out."""
     left_out, top, tables = [], list[str](), dict[str, list[str]]()
-    defaults = flat_defaults()
+    defaults = RunConfig.from_flat(flat_defaults()).flat()
     for key, value in config.flat().items():
         if value == defaults[key] and key != "method":
             continue

@@ -22,6 +22,7 @@ CHATS = "if the model only chats, set generation.chat = true"
 COMPLETES = "if the server offers no chat, set generation.chat = false"
 REFUSING = re.compile(r"unsupported|support|unknown|unrecogni[sz]ed|unexpected|extra|not permitted")
 LENGTH, FILTERED = "length", "content_filter"  # finish_reason
+UNFINISHED = "with an unfinished"  # cause of a text that ends within a thought
 
 
 @dataclass(frozen=True)
@@ -89,13 +90,14 @@ def completions_of(
 def reply_of(answer: Any, server: str, chat: bool, tag: str = THINKING) -> Reply:
     """The one text of an answer, None where it is of no use, and what it cost.
 
-    A text that is cut at max_tokens is one. Raises as `completions_of`.
+    A text that is cut at max_tokens is one; "" where it is all thought. Raises as `completions_of`.
     """
     [found] = completions_of(answer, 1, server, chat, tag)
+    thought = found.cause.startswith(UNFINISHED)
     usage = answer.get("usage")
     used = usage if isinstance(usage, dict) else {}
     return Reply(
-        text=found.text,
+        text="" if thought else found.text,
         prompt_tokens=count(used.get("prompt_tokens")),
         tokens=count(used.get("completion_tokens")),
     )
@@ -131,7 +133,7 @@ def _read(choice: Mapping[str, Any], server: str, chat: bool, tag: str) -> Compl
         return Completion(None, f"without content{why}")
     text = without_thinking(said, tag)
     if text is None:
-        return Completion(None, f"with an unfinished <{tag}>{why}")
+        return Completion(None, f"{UNFINISHED} <{tag}>{why}")
     # Half a pair of surrogates is no character, and could not be written down as UTF-8.
     return Completion(text.encode("utf-8", "replace").decode("utf-8"))
 
