@@ -41,6 +41,7 @@ EVOLUTION: dict[str, Any] = {
     "pretext.variation": "retrieval",
     "expand.samples": 0,
 }
+RESAMPLING = {"method": "ctcl", "ctcl.condition": "none", "ctcl.resample-pool": 2000}
 
 
 class Killed(BaseException):
@@ -228,6 +229,8 @@ def test_text_of_earlier_settings_is_made_again_and_never_mixed(
         ({"method": "pe", "pe.initial": "model", "pe.prompt": "Write."}, "expand.max-tokens", True),
         ({"method": "dp-fedavg"}, "evaluation.sequence-length", False),
         ({"method": "popri"}, "generation.base-url", None),
+        (RESAMPLING, "evaluation.sequence-length", True),
+        (RESAMPLING, "expand.samples", False),
     ],
 )  # fmt: skip
 def test_a_method_holds_back_what_it_asks_with(
