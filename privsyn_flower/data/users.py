@@ -297,6 +297,7 @@ class Gathered:
     error: str = ""
     rounded: RoundedIds = field(default_factory=RoundedIds)
     first_rounded: int = 0
+    leaves_shared_out: bool = False
 
     def add_all(
         self, rows: Iterable[Row], where: str, strict: bool = True, private: bool = True
@@ -304,8 +305,10 @@ class Gathered:
         """Add rows; DataError when a wanted column is in none of them (labels, dates: strict).
 
         private: the rows are of users, the unit of privacy: DataError, too, for ids that several
-        people may share, and when no row is within the dates.
+        people may share, and when no row is within the dates. On a node (not strict) a row with
+        such an id is left out alone: it must not decide whether the others' are read.
         """
+        self.leaves_shared_out = private and not strict
         for line, row in rows:
             self.add(line, row)
             if self.shared and private:
@@ -370,6 +373,8 @@ class Gathered:
             user = to_name(found := row.get(columns.user))
             if user and (problem := shared_id(found)):
                 self.report(line, *problem)
+                if self.leaves_shared_out:
+                    return
                 self.shared = self.shared or f"row {line}: {problem[0]}; {problem[1]}"
             elif not user and row:  # else it could not be read at all, which was said
                 self.report(line, *id_problem(found))

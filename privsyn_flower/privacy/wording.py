@@ -28,8 +28,9 @@ def changed_since(keys: Sequence[str]) -> str:
     """Of keys that were changed after a run began, none of which touches what was asked."""
     return (
         "After the run began, settings of what is made of the released sums were changed "
-        f"({', '.join(keys)}), and none of what is asked or promised: that costs no further "
-        "privacy."
+        f"({', '.join(keys)}), and none of what is asked or promised: what is made by them costs "
+        "no further privacy. Epsilon does not cover a setting that was found by looking at these "
+        "users' data or at figures measured on it."
     )
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from privsyn_flower.client_apps.answers import _users_or_none
 from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.client_apps.node.device import open_node
-from privsyn_flower.data import DataError
 from tests.conftest import node_context
 
 OTHERS = {"u0": ["good morning", 'he said "hi", twice'], "u2": ["two\nlines"], "u3": ["last"]}
@@ -98,15 +97,15 @@ def test_any_texts(
     assert found == OTHERS
 
 
-def test_ids_that_several_people_share_leave_nobody_and_only_the_node_says_why(
+def test_an_id_that_several_people_share_is_left_out_alone_and_only_the_node_says_why(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "users.csv"
-    path.write_text("user_id,text\nu0,good morning\nnan,evening\n")
+    path.write_text("user_id,text\nu0,good morning\nnan,evening\n1.58222E+18,night\n")
     context = node_context({"data": str(path), "weight": 4, "cache": str(tmp_path / "node")})
-    assert _users_or_none(open_node(context)) == {}
+    assert _users_or_none(open_node(context)) == {"u0": ["good morning"]}
     log = (tmp_path / "node" / "node.log").read_text()
-    assert "row 3: the user id is 'nan'" in log and "evening" not in log
+    assert "the user id is 'nan', which stands for no one person (line 3)" in log
+    assert "evening" not in log and "night" not in log
     assert caplog.text == ""  # nothing for Flower's log, which a server may read
-    with pytest.raises(DataError, match="no one person"):
-        open_dropin(context, users=lambda context: ["u0", "NaN"]).load()
+    assert list(open_dropin(context, users=lambda context: ["u0", "NaN"]).load()) == ["u0"]

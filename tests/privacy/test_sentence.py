@@ -347,3 +347,9 @@ def test_the_short_form_claims_nothing_that_the_long_one_does_not():
         assert "amplif" not in short and "  " not in short and ".." not in short
         begin = short.rpartition(" privacy.md.")[0].removesuffix(" in")
         assert one.page() == f"# Privacy of this run\n\n{begin} below.\n\n{long}\n"
+
+
+def test_settings_that_were_changed_later_cover_no_choice_that_looked_at_users() -> None:
+    text = replace(PLAIN, changed=("benchmark", "expand.temperature")).sentence()
+    assert "were changed (benchmark, expand.temperature)" in text
+    assert "Epsilon does not cover a setting that was found by looking at these users' data" in text

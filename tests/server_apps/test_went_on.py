@@ -21,6 +21,7 @@ from privsyn_flower.server_apps import pipeline as stages
 from privsyn_flower.server_apps.changes import changes_of, go_by
 from privsyn_flower.server_apps.methods import ctcl, recipe_of
 from privsyn_flower.server_apps.methods.training import Training
+from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.usable import nothing_predicted, unreadable
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.text.models.adapters import WEIGHTS
@@ -41,6 +42,7 @@ EVOLUTION: dict[str, Any] = {
     "pretext.variation": "retrieval",
     "expand.samples": 0,
 }
+RESAMPLING = {"method": "ctcl", "ctcl.condition": "none", "ctcl.resample-pool": 2000}
 
 
 class Killed(BaseException):
@@ -228,6 +230,8 @@ def test_text_of_earlier_settings_is_made_again_and_never_mixed(
         ({"method": "pe", "pe.initial": "model", "pe.prompt": "Write."}, "expand.max-tokens", True),
         ({"method": "dp-fedavg"}, "evaluation.sequence-length", False),
         ({"method": "popri"}, "generation.base-url", None),
+        (RESAMPLING, "evaluation.sequence-length", True),
+        (RESAMPLING, "expand.samples", False),
     ],
 )  # fmt: skip
 def test_a_method_holds_back_what_it_asks_with(
@@ -246,6 +250,16 @@ def test_a_method_holds_back_what_it_asks_with(
         else:
             with pytest.raises(ConfigError, match=f"{key} = .*asks its users by them"):
                 changes_of(folder, other)
+
+
+def test_a_benchmark_that_was_turned_off_later_stays_in_the_claim_of_a_baseline(
+    tmp_path: Path,
+) -> None:
+    for benchmark in (True, False):
+        config = RunConfig.from_flat({"method": "expand-only", "benchmark": benchmark})
+        go_by(RunFolder(tmp_path), config)
+        claim = Run(config, None, RunFolder(tmp_path)).statement.sentence()  # type: ignore[arg-type]
+        assert "figures under `benchmark`" in claim
 
 
 def test_what_was_paid_for_outlives_an_expansion_that_drops_all(

@@ -18,7 +18,14 @@ from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds
-from privsyn_flower.strategies.engine.run_ledger import COPY, held, ledger_path, open_ledger, run_id
+from privsyn_flower.strategies.engine.run_ledger import (
+    COPY,
+    forget_unasked,
+    held,
+    ledger_path,
+    open_ledger,
+    run_id,
+)
 from tests.conftest import config_ledger
 from tests.strategies import test_app_evaluation as evaluated
 from tests.strategies.test_rounds import Counting, VotingNode, nodes
@@ -244,8 +251,11 @@ def test_a_begun_run_never_gets_a_new_ledger(
         go(path, grid, Counting())
     assert not book.exists()
     Ledger.open(book, population=f"run {book.stem}", **TERMS)  # somebody makes it anew
+    assert not forget_unasked(RunFolder(path))  # no start with other arguments begins anew either
     with pytest.raises(LedgerError, match="not the ledger that this run began with"):
         go(path, grid, Counting())
+    book.write_text(rows.splitlines(keepends=True)[0])  # as it was before the first charge
+    assert not forget_unasked(RunFolder(path)) and run_id(RunFolder(path)) == book.stem
     book.write_text("")
     with pytest.raises(LedgerError, match="alone knows what was spent"):
         go(path, grid, Counting())

@@ -41,7 +41,7 @@ from privsyn_flower.client_apps.node.policy import load_policy
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data.findings import NODE_LOG
 from privsyn_flower.data.values import shared_id, to_name
-from privsyn_flower.files import DataError, node_home
+from privsyn_flower.files import node_home
 from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.question import Query
@@ -167,8 +167,9 @@ def open_dropin(context: Context, users: Users | None = None, weight: Weight | N
         users: dict[str, list[str]] = {}
         known = {""}
         for user in found:  # the function gets its own spelling of an id
-            if problem := shared_id(user):
-                raise DataError("; ".join(problem))
+            if problem := shared_id(user):  # alone: it must not decide who else takes part
+                NODE_LOG.warning("an id is left out: %s; %s", *problem)
+                continue
             if to_name(user) in known:
                 NODE_LOG.warning("an id that is empty, or another's but for blanks, is left out")
                 continue

@@ -148,9 +148,9 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def asks_with(cls, config: RunConfig, *, released: bool) -> Sequence[str]:
         """Where text is resampled, the histogram that is paid for is of the text of one setting."""
-        if config.ctcl.resample_pool:
-            return ["expand"]
-        return ["evaluation.sequence-length"] if config.updates and not released else []
+        pool = ["expand"] if config.ctcl.resample_pool else []
+        trains = config.updates and not released
+        return [*pool, *(["evaluation.sequence-length"] if trains else [])]
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:

@@ -125,16 +125,21 @@ def open_ledger(
 def forget_unasked(folder: RunFolder) -> bool:
     """Drop what a run that has charged nothing has left, its empty ledger too; whether it did.
 
-    It has asked nobody, so that nothing of it binds the next start.
+    It has asked nobody, so that nothing of it binds the next start. False, too, where a ledger
+    without charges is not to be believed: it is another one, or nodes were asked (their weights are
+    in the folder from the first charge on), so that it was put back to an earlier state.
     """
     known = folder.load_value(BEGUN_WITH)
-    if known is None:
+    if known is None or folder.load_value("weights") is not None:
         return False
     path, run = Path(known["path"]), run_id(folder)
     if not path.exists():  # it may hold charges, wherever it is
         return False
     with locked(path) as handle:
-        if any(str(row.get("run", "")).startswith(run) for row in read_rows(handle, path)):
+        rows = read_rows(handle, path)
+        if not rows or rows[0].get("id") != known["id"]:
+            return False
+        if any(str(row.get("run", "")).startswith(run) for row in rows):
             return False
     if path == own_ledger(run):
         path.unlink()
