@@ -12,6 +12,10 @@ from .values import to_date
 NAMED, LONGEST = 20, 40  # columns that a message names, and characters of each
 
 
+class MissingColumn(DataError):
+    """A column that is not in the file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Which columns hold what, and the window of dates kept (inclusive, YYYY-MM-DD).
@@ -60,9 +64,11 @@ class Columns:
         existing = sorted(set(map(str, present)))
         for key, column in self.named().items():
             if column not in existing:
-                raise DataError(
+                if not existing:
+                    raise DataError(f"no row of {where} can be read (data.{key} = {column!r})")
+                raise MissingColumn(
                     f"column {column!r} (data.{key}) is not in {where}, which has: "
-                    f"{quoted(existing) or 'no columns'}"
+                    f"{quoted(existing)}"
                 )
 
 

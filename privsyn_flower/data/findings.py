@@ -38,12 +38,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Kind:
-    """Findings with one advice. problem: of the first. lines: the first FIRST in the file, which
-    is not always the order in which they are found."""
+    """Findings with one advice. problem: of the first; alike: whether another's differs. lines: the
+    first FIRST in the file, which is not always the order in which they are found."""
 
     problem: str
     advice: str
     count: int = 0
+    alike: bool = False
     lines: list[int] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -51,7 +52,8 @@ class Kind:
         lines = ", ".join(str(line) for line in self.lines if line)
         more = ", ..." if self.count > len(self.lines) else ""
         where = f" ({'lines' if self.count > 1 else 'line'} {lines}{more})" if lines else ""
-        return f"{self.count:,} x {self.problem}{where}"
+        alike = ", or the like" * self.alike
+        return f"{self.count:,} x {self.problem}{alike}{where}"
 
 
 class Tally:
@@ -64,6 +66,7 @@ class Tally:
         """One more finding of its kind."""
         kind = self._kinds.setdefault(advice, Kind(problem, advice))
         kind.count += 1
+        kind.alike = kind.alike or problem != kind.problem
         if len(kind.lines) < FIRST or line < kind.lines[-1]:
             insort(kind.lines, line)
             del kind.lines[FIRST:]

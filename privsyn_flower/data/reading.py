@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
@@ -66,7 +67,7 @@ def read_rows(path: Path, report: Report, columns: Collection[str] = ()) -> Iter
     if suffix in (".jsonl", ".ndjson", ".csv", ".tsv"):
         _check_text(path)
         if suffix in (".csv", ".tsv"):
-            return _csv_rows(path, report, _dialect(path))
+            return _csv_rows(path, report, _dialect(path), columns)
         _check_lines(path)
         return _jsonl_rows(path, report)
     raise DataError(
@@ -143,7 +144,8 @@ def _check_lines(path: Path) -> None:
         raise DataError(
             f"{path.name} begins with {found[0].strip()!r}: it is "
             f"{'a JSON array' if array else 'JSON over several lines'}, and a .jsonl file has one "
-            f"object a line: jq -c {repr('.[]') if array else '.'} {path.name} > lines.jsonl"
+            f"object a line: jq -c {repr('.[]') if array else '.'} {shlex.quote(str(path))} > "
+            "lines.jsonl"
         )
 
 
@@ -163,6 +165,11 @@ def _dialect(path: Path) -> Dialect:
     lines = _first_lines(path)
     number, header = next(lines, (0, ""))
     line = 0
+    if start := re.match(r'\s*([{[])\s*(?=["{\n]|$)', header):
+        raise DataError(
+            f"{path.name} is no {path.suffix} file: it begins with {start[1]!r}, so it is JSON: "
+            "call it .jsonl, with one object a line"
+        )
     if told := _SEPARATOR.fullmatch(header.strip("\r\n")):
         usual, line = told[1], number
         header = next(lines, (0, ""))[1]
@@ -200,12 +207,14 @@ def form_of(path: Path) -> str:
     return ", ".join(notes)
 
 
-def _csv_rows(path: Path, report: Report, dialect: Dialect) -> Iterator[Row]:
+def _csv_rows(
+    path: Path, report: Report, dialect: Dialect, columns: Collection[str]
+) -> Iterator[Row]:
     header: list[str] | None = None
     for record in _csv_records(path, report, dialect):
         line = record.line
         if header is None:
-            header = _header(record, path.name)
+            header = _header(record, path.name, columns)
         elif record.count == len(header):
             yield line, dict(zip(header, record.fields, strict=True))
         else:
@@ -232,15 +241,21 @@ def _csv_records(path: Path, report: Report, dialect: Dialect) -> Iterator[Recor
         yield from records(pieces, again, dialect.delimiter, end, blank=dialect.blank)
 
 
-def _header(record: Record, name: str) -> list[str]:
-    where = f"{name}: the header in line {record.line}"
+def _header(record: Record, file: str, columns: Collection[str]) -> list[str]:
+    where = f"{file}: the header in line {record.line}"
     if not record.count:
         raise DataError(
             f"{where} is not valid CSV: a quote in it is never closed, or text follows one"
         )
     if record.count > MAX_FIELDS:
         raise DataError(f"{where} has more than {MAX_FIELDS} columns")
-    return [name.strip() for name in record.fields]
+    header = [name.strip() for name in record.fields]
+    for name in columns:
+        if header.count(name) > 1:
+            raise DataError(
+                f"{where} has {header.count(name)} columns {name!r}: rename all but one"
+            )
+    return header
 
 
 def _parquet_rows(path: Path, report: Report, columns: Collection[str]) -> Iterator[Row]:
@@ -283,6 +298,12 @@ def _parquet(path: Path) -> Iterator[Any]:
     except (OSError, DataError):
         raise
     except Exception as error:  # Arrow has many, and quotes what it found in some
+        with path.open("rb") as raw:
+            if raw.read(4) != b"PAR1":
+                raise DataError(
+                    f"{path.name} is no .parquet file: it does not begin with PAR1; call it what "
+                    "it is, as .csv or .jsonl"
+                ) from None
         raise DataError(
             f"{path.name} cannot be read as parquet ({type(error).__name__}): write it again"
         ) from None

@@ -81,7 +81,8 @@ class Survey:
             else f"{self.path}: {k.problem}; {k.advice}"
             for k in self.kinds
         ]
-        lines += [f"{self.findings:,} findings", f"columns: {', '.join(self.present) or 'none'}"]
+        lines += [f"{self.findings:,} finding{'s' * (self.findings != 1)}"]
+        lines += [f"columns: {', '.join(self.present) or 'none'}"]
         lines.append(f"users: {self.users:,}, {self.without_text:,} of them without text")
         lines += [f"read so: {self.form}"] * bool(self.form)
         lines.append(f"rows: {self.rows:,}, texts: {self.texts:,}")
@@ -124,10 +125,10 @@ class Survey:
             'public-path = "public.jsonl"  # name it: text of the same kind that is public',
             *named,
             f"users = {self.users}  # all users of the file; their number is public",
-            f"samples-per-user = {usual.samples_per_user}  # texts of one user that count; chosen "
-            "by these users' texts it would tell of them",
-            f"sample-words = {usual.sample_words}  # words of a text that is made; chosen by these "
-            "users' texts it would tell of them",
+            f"samples-per-user = {usual.samples_per_user}  # texts of one user that count; not to "
+            "be chosen by looking at the texts, or it would tell of them",
+            f"sample-words = {usual.sample_words}  # words of a text that is made; not to be "
+            "chosen by looking at the texts either",
             "held-out-users = 0  # nobody is kept apart for a test",
             "development-users = 0  # nobody is kept apart for tuning",
             "public-pool = 4000  # public texts to vote on, which the public file must have",
@@ -154,7 +155,7 @@ def survey(
     held, read = examine(where, columns, tally.report)
     users, kinds = held.users, tally.kinds
     whole = [kind for kind in kinds if 0 in kind.lines]
-    if whole:  # a column that is missing is one finding, not one for each row
+    if whole and present:  # a column that is missing is one finding, not one for each row
         kinds = whole
     texts = [sample.text for own in users.values() for sample in own]
     left_out, most = LeftOut(), DataConfig().samples_per_user

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 
 from privsyn_flower.files import DataError
 
-from .columns import Columns
+from .columns import Columns, MissingColumn
 from .findings import LONG, NODE_LOG, UNICODE, Finding, Tally
 from .reading import Report, Row, column_names, read_rows
 from .values import (
@@ -35,8 +35,8 @@ Tell = Callable[[str], None]  # the person at this machine, never a server
 Rows = Callable[[Report], Iterable[Row]]  # of a source, when they are asked for
 
 RENAME = (
-    "rename it, or name the one that is meant: --text-column NAME (of a run: --set "
-    "data.text-column=NAME), and so for the others; with --user-column '' every row is a user"
+    "rename the column that is meant, or name it: --user-column NAME, --text-column NAME, ... (in "
+    "a run: --set data.user-column=NAME, ...); with --user-column '' every row is a user"
 )
 MAX_TEXT = 100_000  # characters kept of one text: more cannot matter to any model here
 
@@ -147,7 +147,7 @@ def examine(path: Path, columns: Columns, report: Report) -> tuple[Held, Gathere
         gathered.add_all(_rows_of(path, columns, report), path.name, private=False)
     except DataError as error:
         gathered.error = str(error)
-        report(0, str(error), RENAME)
+        report(0, str(error), RENAME if isinstance(error, MissingColumn) else "correct the file")
         return held, gathered
     for user, own in held.users.items():
         if not own:

@@ -78,7 +78,7 @@ def id_problem(value: object) -> tuple[str, str]:
     if isinstance(value, float | Decimal):
         return "the user id is a number with a fraction", f"{PLAIN_ID}, without a fraction"
     kind = type_of(value)
-    within = ': of {"$oid": "..."} what is within' if isinstance(value, Mapping) else ""
+    within = ': of {"$oid": "5f1e"} keep "5f1e"' if isinstance(value, Mapping) else ""
     return f"the user id is {kind}", f"{PLAIN_ID}, not as {kind}{within}"
 
 

@@ -109,7 +109,17 @@ def test_data_check(tmp_path: Path) -> None:
         ("nan.csv", "user_id,text\nu1,a\nnan,b\n", "'nan', which stands for no one person"),
         ("array.jsonl", '[\n {"user_id": "u1", "text": "x"}\n]\n', "begins with '['"),
         ("blank.csv", "user_id,text\n", "no user has a text"),
-        ("other.csv", "id;body\n1;x\n", "has: 'body', 'id'"),
+        ("other.csv", "id;body\n1;x\n", "has: 'body', 'id'; rename the column that is meant"),
+        (
+            "lines.csv",
+            '{"user_id": "u1", "text": "x"}\n',
+            "begins with '{', so it is JSON: call it",
+        ),
+        ("table.jsonl", "user_id,text\nu1,x\nu2,y\n", "3 x the line is no JSON object"),
+        ("two.csv", "user_id,text,text\nu1,x,y\n", "has 2 columns 'text': rename all but one"),
+        ("a table.parquet", "user_id,text\nu1,x\n", "does not begin with PAR1"),
+        ("my array.jsonl", '[{"user_id": "u1", "text": "x"}]\n', "my array.jsonl' > lines.jsonl"),
+        ("words.csv", "user_id,text\nnan,a\nNone,b\n", "no one person, or the like (lines 2, 3)"),
         ("book.csv", "PK\x03\x04 and so on", "an Excel workbook"),
     ],
 )
