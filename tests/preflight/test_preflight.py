@@ -555,7 +555,10 @@ def test_a_federations_nodes_are_compared_with_the_keys(place: Path, run: Run) -
     assert "fewer than pretext.population = 500" in errors(run(*larger, arguments=real))[0]
     [line] = errors(run(*deployed, "data.users=60", "benchmark=true", arguments=real))[:1]
     assert "for simulation only" in line
-    assert "is trained on the simulated" in errors(run(*deployed, "expand.samples=5", arguments=real))[0]
+    assert (
+        "is trained on the simulated"
+        in errors(run(*deployed, "expand.samples=5", arguments=real))[0]
+    )
 
 
 def test_a_model_of_the_hub_without_the_hub(
