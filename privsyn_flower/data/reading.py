@@ -36,6 +36,7 @@ Report = Callable[[int, str, str], None]  # line, problem, advice; never given a
 
 MAX_LINE = 2**20  # characters: a longer line is never held in memory as a whole
 BATCH_ROWS = 256  # parquet rows held at once
+NARROW = {"float": 2**24, "halffloat": 2**11}  # Arrow's; up to which they hold every integer
 CORPUS_FILE = "mix.jsonl"  # the text of a folder that `privsyn public mix` made
 NO_MIX = (
     f"(data.public-path) is a folder without {CORPUS_FILE}: name a file of text, or make the mix "
@@ -262,12 +263,23 @@ def _parquet_rows(path: Path, report: Report, columns: Collection[str]) -> Itera
     wanted = list(dict.fromkeys(columns)) or None
     number = 0
     with _parquet(path) as file:
+        kinds = {field.name: str(field.type) for field in file.schema_arrow}
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
-            for row in _python_rows(batch):
+            for row in map(lambda row: _with_digits(row, kinds), _python_rows(batch)):
                 number += 1
                 if len(row) < batch.num_columns:
                     report(number, "a value of the row cannot be read", "correct or remove it")
                 yield number, row
+
+
+def _with_digits(row: dict[str, Any], kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The row with as many digits of a narrow float as it has: Python's floats would hide that
+    integers beyond them are rounded. kinds: column -> its Arrow type."""
+    for name, value in row.items():
+        most = NARROW.get(kinds[name])
+        if most and isinstance(value, float) and abs(value) > most:
+            row[name] = f"{value:e}"
+    return row
 
 
 def _python_rows(batch: Any) -> list[dict[str, Any]]:

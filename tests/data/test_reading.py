@@ -170,6 +170,16 @@ def far_away(count: int, bad: int) -> Any:
     return arrow.array(seconds, arrow.int64()).cast(arrow.timestamp("s"))
 
 
+@pytest.mark.parametrize(("kind", "most"), [("float32", 2**24), ("float16", 2**11)])
+def test_ids_in_a_narrow_float_column_merge_nobody(tmp_path: Path, kind: str, most: int) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    kept = {"user_id": arrow.array([1.0, float(most)]).cast(kind), "text": ["a b", "c d"]}
+    assert set(load_users(write_parquet(tmp_path / "k.parquet", **kept))) == {"1", str(most)}
+    ids = arrow.array([most + 2.0, most + 4.0]).cast(kind)
+    with pytest.raises(DataError, match="lost its last digits"):
+        load_users(write_parquet(tmp_path / "u.parquet", user_id=ids, text=["a b", "c d"]))
+
+
 def test_an_unrelated_parquet_column_is_not_read(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     path = write_parquet(tmp_path / "u.parquet", user_id=names, text=names, seen=far_away(3, 1))

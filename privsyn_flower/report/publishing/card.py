@@ -148,15 +148,19 @@ def _what(product: Product, facts: Facts) -> str:
         f"Made by privsyn-flower {version}; the settings are in `{SETTINGS}`. {asked}{early}. The "
         f"private text: {sources.private_text(config)}."
     )
-    own = _rows(facts) if product.kind == "text" else _model(facts)
+    alone = not config.expand.samples
+    own = _rows(facts, alone) if product.kind == "text" else _model(facts)
     return f"{own}\n\n{made}"
 
 
-def _rows(facts: Facts) -> str:
+def _rows(facts: Facts, alone: bool) -> str:
+    """alone: nothing was written beyond the seeds."""
     rows = [["column", ""], ["---", "---"], *([f"`{one}`", COLUMNS[one]] for one in facts.columns)]
     where = facts.name or PATH
     load = f'from datasets import load_dataset\n\ntexts = load_dataset("{where}", split="train")'
     count = f"{facts.rows:,} texts, one a row."
+    if facts.seeds and alone:
+        count += " Nothing was written beyond the seeds: these are their texts."
     if facts.seeds:
         count += (
             f" The configuration `seeds` (`{PICKED}`) has the {facts.seeds:,} candidates that the "
