@@ -265,8 +265,8 @@ def _parquet_rows(path: Path, report: Report, columns: Collection[str]) -> Itera
     with _parquet(path) as file:
         kinds = {field.name: str(field.type) for field in file.schema_arrow}
         for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
-            for row in map(lambda row: _with_digits(row, kinds), _python_rows(batch)):
-                number += 1
+            for found in _python_rows(batch):
+                row, number = _with_digits(found, kinds), number + 1
                 if len(row) < batch.num_columns:
                     report(number, "a value of the row cannot be read", "correct or remove it")
                 yield number, row

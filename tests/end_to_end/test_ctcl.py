@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from privsyn_flower.cli.outcome import NOT_USABLE
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.text.topics import load_topics
 from tests.end_to_end.conftest import MATHS, privsyn
@@ -50,10 +51,11 @@ def test_topics_training_and_text(mini: Path, causal_folder: Path) -> None:
     path, folder = mini / "ctcl.toml", mini / "ctcl"
     path.write_text(CTCL.format(mini=text))
     code, out, err = finish(privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini))
-    assert code == 0, "\n".join(err)
+    assert code == NOT_USABLE, "\n".join(err)  # the conditional was trained on nothing
     assert out[-1] == str(folder)
 
     summary = json.loads((folder / "summary.json").read_text())
+    assert "of the written words are in no public text" in summary["unusable"][0]
     assert (summary["method"], summary["rounds"]) == ("ctcl", 2)
     commits = [row for row in read_jsonl(folder / "ledger.jsonl") if row["kind"] == "commit"]
     assert len(commits) == 3  # the histogram, and two rounds

@@ -40,6 +40,8 @@ class Recorder:
 
     def noted(self, replies):
         for reply in replies:
+            if not reply.has_content():  # Flower's own word of a node that was slow: asked again
+                continue
             kinds = {n: [type(r).__name__, sorted(r)] for n, r in reply.content.items()}
             self.file.write(json.dumps(kinds) + "\\n")
         return replies
