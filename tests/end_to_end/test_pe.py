@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.cli.outcome import NOT_USABLE
 from privsyn_flower.runs import read_jsonl
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.text.conftest import causal_folder
@@ -41,7 +42,7 @@ def test_a_run_from_votes_to_text(mini: Path, causal_folder: Path) -> None:
     path.write_text(PE.format(mini=text))
     process = privsyn("run", path, "--set", f"run-folder={folder}", cwd=mini)
     out, err = process.communicate(timeout=1500)
-    assert process.returncode == 0, err
+    assert process.returncode == NOT_USABLE, err  # its generator has learned nothing
     assert out.strip().splitlines()[-1] == str(folder)
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["method"], summary["rounds"], summary["synthetic_samples"]) == ("pe", 2, 6)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from privsyn_flower.cli.outcome import NOT_USABLE
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import load_config
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -139,7 +140,7 @@ def test_killed_while_training_then_failing_then_resumed(
     (folder / "popri" / "round-0002").unlink()
 
     code, out, err = finish(privsyn("run", "--resume", folder, cwd=mini))
-    assert code == 0, "\n".join(err)
+    assert code == NOT_USABLE, "\n".join(err)  # its generator has learned next to nothing
     assert out[-1] == str(folder)
     assert left_running(str(folder)) == []
 

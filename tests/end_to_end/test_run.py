@@ -92,7 +92,8 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     assert 0 < summary["epsilon_ledger"] <= summary["epsilon"]
     assert "NO PRIVACY IS CLAIMED" in summary["privacy"]
     page = (folder / "privacy.md").read_text(encoding="utf-8")
-    assert summary["privacy"] in page and summary["privacy_short"] in page
+    short = summary["privacy_short"].removesuffix(" in privacy.md.")
+    assert summary["privacy"] in page and f"{short} below." in page
     assert len(summary["privacy_short"].split()) <= 60
     record = deployment_of(folder)
     assert record["privacy_loss"]["privacy_parameters"] == {}  # its noise is from the seed

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.cli.outcome import NOT_USABLE
 from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 from tests.end_to_end.sealed import Seen, impossible, sealed
 from tests.text.conftest import causal_folder
@@ -153,11 +154,12 @@ def seen(
     """Of a simulation, devices that vote and train, a drop-in app, and the commands."""
     users, federation, run = mini / "users.jsonl", f"{RUNS}/federation", f"{RUNS}/popri"
     home = f"mkdir -p {HOME} {RUNS}"
+    unusable = f"test $? = {NOT_USABLE}"  # what a generator writes that has learned nothing
     simulated = [
         home,
         # Ray waits 30 s for its own start, on a busy machine too little: then once more.
         f"privsyn run {configurations}/popri.toml --set run-folder={run} "
-        f"|| privsyn run --resume {run}",
+        f"|| privsyn run --resume {run} || {unusable}",
         f"privsyn report {run} --html {RUNS}/report.html",
         f"privsyn publish {run} {RUNS}/published --license cc0-1.0",
         f"privsyn data check {users}",
@@ -174,7 +176,7 @@ def seen(
         f"privsyn federation start {federation}",
         *(
             f"privsyn run {configurations}/{kind}.toml --federation {federation} "
-            f"--set run-folder={RUNS}/{kind}"
+            f"--set run-folder={RUNS}/{kind} || {unusable}"
             for kind in ("votes", "training")
         ),
         f"privsyn federation stop {federation}",
