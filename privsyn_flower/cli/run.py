@@ -376,6 +376,11 @@ def _watch(folder: Path, flower: LocalFlower, events: int = 0, log: int = 0) -> 
         if not complete(folder) or status != "finished:completed":
             error = _error(folder, flower, status)
             if not benchmark_due(folder):
+                if any((folder / "releases").glob("*.npz")):
+                    tell(
+                        f"what was released is kept; go on: privsyn run --resume {folder}, with "
+                        "--set KEY=VALUE to write its text in another way"
+                    )
                 raise RunFailed(error)
             tell(f"error: {error}")
     except KeyboardInterrupt:
