@@ -16,6 +16,7 @@ import pytest
 
 from privsyn_flower.local.processes import started_under
 from privsyn_flower.privacy import Ledger
+from privsyn_flower.privacy.wording import page as privacy_page
 from privsyn_flower.report.source import commit, digest
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried
@@ -92,8 +93,7 @@ def test_run_folder_and_summary(whole_run: tuple[Path, list[str]]) -> None:
     assert 0 < summary["epsilon_ledger"] <= summary["epsilon"]
     assert "NO PRIVACY IS CLAIMED" in summary["privacy"]
     page = (folder / "privacy.md").read_text(encoding="utf-8")
-    short = summary["privacy_short"].removesuffix(" in privacy.md.")
-    assert summary["privacy"] in page and f"{short} below." in page
+    assert page == privacy_page(summary["privacy_short"], summary["privacy"])
     assert len(summary["privacy_short"].split()) <= 60
     record = deployment_of(folder)
     assert record["privacy_loss"]["privacy_parameters"] == {}  # its noise is from the seed
