@@ -146,7 +146,7 @@ class HuggingFaceGenerator:
             uniforms[row, 0] = np.random.default_rng(seed).random(len(uniforms[row, 0]), np.float32)
         found = asked._decode(encoded, uniforms)
         return [
-            Reply(without_thinking(text, self.thinking_tag), len(ids), tokens)
+            Reply(without_thinking(text, self.thinking_tag) or "", len(ids), tokens)
             for ids, ((text, tokens),) in zip(encoded, found, strict=True)
         ]
 

@@ -25,7 +25,7 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
 from privsyn_flower.data.federation import _write
 from privsyn_flower.data.partition import Split
-from privsyn_flower.data.sources import Group
+from privsyn_flower.data.sources import Group, Source
 from privsyn_flower.data.users import Sample
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.public import (
@@ -493,7 +493,7 @@ def test_public_labels_come_with_the_pool(setting, tmp_path):
     """In the pool's random order, and empty where the source has none."""
     groups = [Group(f"g{i}", (Sample(f"text number {i}", label=f"label {i}"),)) for i in range(9)]
     parts = Split([], [], [], groups, [], [(7, 0), (2, 0), (4, 0)])
-    _write(tmp_path, parts, setting.config.data, {})
+    _write(tmp_path, parts, setting.config.data, Source([], []))
     federation = Federation(tmp_path)
     assert federation.public() == ["text number 7", "text number 2", "text number 4"]
     assert federation.public_labels() == ["label 7", "label 2", "label 4"]

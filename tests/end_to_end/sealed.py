@@ -12,10 +12,12 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,7 @@ link set out0 up
 route add default dev out0
 -6 route add default dev out0
 """
+TOO_LATE = 124
 NAMESPACES = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child"]
 
 
@@ -66,20 +69,20 @@ def sealed(
 ) -> Seen:
     """Run shell commands, those of a lane one after the other, the lanes at once.
 
-    folder: empty, where the world is made; gone from sight with it.
+    folder: empty, where the world is made; gone from sight with it. timeout: seconds for all; a
+    command that is not done by then has the code TOO_LATE.
     """
     command = [*NAMESPACES, sys.executable, __file__]
-    task = json.dumps([str(folder), lanes, dict(environment)])
-    done = subprocess.run(
-        command, input=task, capture_output=True, text=True, timeout=timeout, check=False
-    )
+    task = json.dumps([str(folder), lanes, dict(environment), timeout])
+    done = subprocess.run(command, input=task, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return Seen(**json.loads(done.stdout))
 
 
 def main() -> None:
     """Inside: read the task from stdin, write what was seen to stdout."""
-    folder, lanes, environment = json.loads(sys.stdin.read())
+    folder, lanes, environment, timeout = json.loads(sys.stdin.read())
+    deadline = time.monotonic() + timeout
     calls, lookups = _watch_network()
     upper, root = _overlay(Path(folder))
     chroot = shutil.which("chroot", path="/usr/sbin:/usr/bin:/sbin:/bin") or "chroot"
@@ -89,11 +92,18 @@ def main() -> None:
         for command in lane:
             began = time.monotonic()
             shell = [chroot, str(root), "/bin/bash", "-c", command]
-            found = subprocess.run(
-                shell, env=environment, capture_output=True, text=True, check=False
-            )
-            output = f"$ {command}\n{found.stdout[-3000:]}{found.stderr[-5000:]}\n"
-            results.append((found.returncode, round(time.monotonic() - began, 1), output))
+            with tempfile.TemporaryFile("w+") as said:
+                running = subprocess.Popen(
+                    shell, env=environment, stdout=said, stderr=said, start_new_session=True
+                )
+                try:
+                    code = running.wait(max(0.0, deadline - began))
+                except subprocess.TimeoutExpired:
+                    os.killpg(running.pid, signal.SIGKILL)
+                    code = TOO_LATE
+                said.seek(0)
+                output = f"$ {command}\n{said.read()[-8000:]}\n"
+            results.append((code, round(time.monotonic() - began, 1), output))
 
     threads = [threading.Thread(target=follow, args=pair) for pair in zip(lanes, done, strict=True)]
     for thread in threads:

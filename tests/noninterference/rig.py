@@ -372,6 +372,7 @@ def rig(
 ) -> Rig:
     """What runs a world, with the target's vector forced to zero."""
     from transformers.utils import logging as bars
+    from trl import DPOConfig, DPOTrainer  # noqa: F401 - draws random numbers as it is imported
 
     bars.disable_progress_bar()  # they show how fast a file was read
     return Rig(tmp_path, monkeypatch, *forced, capfd)

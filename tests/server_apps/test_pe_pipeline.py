@@ -211,9 +211,11 @@ def test_aug_pe_on_reviews_end_to_end(
     monkeypatch.setattr(Rewrite, "vary", watched)
     summary, grid = run(config, loopback, tmp_path / "whole")
     assert len(grid.nodes) == 1
-    # 12 survivors of five classes: 3, 3, 2, 2, 2, varied once, by an instruction for each class.
+    # 12 survivors of five classes: 3, 3, 2, 2, 2, varied once, by an instruction for each class;
+    # before, a few of the first candidates are tried.
     told = [f"A {label} one {{style}}: {{text}}" for label in labels]
-    assert asked[:5] == list(zip(told, [3, 3, 2, 2, 2], strict=True))
+    tried = next(i for i in range(len(asked)) if asked[i][0] == told[0] and i)
+    assert asked[tried : tried + 5] == list(zip(told, [3, 3, 2, 2, 2], strict=True))
     initial = read_jsonl(tmp_path / "whole" / "initial.jsonl")
     assert [row["label"] for row in initial] == [name for name in labels for _ in range(6)]
     synthetic = read_jsonl(tmp_path / "whole" / "synthetic.jsonl")

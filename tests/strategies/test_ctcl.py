@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,9 @@ from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.rounds import NoRelease
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text import load_embedder
-from privsyn_flower.text.topics import TopicModel, save_topics
+from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training.conditions import ROWS
 from tests.conftest import node_context, sentences
-from tests.test_docs import blocks
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture
 
 EPSILON, DELTA, USERS = 60.0, 1e-5, 6
@@ -395,32 +393,3 @@ def test_start_refuses_what_it_cannot_do(
     monkeypatch.setattr(other, "ready", lambda session: pytest.fail("touched another's folder"))
     with pytest.raises(ValueError, match=r"was begun with other values: epsilon = 3"):
         started(other, grid, tmp_path / "run", epsilon=30.0)
-
-
-def test_the_server_app_of_the_page_runs(
-    tmp_path: Path, loopback: Any, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it stands there, but with three devices, a larger epsilon and a few short texts."""
-    code = next(code for name, code in blocks("python") if "import CTCL" in code)
-    assert len(code.splitlines()) <= 26
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(base, tmp_path / "generator")
-    save_topics(topics(), tmp_path / "topics")
-    for old, new in {
-        "users=1000, nodes=8, epsilon=4.0, delta=1e-6, samples=2000": "**TERMS",
-        "rounds=8": "rounds=2, sequence_length=12, config=CONFIG",
-    }.items():
-        assert old in code
-        code = code.replace(old, new)
-    page: dict[str, Any] = {
-        "CONFIG": CtclConfig(max_source=12, histogram_multiplier=0.0, filter=False),
-        "TERMS": {
-            "users": USERS, "nodes": 3, "epsilon": EPSILON, "delta": DELTA, "samples": 4,
-            "min_surviving_weight": 1.0, "aggregation": PlainSum(), "device": "cpu",
-            "expand": ExpandConfig(max_tokens=12, min_words=1),
-        },
-    }  # fmt: skip
-    exec(compile(code, "dropin.md", "exec"), page)
-    page["main"](nodes(tmp_path, loopback, base), node_context({}))
-    assert (tmp_path / "synthetic.txt").read_text("utf-8").strip()
-    assert (tmp_path / "ctcl-run" / "privacy.md").is_file()

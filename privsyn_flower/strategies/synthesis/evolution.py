@@ -211,6 +211,8 @@ class Evolution(SynthesisStrategy, Generic[C]):
         found = list(texts)
         for number, label in enumerate(self.labels):
             places = np.flatnonzero(classes == number).tolist()
+            if not places:
+                continue
             varied = self.infiller[label].vary([texts[i] for i in places], rng)
             for place, text in zip(places, varied, strict=True):
                 found[place] = text
