@@ -137,7 +137,8 @@ def test_a_run_without_a_benchmark_has_no_figures_made_up() -> None:
     assert row.count("| - ") == 7
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     for name, trust in (("one", SECURE), ("two", CENTRAL)):
         folder = tmp_path / name
         folder.mkdir()

@@ -417,6 +417,7 @@ def test_a_cut_that_comes_late_does_not_meet_the_next_request(
     with pytest.raises(ServerError, match=r"generation.timeout = 1 s"):
         generator.complete(["p"], 1, rng())
     fake.answers["/v1/completions"] = second
+    generator.client.timeout = 30.0  # however busy the machine is
     assert generator.complete(["p"], 1, rng()) == [["m|p|0"]]
 
 
