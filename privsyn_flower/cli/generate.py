@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -100,10 +101,12 @@ def _check_free(target: Path) -> None:
 
 
 def _claim(folder: Path) -> str:
-    """The run's short statement, which it has from its start: the first paragraph under a title."""
+    """The run's short statement, which it has from its start: the first paragraph under a title,
+    whose rest is named by the file."""
     path = folder / STATEMENT
     text = path.read_text("utf-8") if path.is_file() else ""
-    return next((part.strip() for part in text.split("\n\n") if not part.startswith("#")), "")
+    found = next((part.strip() for part in text.split("\n\n") if not part.startswith("#")), "")
+    return re.sub(r"(see)? below\.$", lambda end: f"{end[1] or ' in'} {path}.", found)
 
 
 def _config(folder: Path) -> RunConfig:

@@ -26,9 +26,10 @@ class Survey:
     """Of a file, all of it PRIVATE.
 
     texts_per_user, words and characters (per text): smallest, median, largest; empty without any
-    text. refused: why no run takes the file, empty if one does. form: what is unusual about how it
-    is written. longer: texts with more tokens than the embedder reads, and that bound; None: not
-    known here. left_out: texts that a run with the default keys of `[data]` takes for no sample.
+    text. refused: why no run takes the file, empty if one does. form: what is unusual about how
+    it is written. longer: texts with more tokens than the embedder reads, and that bound; None:
+    not known here. dates: the first and the last, as they are read. left_out: texts that a run
+    with the default keys of `[data]` takes for no sample.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class Survey:
     refused: str
     form: str
     longer: tuple[int, int] | None
+    dates: list[str]
     left_out: LeftOut
 
     @property
@@ -68,6 +70,7 @@ class Survey:
             "refused": self.refused,
             "form": self.form,
             "left_out": self.left_out,
+            "dates": self.dates,
         }
         if self.longer is not None:
             found |= dict(zip(("longer_than_read", "tokens_read"), self.longer, strict=True))
@@ -90,6 +93,8 @@ class Survey:
             least, median, most = getattr(self, name)
             label = name.replace("_", " ") if name == "texts_per_user" else f"{name} of a text"
             lines.append(f"{label}: {least:,} to {most:,}, half of them up to {median:,}")
+        if self.dates:
+            lines.append("dates: {} to {}".format(*self.dates))
         if self.left_out.total():
             lines.append(self.left_out.told("a run with the default keys"))
         if self.longer is not None and self.longer[0]:
@@ -157,6 +162,7 @@ def survey(
     whole = [kind for kind in kinds if 0 in kind.lines]
     if whole and present:  # a column that is missing is one finding, not one for each row
         kinds = whole
+    dates = sorted(sample.date for own in users.values() for sample in own if sample.date)
     texts = [sample.text for own in users.values() for sample in own]
     left_out, most = LeftOut(), DataConfig().samples_per_user
     for own in users.values():
@@ -179,6 +185,7 @@ def survey(
         refused=refused or ("" if texts else "no user has a text that can be read"),
         form=form_of(where),
         longer=longer(texts),
+        dates=[*dates[:1], *dates[-1:]],
         left_out=left_out,
     )
 

@@ -39,6 +39,7 @@ _SCIENTIFIC = re.compile(r"[+-]?\d+(?:[.,]\d+[eE][+-]?|[eE]\+)\d+")  # 1e10 may 
 _FLOAT = re.compile(r"[+-]?(\d+)[.,]0+")
 # Seconds, milliseconds, microseconds and nanoseconds of 1973 to 2286: no number is two of them.
 _UNITS = ((1e8, 1e10, 1), (1e11, 1e13, 10**3), (1e14, 1e16, 10**6), (1e17, 1e19, 10**9))
+_ISO = re.compile(r"(?P<day>\d{4}-.{4}\d|\d{8}(?=T|\d{6}$|$))")
 _TYPES: tuple[tuple[Any, str], ...] = (
     (bool, "true or false"),
     ((int, float, Decimal), "a number"),
@@ -145,10 +146,11 @@ def to_date(value: object) -> str:
     if isinstance(value, datetime.date):
         return value.isoformat()[:10]
     text = _date_text(value)
-    try:
-        return datetime.date.fromisoformat(text[:10]).isoformat()
-    except ValueError:
-        pass
+    if iso := _ISO.match(text):  # Python alone reads 1420070400, which are seconds, as of 1420
+        try:
+            return datetime.date.fromisoformat(iso["day"]).isoformat()
+        except ValueError:
+            pass
     try:
         number = float(text)
     except ValueError:

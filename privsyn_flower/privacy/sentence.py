@@ -31,28 +31,25 @@ class PrivacyStatement:
 
     epsilon, delta: of the run, for the guaranteed noise, never for the actual survivors.
     noise_multiplier: guaranteed noise std / bound of one user's vector. rounds, spare_rounds:
-    releases paid for. min_surviving_weight, colluding_weight: shares of the declared
-    population's weight. sampling_rate: what epsilon was computed with, for poisson. keys and
-    consistency: how nodes check each other's keys and the server's lists under secure
-    aggregation. ledger_scope: "run" for a ledger made for this run, "population" for one that
-    spans runs. simulated: one machine played all parties, or with cluster those of a Ray cluster.
-    split: how a simulation's users and
-    public text were chosen: "own", each user and the public text by what is theirs; "private", by
-    reading private text; "unknown" to whoever made this statement. benchmark: held-out text was
-    opened to measure the result. evaluations: releases beside the rounds that compare models on the
-    nodes; with rounds = 0 all there are, and spare_rounds is theirs. private_selection: a
-    checkpoint was chosen by private text, without noise. rival: another method was simulated for
-    the benchmark. data: what the sentence calls what users have.
-
-    noise_source: "aggregator" where the nodes add none; noise_multiplier is then that of
-    independent noise which costs a user as much for each participation. correlated: name of the
-    mechanism that correlates noise across rounds. min_separation, max_participations: what the
-    nodes enforce for each user (0: as many as fit); participations: most rounds of one user that
-    epsilon counts (0: from those two). adaptive_clipping: one coordinate of the answer says
-    whether the clip norm was reached. others: further questions of the run (name, releases, noise
-    multiplier, noise source, sampling rate), covered by the same epsilon. rho_zcdp: of all releases
-    together, where no user tosses coins; None: none is claimed. chooses_text: the trained model
-    filters public text. changed: keys of what is made of the releases, changed after the start.
+    releases paid for. min_surviving_weight, colluding_weight: shares of the declared population's
+    weight. sampling_rate: what epsilon was computed with, for poisson. keys and consistency: how
+    nodes check each other's keys and the server's lists (secure aggregation). ledger_scope: "run"
+    for a ledger made for this run, "population" for one that spans runs. simulated: one machine
+    played all parties, or with cluster those of a Ray cluster. split: how a simulation's users and
+    public text were chosen: "own", each by what is theirs; "private", by reading private text.
+    benchmark: held-out text was opened to measure the result. evaluations: releases beside the
+    rounds that compare models on the nodes; with rounds = 0 all there are, and spare_rounds is
+    theirs. private_selection: a checkpoint was chosen by private text, without noise. rival:
+    another method was simulated for the benchmark. data: what users have. noise_source:
+    "aggregator" where the nodes add none; noise_multiplier is then that of independent noise which
+    costs a user as much for each participation. correlated: name of the mechanism that correlates
+    noise across rounds. min_separation, max_participations: what the nodes enforce for each user
+    (0: as many as fit); participations: most rounds of one user that epsilon counts (0: from those
+    two). adaptive_clipping: one coordinate of the answer says whether the clip norm was reached.
+    others: further questions of the run (name, releases, noise multiplier, noise source, sampling
+    rate), covered by the same epsilon. rho_zcdp: of all releases together, where no user tosses
+    coins; None: none is claimed. chooses_text: the model filters public text. changed: keys of what
+    is made of the releases, changed after the start.
     """
 
     epsilon: float

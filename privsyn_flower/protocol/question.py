@@ -25,6 +25,7 @@ MOST_CLASSES = 1024  # of a class-conditional question
 ROTATION_BYTES = 32
 _STEP = 2.0**-11  # of a projected entry times the root of its direction's eigenvalue, at most 1
 _COARSE = 255  # fine steps in a coarse one: what is left lies within -127..127
+TO_COME = "evaluation"  # the option of an app's training: options of its evaluation, a JSON object
 METRICS = "metrics"  # the option of an evaluation by an app's own metrics: their names and bounds
 
 

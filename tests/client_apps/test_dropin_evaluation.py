@@ -23,7 +23,7 @@ from privsyn_flower.client_apps import private_evaluation, private_training
 from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.privacy.encoding.quantize import plan_histogram
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket, decode_sum
+from privsyn_flower.protocol.question import TO_COME, Noise, Query, Ticket, decode_sum
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import PrivateEvaluation
 from privsyn_flower.training import Layout
@@ -116,6 +116,32 @@ def test_a_check_on_made_up_data_must_have_the_metrics() -> None:
     handler = private_evaluation(check=told(**GOOD))(evaluate)
     assert code(handler(ask(evaluation()), context())) == "ok"
     assert asked == ["private"]
+
+
+def test_a_training_tries_the_check_of_its_evaluation_before_anything_is_spent() -> None:
+    """In the module's own words: of another module's train function it is no business."""
+    trained: list[str] = []
+
+    def train(message: Message, context: Any) -> Message:
+        trained.append("private")
+        arrays = message.content["arrays"]
+        return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+    def asked(rnd: int, to_come: str = "") -> Message:
+        query = question(options={TO_COME: to_come} if to_come else {})
+        return training.ask(query, ticket=replace(training.TICKET, round=rnd))
+
+    private_evaluation(check=told(accuracy=1.0))(lambda message, context: message)
+    handler = private_training(train)
+    to_come = json.dumps(SETTINGS.options({"arrays": json.dumps(list(ARRAYS))}))
+    assert code(handler(asked(1, to_come), context())) == Refusal.SETUP
+    assert trained == []
+    assert code(handler(asked(1), context())) == "ok"
+    private_evaluation(check=told(**GOOD))(lambda message, context: message)
+    assert code(handler(asked(2, to_come), context())) == "ok"
+    for broken in ("[[]", "[]", '{"metrics": []}'):
+        assert code(handler(asked(3, broken), context())) == Refusal.MALFORMED
+    assert trained == ["private"] * 2
 
 
 @pytest.mark.parametrize(("examples", "weight"), [(5, 0.25), (20, 1.0), (10_000, 1.0)])

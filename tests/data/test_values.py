@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from privsyn_flower.data import DataError, load_samples, load_users
 from privsyn_flower.data.values import (
@@ -125,6 +127,11 @@ def test_rounded_integers(numbers: list[int], possible: bool, sure: bool, tmp_pa
         (20240201.0, "2024-02-01"),
         (1706659200, "2024-01-31"),
         ("1706659200.5", "2024-01-31"),
+        (1420070400, "2015-01-01"),  # and not 1420-07-04
+        ("1420070400.5", "2015-01-01"),
+        (1112345678_901, "2005-04-01"),
+        ("20150301123000", "2015-03-01"),
+        ("20150301T123000Z", "2015-03-01"),
         (100_000_000_000, "1973-03-03"),  # milliseconds, and not the year 5138
         (1706659200_000, "2024-01-31"),
         (1706659200_000_000, "2024-01-31"),
@@ -134,6 +141,12 @@ def test_rounded_integers(numbers: list[int], possible: bool, sure: bool, tmp_pa
 )
 def test_dates(value: object, date: str) -> None:
     assert to_date(value) == date
+
+
+@given(st.integers(10**8, 10**10 - 1), st.sampled_from([1, 10**3, 10**6, 10**9]))
+def test_every_second_is_the_day_it_is_of(second: int, unit: int) -> None:
+    day = datetime.datetime.fromtimestamp(second, datetime.UTC).date().isoformat()
+    assert to_date(second * unit) == to_date(str(second * unit)) == day
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_topics_training_and_text(mini: Path, causal_folder: Path) -> None:
     ledger = (folder / "ledger.jsonl").read_bytes()
     code, out, err = finish(privsyn("generate", folder, "--samples", "20", cwd=mini))
     assert code == 0, "\n".join(err)
-    assert summary["privacy_short"].removesuffix(" see privacy.md.") in "\n".join(err)
+    said = summary["privacy_short"].removesuffix("privacy.md.")
+    assert f"{said}{folder / 'privacy.md'}." in "\n".join(err)
     assert 15 < len(read_jsonl(Path(out[-1]))) <= 20
     assert (folder / "ledger.jsonl").read_bytes() == ledger

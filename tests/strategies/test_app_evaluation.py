@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections import Counter
@@ -25,7 +26,7 @@ from privsyn_flower.privacy.ledger.charges import replay
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.promise import promise
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import integer_plan
+from privsyn_flower.protocol.question import TO_COME, Query, integer_plan
 from privsyn_flower.queries.app_metrics import shard_app_metrics
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation, TrainingResult
@@ -50,12 +51,16 @@ class Measured(Trainer):
         targets = [0.5 + (partition * users + user) / 10 for user in range(users)]
         super().__init__(partition, targets)
         self.measured: list[wire.Ticket] = []
+        self.queries: list[Query] = []
         self.failing = 0  # evaluations that it keeps silent about, from now on
 
     def __call__(self, message: Message) -> Message | None:
-        if greeting.is_hello(message) or message.metadata.message_type != "evaluate":
+        if greeting.is_hello(message):
             return super().__call__(message)
         query, ticket, noise = wire.read_ask(message, self.facts.weight)
+        self.queries.append(query)
+        if message.metadata.message_type != "evaluate":
+            return super().__call__(message)
         self.measured.append(ticket)
         if self.failing:
             self.failing -= 1
@@ -193,6 +198,16 @@ def test_figures_are_where_flower_has_them(
     assert not list((tmp_path / "run").rglob("queries/*.npz"))
     runs = {ticket.run for ticket in nodes[100].measured}
     assert {run.rpartition("-evaluation-")[2] for run in runs} == {"0002", "0004", "0005"}
+
+
+def test_the_rounds_announce_the_evaluation(tmp_path: Path, loopback: Any) -> None:
+    """As it will be asked, but for its round: the app's own check can be called before it."""
+    nodes = nodes_of()
+    train(loopback(nodes), tmp_path, evaluate_config=ConfigRecord({"batch": 8}))
+    *rounds, asked = nodes[100].queries
+    assert asked.kind == "evaluation" and asked.options["config.batch"] == 8
+    options = {key: value for key, value in asked.options.items() if key != "server-round"}
+    assert [json.loads(str(query.options[TO_COME])) for query in rounds] == [options] * 3
 
 
 def test_a_run_without_one_is_as_before(tmp_path: Path, loopback: Any) -> None:

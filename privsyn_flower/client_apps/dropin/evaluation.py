@@ -25,7 +25,13 @@ from privsyn_flower.client_apps.dropin.question import (
     read_list,
     read_parameters,
 )
-from privsyn_flower.client_apps.dropin.training import Handler, Users, Weight, answering
+from privsyn_flower.client_apps.dropin.training import (
+    EVALUATION_CHECKS,
+    Handler,
+    Users,
+    Weight,
+    answering,
+)
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import METRICS, Query
@@ -64,11 +70,14 @@ def private_evaluation(
     "num-examples" where it weights users by it. A user whose function fails, returns NaN or lacks
     one of these counts as zeros, and so does one with "num-examples" of 0. How long the function
     takes is seen by the server. check: as of `private_training`, a function like the evaluate
-    function on made-up data; its reply must have the metrics that the server names.
+    function on made-up data; its reply must have the metrics that the server names. It is called
+    before the first round of a training of the same module, so that nothing is paid for yet.
     """
 
     def decorated(function: Handler) -> Handler:
         kind: Callable[[Ask], Kind] = lambda one: Kind(check_metrics, _vectors(one))  # noqa: E731
+        if check is not None:
+            EVALUATION_CHECKS[function.__module__] = check, _found
         return answering(function, users, weight, kind, check, _found, greets=False)
 
     return decorated if function is None else decorated(function)

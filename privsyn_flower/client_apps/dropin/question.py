@@ -18,7 +18,7 @@ from privsyn_flower.client_apps.answers import Kind
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.failures import place_of
 from privsyn_flower.client_apps.node.schedule import LARGEST_NUMBER
-from privsyn_flower.protocol.question import METRICS, Query
+from privsyn_flower.protocol.question import METRICS, TO_COME, Query
 from privsyn_flower.protocol.wire import Refusal, WireError, read_head
 from privsyn_flower.randomness import own_randomness
 from privsyn_flower.training.layout import Layout
@@ -114,24 +114,47 @@ def _asked(message: Message, query: Query, arrays: Arrays, user: str | None) -> 
     return own
 
 
+def evaluation_to_come(query: Query) -> Query | None:
+    """The evaluation that a training announces, about the arrays of the training; None: none.
+    Raises WireError(MALFORMED)."""
+    if TO_COME not in query.options:
+        return None
+    try:
+        options = json.loads(str(query.options[TO_COME]))
+    except (ValueError, RecursionError):
+        options = None
+    known = (str, int, float)
+    if not isinstance(options, dict) or not all(isinstance(v, known) for v in options.values()):
+        raise malformed(f"option {TO_COME!r} holds no options")
+    return replace(query, kind="evaluation", options=options)
+
+
 def rehearsed(
-    kind: Kind, made_up: Ask, read: Callable[[Query, Arrays, Message], object], passed: set[str]
+    kind: Kind,
+    made_up: Ask,
+    read: Callable[[Query, Arrays, Message], object],
+    passed: set[str],
+    about: Callable[[Query], Query | None] = lambda query: query,
 ) -> Kind:
     """A kind that first tries the app's code on made-up data, once a process and model.
 
     made_up(query, arrays, user): the reply of the author's own check. read: raises what the node
-    would find wrong with such a reply. passed: what went well. Nobody's data is opened, so what
-    goes wrong may be told by a code: WireError(SETUP).
+    would find wrong with such a reply. passed: what went well. about: the question that is tried,
+    given the one that came; None: nothing is. Nobody's data is opened, so what goes wrong may be
+    told by a code: WireError(SETUP).
     """
 
     def check(query: Query, node: Node) -> None:
         kind.check(query, node)
-        question = f"{query.model} {query.options.get(METRICS, '')}"
-        if not query.extra or question in passed:  # the head alone brings no arrays
+        tried = about(query)
+        if tried is None or not query.extra:  # the head alone brings no arrays
             return
-        arrays = read_parameters(query)
+        question = f"{tried.model} {tried.options.get(METRICS, '')}"
+        if question in passed:
+            return
+        arrays = read_parameters(tried)
         try:
-            read(query, arrays, made_up(query, arrays, ""))
+            read(tried, arrays, made_up(tried, arrays, ""))
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:

@@ -27,6 +27,7 @@ from privsyn_flower.client_apps.dropin.question import (
     alone,
     asking,
     check_round,
+    evaluation_to_come,
     malformed,
     read_parameters,
     rehearsed,
@@ -56,6 +57,8 @@ Found = Callable[[Query, Arrays, Message], object]
 
 DROPIN_KEYS = {"cache", "policy", "weight"}  # of a device's node config; others are the app's own
 ONE_USER = "user"  # of a ClientApp that names none
+# Of evaluate functions, by the module they are of: the author's check, and what reads its reply.
+EVALUATION_CHECKS: dict[str, tuple[Handler, Found]] = {}
 
 
 @overload
@@ -92,6 +95,8 @@ def private_training(
     opens no private ones. It is called with the first round's parameters in each process, before
     any user's data is opened: when it raises, or returns other arrays, the node refuses with
     `node-setup`, and nothing is spent. Without it such a mistake makes all users zeros, unseen.
+    The check of an evaluate function of the same module is called then, too, where the run has
+    such an evaluation.
     """
 
     def decorated(function: Handler) -> Handler:
@@ -118,7 +123,7 @@ def answering(
     author's, on made-up data; found(query, arrays, reply): what the node takes from a reply, or
     raises. greets: it answers the greeting of a run, too.
     """
-    passed: set[str] = set()
+    passed, measured = set[str](), set[str]()
 
     @functools.wraps(function)
     def handler(message: Message, context: Context) -> Message:
@@ -130,6 +135,10 @@ def answering(
             if check is not None:
                 made_up = asking(check, message, context, named=False)
                 answers = rehearsed(answers, made_up, found, passed)
+            if greets and function.__module__ in EVALUATION_CHECKS:
+                own, read = EVALUATION_CHECKS[function.__module__]
+                made_up = asking(own, message, context, named=False)
+                answers = rehearsed(answers, made_up, read, measured, evaluation_to_come)
             return reply(message, context, node, answers)
 
         return guarded(message, answer)

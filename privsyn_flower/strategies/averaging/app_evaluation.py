@@ -112,11 +112,6 @@ class PrivateEvaluation:
 
         options: the config of the evaluate function and the arrays' order.
         """
-        own: dict[str, OptionValue] = {
-            METRICS: json.dumps(self._listed()),
-            "max-examples": self.max_examples,
-            "server-round": rnd,
-        }
         return Query(
             kind="evaluation",
             rows=np.zeros((0, 0), dtype=np.int8),
@@ -124,7 +119,7 @@ class PrivateEvaluation:
             length=1 + len(self.metrics),
             bound=app_metrics_bound(len(self.metrics)),
             model=model,
-            options={**options, **own},
+            options={**self.options(options), "server-round": rnd},
             extra={"parameters": pack_parameters(arrays)},
         )
 
@@ -136,6 +131,11 @@ class PrivateEvaluation:
         for name, ratio in zip(self.metrics, found, strict=True):
             figures |= zip(_keys(name), (ratio.value, ratio.low, ratio.high), strict=True)
         return figures
+
+    def options(self, asked: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
+        """Of the question, but for its round. asked: as of `query`."""
+        listed = json.dumps(self._listed())
+        return {**asked, METRICS: listed, "max-examples": self.max_examples}
 
     def _listed(self) -> list[list[Any]]:
         return [[name, *pair] for name, pair in zip(self.metrics, self.bounds, strict=True)]

@@ -21,6 +21,7 @@ from privsyn_flower.local.node_failures import DROP_IN
 from privsyn_flower.privacy.promise import Phase, Promise, evaluation_phases, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
+from privsyn_flower.protocol.question import TO_COME
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.app_evaluation import (
     AppEvaluations,
@@ -216,6 +217,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg):
                 self.evaluations = None
                 if evaluation is not None:
                     asked[ORDER] = self.options[ORDER]
+                    self.options[TO_COME] = json.dumps(evaluation.options(asked))
                     self.evaluations = AppEvaluations(
                         evaluation, session, engine.cohort, num_rounds, self.model, asked
                     )
