@@ -52,7 +52,8 @@ from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.strategies.engine.rounds import LOST
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status
-RESTARTS = 3  # in a row, without a new release between them, of a cluster that loses machines
+RESTARTS = 3  # in a row, without a new release between them
+RAY_TIMEOUT = "node timed out during startup"  # Ray gives itself 30 s, on a busy machine too little
 CLOSING = 180.0  # seconds a ServerApp has after its summary: it writes the report page
 GRACE = 5.0  # seconds a ServerApp that let go of its folder has to leave a result
 
@@ -236,13 +237,16 @@ def _check_cluster(config: RunConfig) -> None:
 
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
-    """Run until the end; in a cluster that loses machines on those that are left."""
+    """Run until the end: in a cluster that loses machines on those that are left, on this machine
+    once more when it was too busy for Ray to start."""
     tries, released = RESTARTS, -1
     while True:
         try:
             return _started(folder, config, federation)
         except RunFailed as error:
-            if LOST not in str(error) or not users_cluster() or federation is not None:
+            busy = RAY_TIMEOUT in str(error)
+            lost = LOST in str(error) and users_cluster()
+            if federation is not None or not (busy or lost):
                 raise
             before, released = released, len(list((folder / "releases").glob("*.npz")))
             tries = RESTARTS if released > before else tries - 1
@@ -250,7 +254,8 @@ def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) 
                 raise
             tell(f"warning: {error}")
         _check_cluster(config)
-        tell("starting again on the machines that are left")
+        where = "on the machines that are left" if lost else "a Ray that was not up within 30 s"
+        tell(f"starting again {where}")
 
 
 def _started(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:

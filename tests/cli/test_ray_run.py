@@ -66,6 +66,15 @@ def test_it_gives_up_when_no_start_releases_anything(
     assert starts.checks == run.RESTARTS
 
 
+def test_ray_that_was_too_slow_to_start_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    slow = "Exception: The current node timed out during startup. This could happen because some"
+    starts = started(monkeypatch, tmp_path, (0, slow), (0, ""), address="")
+    assert run._start(tmp_path, RunConfig(), None) == tmp_path and starts.ends == []
+    assert "starting again a Ray that was not up within 30 s" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("address", "error"), [("", LOSS), ("a:1", "DataError: other")])
 def test_nothing_else_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, error: str

@@ -157,9 +157,7 @@ def seen(
     unusable = f"test $? = {NOT_USABLE}"  # what a generator writes that has learned nothing
     simulated = [
         home,
-        # Ray waits 30 s for its own start, on a busy machine too little: then once more.
-        f"privsyn run {configurations}/popri.toml --set run-folder={run} "
-        f"|| privsyn run --resume {run} || {unusable}",
+        f"privsyn run {configurations}/popri.toml --set run-folder={run} || {unusable}",
         f"privsyn report {run} --html {RUNS}/report.html",
         f"privsyn publish {run} {RUNS}/published --license cc0-1.0",
         f"privsyn data check {users}",
