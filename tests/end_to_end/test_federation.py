@@ -60,7 +60,7 @@ nodes = 7
 min-surviving-weight = 0.7
 stage-timeout = 90.0
 round-timeout = 90.0
-node-timeout = 20.0
+node-timeout = 120.0
 cache = "{cache}"
 
 [data]
