@@ -238,7 +238,7 @@ def _check_cluster(config: RunConfig) -> None:
 
 def _start(folder: Path, config: RunConfig, federation: LocalFederation | None) -> Path:
     """Run until the end: in a cluster that loses machines on those that are left, on this machine
-    once more when it was too busy for Ray to start."""
+    again when it was too busy for Ray to start; RESTARTS times without a new release."""
     tries, released = RESTARTS, -1
     while True:
         try:
