@@ -35,7 +35,7 @@ from privsyn_flower.audit.path import (
     repeated,
 )
 from privsyn_flower.messaging import in_process
-from privsyn_flower.privacy.encoding.rotation import padded_length, rotate
+from privsyn_flower.privacy.encoding.dense import padded_length, rotate
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan
 from privsyn_flower.runs import RunFolder

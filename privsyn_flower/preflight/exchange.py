@@ -9,7 +9,7 @@ import numpy as np
 from privsyn_flower.config import RunConfig
 from privsyn_flower.preflight.numbers import encoding
 from privsyn_flower.privacy.encoding.dense import DensePlan
-from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.estimates.machine import Machine
 from privsyn_flower.server_apps.estimates.memory import memory

@@ -7,9 +7,9 @@ the server does is imported when first asked for.
 from typing import TYPE_CHECKING
 
 from privsyn_flower.on_demand import on_demand
+from privsyn_flower.privacy.accounting.calibration import calibrate
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
-    calibrate,
     compose_gaussians,
     epsilon,
     gaussian_epsilon,
@@ -19,15 +19,14 @@ from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
-    from privsyn_flower.privacy.ledger.charges import Charge
-    from privsyn_flower.privacy.ledger.journal import LedgerError
+    from privsyn_flower.privacy.ledger.journal import Charge, LedgerError
     from privsyn_flower.privacy.ledger.ledger import (
         BudgetExceeded,
         DuplicateCharge,
         Ledger,
         LedgerInUse,
     )
-    from privsyn_flower.privacy.noise.gaussian import gaussian, node_noise, system_gaussian
+    from privsyn_flower.privacy.noise.gaussian import system_gaussian
     from privsyn_flower.privacy.sentence import PrivacyStatement
 else:
     __getattr__ = on_demand(
@@ -39,8 +38,6 @@ else:
         LedgerError="ledger",
         LedgerInUse="ledger",
         PrivacyStatement="sentence",
-        gaussian="noise.gaussian",
-        node_noise="noise.gaussian",
         system_gaussian="noise.gaussian",
     )
 
@@ -61,9 +58,7 @@ __all__ = [
     "clip_l2",
     "compose_gaussians",
     "epsilon",
-    "gaussian",
     "gaussian_epsilon",
-    "node_noise",
     "release",
     "system_gaussian",
 ]

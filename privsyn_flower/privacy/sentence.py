@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from privsyn_flower.privacy.accounting.composition import Accountant, tightest
-from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
 from privsyn_flower.privacy.wording import (
     CHOSEN_TEXT,
@@ -19,6 +19,7 @@ from privsyn_flower.privacy.wording import (
     concentrated,
     page,
     percent,
+    sampling_sentence,
 )
 
 FILE = "privacy.md"  # of a run folder: the whole statement

@@ -19,15 +19,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from privsyn_flower.arrays import F32, F64, I64, Bools, Ints
 from privsyn_flower.queries.products import (
+    EXACT,
     LARGEST,
     Candidates,
     norms,
+    round_within,
+    rounding_room,
     units,
     user_sums,
     whole_candidates,
     whole_sums,
 )
-from privsyn_flower.queries.rounding import EXACT, round_within, rounding_room
 
 Score = Literal["standardised", "centred", "mean-cosine"]  # strings off the wire are checked
 

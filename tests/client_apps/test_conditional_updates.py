@@ -19,7 +19,7 @@ from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.updates import UPDATE, update_tokens
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.encoding.rotation import rotate
+from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.question import Query, encoded_length
 from privsyn_flower.protocol.wire import Refusal, WireError

@@ -52,7 +52,7 @@ OTHERS = (
     "queries.scores",
     "queries.updates",
     "secagg.server",
-    "secagg.standalone",
+    "summation",
     "text.generators",
     "text.infillers",
     "text.models.parameters",
@@ -89,7 +89,7 @@ import numpy as np
 from privsyn_flower.client_apps.main import app
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import Noise, Query, Ticket
-from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.protocol.secure import stage_of
 from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
 from privsyn_flower.text.embedders import embedder_fingerprint
 from tests.conftest import LoopbackGrid

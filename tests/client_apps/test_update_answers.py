@@ -20,8 +20,8 @@ from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.local.timings import read_timings
 from privsyn_flower.privacy.encoding.dense import dense_numbers, encode_dense
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
+from privsyn_flower.privacy.encoding.sizing import least_sensitivity
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.question import Noise, Query, Source, Ticket, encoded_bound

@@ -15,12 +15,8 @@ from privsyn_flower import messaging
 from privsyn_flower.messaging import record_bytes
 from privsyn_flower.privacy import clip_l2
 from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers, encode_dense
-from privsyn_flower.privacy.encoding.quantize import (
-    IntegerPlan,
-    WrapAround,
-    plan_histogram,
-    to_modulus,
-)
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan, to_modulus
+from privsyn_flower.privacy.encoding.sizing import WrapAround, plan_histogram
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import (

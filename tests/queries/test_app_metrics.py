@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.privacy.encoding.quantize import IntegerPlan, plan_histogram
-from privsyn_flower.privacy.noise.discrete_gaussian import seeded_discrete_gaussian
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import plan_histogram
+from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
 from privsyn_flower.queries.app_metrics import (
     app_metrics_bound,
     check_bounds,

@@ -22,9 +22,9 @@ from privsyn_flower.privacy.accounting import calibrate, compose_gaussians, epsi
 from privsyn_flower.privacy.correlated import keys
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.ledger.charges import replay
+from privsyn_flower.privacy.ledger.journal import replay
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import promise
+from privsyn_flower.privacy.planning import promise
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import TO_COME, Query, integer_plan
 from privsyn_flower.queries.app_metrics import shard_app_metrics

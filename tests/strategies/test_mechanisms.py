@@ -36,7 +36,8 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from privsyn_flower.privacy.ledger.filters import SLACK, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import Phase, evaluation_phases, promise
+from privsyn_flower.privacy.planning import evaluation_phases, promise
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.question import (

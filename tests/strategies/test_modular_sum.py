@@ -16,9 +16,14 @@ from hypothesis import strategies as st
 
 from privsyn_flower.privacy import Ledger
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
+from privsyn_flower.privacy.encoding.dense import (
+    DensePlan,
+    encode_dense,
+    padded_length,
+    rotate,
+    unrotate,
+)
 from privsyn_flower.privacy.encoding.quantize import from_modulus, to_modulus
-from privsyn_flower.privacy.encoding.rotation import padded_length, rotate, unrotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan

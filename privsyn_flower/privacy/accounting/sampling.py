@@ -79,26 +79,3 @@ def coins(count: int, rate: float) -> Bools:
     # Scaling by a power of two is exact, so the comparison of integers is too.
     tossed: Bools = words < np.uint64(math.floor(math.ldexp(rate, 64)))
     return tossed
-
-
-def sampling_sentence(
-    name: SamplerName, rate: float = 1.0, aggregation: AggregationName = "plain"
-) -> str:
-    """What is claimed for a sampler, against whom: a clause without a full stop."""
-    check_sampler(name, rate)
-    if name == "fixed":
-        return (
-            "the server draws a fixed number of nodes for each round and knows which; no "
-            "amplification by sampling is claimed"
-        )
-    if name == "full" or rate == 1.0:
-        return "no amplification by sampling is claimed"
-    server = (
-        " and against the server, which sees only sums, and answers whose work is the same however "
-        "the coins fell"
-    )
-    return (
-        f"each user takes part in a round with probability {rate:g}, by a secret coin of its own "
-        "node, and the amplification by this is claimed against those who see only the released "
-        f"sums{server if aggregation == 'secure' else ''}, never against a user's own node"
-    )

@@ -15,7 +15,8 @@ from privsyn_flower.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
-from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.privacy.planning import evaluation_phases
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe

@@ -5,14 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers
-from privsyn_flower.privacy.encoding.quantize import (
-    MAX_SENSITIVITY,
-    SENSITIVITY,
-    IntegerPlan,
-    WrapAround,
-    plan_histogram,
-)
-from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
+from privsyn_flower.privacy.encoding.quantize import MAX_SENSITIVITY, SENSITIVITY, IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import WrapAround, least_sensitivity, plan_histogram
 from privsyn_flower.privacy.release import NoisySum
 from privsyn_flower.protocol.question import (
     Noise,

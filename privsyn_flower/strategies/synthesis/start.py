@@ -12,7 +12,8 @@ from flwr.serverapp import Grid
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.local.last_word import telling
 from privsyn_flower.local.node_failures import NODES
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
+from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
