@@ -11,8 +11,8 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.app.report.registry import write_record
 from privsyn_flower.evaluation.verdict import benchmark_verdict
-from privsyn_flower.report.registry import write_record
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.server_apps.changes import ALL_RELEASED, remade, to_remake
 from privsyn_flower.server_apps.costs import costs

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.app.benchmark.feedback import Feedback, response_feedback
+from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
+from privsyn_flower.app.benchmark.private import Private, distance_to_development
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.feedback import Feedback, response_feedback
-from privsyn_flower.benchmark.names import RANDOM_PUBLIC
-from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.promise import Phase, evaluation_phases

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.benchmark.names import RANDOM_PUBLIC
+from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.benchmark.benchmark import training_benchmark
-from privsyn_flower.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
-from privsyn_flower.benchmark.pictures import draw_benchmark
+from privsyn_flower.app.benchmark.benchmark import training_benchmark
+from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
+from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start

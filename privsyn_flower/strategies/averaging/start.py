@@ -14,10 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from privsyn_flower.app.local.last_word import telling
+from privsyn_flower.app.local.node_failures import DROP_IN
+from privsyn_flower.app.tracking.of_run import tracking_of
+from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import AveragingConfig, RunConfig, cache_folder
-from privsyn_flower.local.last_word import telling
-from privsyn_flower.local.node_failures import DROP_IN
 from privsyn_flower.privacy.promise import Phase, Promise, evaluation_phases, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
@@ -47,8 +49,6 @@ from privsyn_flower.strategies.engine.outcome import write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
 from privsyn_flower.strategies.engine.tracked import tracked
-from privsyn_flower.tracking.of_run import tracking_of
-from privsyn_flower.tracking.tracker import Tracker
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.

@@ -19,17 +19,18 @@ from typing import Any, Literal
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.app.local.node_failures import show
+from privsyn_flower.app.report.claims import claimed
+from privsyn_flower.app.report.registry import write_statement
+from privsyn_flower.app.report.source import code
+from privsyn_flower.app.tracking.tracker import Tracking
 from privsyn_flower.config import ledger_folder
-from privsyn_flower.local.node_failures import show
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
-from privsyn_flower.report.claims import claimed
-from privsyn_flower.report.registry import write_statement
-from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.arguments import changes
@@ -44,7 +45,6 @@ from privsyn_flower.strategies.engine.run_ledger import (
     open_ledger,
     run_id,
 )
-from privsyn_flower.tracking.tracker import Tracking
 
 PROMISED = "promised"  # name of the value in the run folder
 ARGUMENTS = "arguments"  # another: of its first start

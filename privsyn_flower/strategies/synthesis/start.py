@@ -9,9 +9,11 @@ from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.app.local.last_word import telling
+from privsyn_flower.app.local.node_failures import NODES
+from privsyn_flower.app.tracking.of_run import tracking_of
+from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.local.last_word import telling
-from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
@@ -23,8 +25,6 @@ from privsyn_flower.strategies.engine.rounds import Strategy
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.strategies.engine.tracked import tracked
 from privsyn_flower.text.prompts import LabelledText
-from privsyn_flower.tracking.of_run import tracking_of
-from privsyn_flower.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
