@@ -2,8 +2,8 @@
 
     python counted_superlink.py FILE flower-superlink ...
 
-Everything else is what `privsyn federation` starts (`privsyn_flower.local.own_account`); FILE gets
-the counts once a second, as JSON. Used by many_nodes.py.
+Everything else is what `privsyn federation` starts (`privsyn_flower.app.local.own_account`); FILE
+gets the counts once a second, as JSON. Used by many_nodes.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import uvicorn
 
-from privsyn_flower.local import own_account
+from privsyn_flower.app.local import own_account
 
 EVERY = 1.0  # seconds between two writes
 counts: Counter[str] = Counter()

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from privsyn_flower.local import own_account
+from privsyn_flower.app.local import own_account
 
 # Which modules start another process, and have that forked here instead.
 STARTERS = (

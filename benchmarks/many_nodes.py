@@ -35,11 +35,11 @@ from typing import Any
 import forked_flower
 from messages import write_users
 
-from privsyn_flower.cli.run import RunFailed, run_command
+from privsyn_flower.app.cli.run import RunFailed, run_command
+from privsyn_flower.app.local import own_account, simulation
+from privsyn_flower.app.local.federation import CONNECTION, LocalFederation
+from privsyn_flower.app.local.layout import create
 from privsyn_flower.files import locked
-from privsyn_flower.local import own_account, simulation
-from privsyn_flower.local.federation import CONNECTION, LocalFederation
-from privsyn_flower.local.layout import create
 
 USERS_A_NODE, EMBEDDER, CANDIDATES = 6, "ngram-256", 1024
 COUNTER = Path(__file__).with_name("counted_superlink.py")

@@ -19,9 +19,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.cli.run import run_command
-from privsyn_flower.local import simulation
-from privsyn_flower.local.federation import hosted
+from privsyn_flower.app.cli.run import run_command
+from privsyn_flower.app.local import simulation
+from privsyn_flower.app.local.federation import hosted
 
 USERS_A_NODE, TEXTS, WORDS = 6, 8, 40
 FLOWER_START, FLOWER_END = "Flower: start", "Flower: rest"

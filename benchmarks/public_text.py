@@ -30,12 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import privsyn_flower
-from privsyn_flower.public.asking import Answer, Asker, Request
+from privsyn_flower.app.public.asking import Answer, Asker, Request
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer
 
 TINY = Path(privsyn_flower.__file__).parent / "assets" / "generator"
-CANNED = Path(__file__).parents[1] / "tests" / "public" / "canned.py"
+CANNED = Path(__file__).parents[1] / "tests" / "app" / "public" / "canned.py"
 WORDS = "Is this something that people write about on a phone? Say 1 or 0. A text about "
 LINES = "\n".join(f"line {i} of {{digest}}" for i in range(4))
 SAID = " ".join(["Me: hello there. Mom: hello you, and what have you done today?"] * 8)

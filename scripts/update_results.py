@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from privsyn_flower.cli.compare.cells import Outcome, cells_of, look
-from privsyn_flower.cli.compare.details import details, introduction, training_texts
-from privsyn_flower.cli.compare.estimates import differences, lines_of
-from privsyn_flower.cli.compare.figures import draw
-from privsyn_flower.cli.compare.pairs import completed, load_pairs, place
-from privsyn_flower.cli.compare.tables import measured, point_label
+from privsyn_flower.app.cli.compare.cells import Outcome, cells_of, look
+from privsyn_flower.app.cli.compare.details import details, introduction, training_texts
+from privsyn_flower.app.cli.compare.estimates import differences, lines_of
+from privsyn_flower.app.cli.compare.figures import draw
+from privsyn_flower.app.cli.compare.pairs import completed, load_pairs, place
+from privsyn_flower.app.cli.compare.tables import measured, point_label
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
-from privsyn_flower.report.tables import report
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"

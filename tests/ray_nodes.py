@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from privsyn_flower.local.processes import end_group, free_port
+from privsyn_flower.app.local.processes import end_group, free_port
 from tests.strangers import descendants
 
 # Ray takes the machine's other address for 127.0.0.1, and then listens everywhere. Its switch for

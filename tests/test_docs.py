@@ -21,7 +21,7 @@ import typer
 from flwr.clientapp import ClientApp
 from typer.testing import CliRunner
 
-from privsyn_flower.cli.main import app
+from privsyn_flower.app.cli.main import app
 from privsyn_flower.client_apps import main as shipped
 from privsyn_flower.client_apps.answers import guarded, reply
 from privsyn_flower.client_apps.node.device import NODE_KEYS, Node

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from privsyn_flower.cli.main import app
+from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.files import (
     build_folder,

@@ -91,8 +91,8 @@ def test_private_and_held_out_text_is_opened_in_these_files_alone() -> None:
     root = Path(privsyn_flower.__file__).parent
     found = {path.relative_to(root).as_posix() for path in root.rglob("*.py") if opened(path)}
     assert found == {
-        "benchmark/benchmark.py",
-        "benchmark/fine_tunings.py",
-        "benchmark/private.py",
+        "app/benchmark/benchmark.py",
+        "app/benchmark/fine_tunings.py",
+        "app/benchmark/private.py",
         "client_apps/node/simulated.py",
     }

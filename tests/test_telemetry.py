@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.local.simulation import flower_environment, private_ray
+from privsyn_flower.app.local.simulation import flower_environment, private_ray
 from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 
 ROOT = Path(__file__).parents[1]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
+from privsyn_flower.app.local.timings import timed
 from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.client_apps.node.failures import What
@@ -31,7 +32,6 @@ from privsyn_flower.client_apps.node.records import Peer
 from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.config.api import configured
-from privsyn_flower.local.timings import timed
 from privsyn_flower.privacy.accounting.sampling import coins
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround

@@ -15,6 +15,7 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from privsyn_flower.app.tracking.named import NAMES
 from privsyn_flower.config.ctcl import CtclConfig
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.dp_prompt import DPPromptConfig
@@ -36,7 +37,6 @@ from privsyn_flower.config.section import (
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 from privsyn_flower.files import cache_home
-from privsyn_flower.tracking.named import NAMES
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
     "pretext": ("pretext", "sft"),

@@ -20,12 +20,8 @@ from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvi
 
 if TYPE_CHECKING:
     from privsyn_flower.privacy.ledger.journal import Charge, LedgerError
-    from privsyn_flower.privacy.ledger.ledger import (
-        BudgetExceeded,
-        DuplicateCharge,
-        Ledger,
-        LedgerInUse,
-    )
+    from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
+    from privsyn_flower.privacy.ledger.usage import LedgerInUse
     from privsyn_flower.privacy.noise.gaussian import system_gaussian
     from privsyn_flower.privacy.sentence import PrivacyStatement
 else:

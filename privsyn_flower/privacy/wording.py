@@ -16,7 +16,7 @@ KEYS = {
         "place at first contact would go unnoticed and is not covered"
     ),
 }
-# What is made of a training's model by `privsyn_flower.public.proximity`.
+# What is made of a training's model by `privsyn_flower.app.public.proximity`.
 CHOSEN_TEXT = (
     "Public text that the trained model chose is post-processing of the training: choosing it "
     "costs no further privacy, and THE CHOSEN TEXT CARRIES THE EPSILON OF THE TRAINING, against "

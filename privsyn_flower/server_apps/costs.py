@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.local.timings import read_timings
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.run_ledger import run_id
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from privsyn_flower.app.local.last_word import last_word
+from privsyn_flower.app.local.ray_cluster import NoCluster, check_here
+from privsyn_flower.app.report.page import REPORT, write_page
 from privsyn_flower.config import RunConfig, cache_folder, check_paths
 from privsyn_flower.config.api import configured
 from privsyn_flower.files import write_atomic
-from privsyn_flower.local.last_word import last_word
-from privsyn_flower.local.ray_cluster import NoCluster, check_here
-from privsyn_flower.report.page import REPORT, write_page
 from privsyn_flower.runs import RunFolder, RunLocked, complete, failure
 from privsyn_flower.server_apps.changes import go_by
 from privsyn_flower.server_apps.pipeline import Pipeline

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from privsyn_flower.app.public.source import carried
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.findings import LeftOut
@@ -14,7 +15,6 @@ from privsyn_flower.data.reading import text_file
 from privsyn_flower.data.sources import place_name, public_groups
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import Progress
-from privsyn_flower.public.claims import carried
 from privsyn_flower.units import beginning
 
 logger = logging.getLogger("privsyn_flower")

@@ -12,21 +12,22 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.app.local.node_failures import NODES
+from privsyn_flower.app.report.claims import claimed
+from privsyn_flower.app.report.reading import SYNTHETIC
+from privsyn_flower.app.report.registry import write_statement
+from privsyn_flower.app.report.source import code
+from privsyn_flower.app.tracking.of_run import tracking_of
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.drawing import caption
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import file_digest
-from privsyn_flower.local.node_failures import NODES
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.progress import PROGRESS, ProgressLog
-from privsyn_flower.report.claims import claimed
-from privsyn_flower.report.reading import SYNTHETIC
-from privsyn_flower.report.registry import write_statement
-from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.changes import changed_keys
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
@@ -36,7 +37,6 @@ from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.outcome import of_rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.strategies.engine.session import Session
-from privsyn_flower.tracking.of_run import tracking_of
 
 logger = logging.getLogger("privsyn_flower")
 

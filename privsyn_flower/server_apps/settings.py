@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_origin
 
+from privsyn_flower.app.tracking.events import Value
 from privsyn_flower.config import RunConfig, Section
 from privsyn_flower.config.schema import METHODS
-from privsyn_flower.tracking.events import Value
 
 TABLES = frozenset(name for names in METHODS.values() for name in names)  # of some methods alone
 

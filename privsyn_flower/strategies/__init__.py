@@ -10,11 +10,11 @@ from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import (
+    Method,
     NoRelease,
     NothingLearned,
     NothingSurvived,
     Rounds,
-    Strategy,
 )
 from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
 from privsyn_flower.strategies.popri import NoPairs, POPri
@@ -29,6 +29,7 @@ __all__ = [
     "Caps",
     "DPFedAvg",
     "FederatedEvaluation",
+    "Method",
     "NoPairs",
     "NoRelease",
     "NothingLearned",
@@ -39,7 +40,6 @@ __all__ = [
     "PrivateEvolution",
     "RoundPlan",
     "Rounds",
-    "Strategy",
     "SynthesisResult",
     "SynthesisStrategy",
     "TrainingResult",

@@ -19,7 +19,6 @@ from privsyn_flower.text.protocols import (
 if TYPE_CHECKING:
     from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
     from privsyn_flower.text.generators import HuggingFaceGenerator
-    from privsyn_flower.text.infillers import MaskFill
     from privsyn_flower.text.models.devices import resolve_device
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
     from privsyn_flower.text.prompts import (
@@ -28,17 +27,17 @@ if TYPE_CHECKING:
         expand_prompt,
         parse_completion,
     )
-    from privsyn_flower.text.retrieval import Mixed, Retrieval
     from privsyn_flower.text.topic_training import make_topics
     from privsyn_flower.text.topics import TopicModel, load_topics, save_topics
+    from privsyn_flower.text.variation import MaskFill, Mixed, Retrieval
 else:
     __getattr__ = on_demand(
         __name__,
         HuggingFaceGenerator="generators",
-        MaskFill="infillers",
-        Mixed="retrieval",
+        MaskFill="variation",
+        Mixed="variation",
         ModelUnavailableError="models.pretrained",
-        Retrieval="retrieval",
+        Retrieval="variation",
         TooFewTextsError="prompts",
         TopicModel="topics",
         embedder_fingerprint="embedders",

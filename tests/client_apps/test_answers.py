@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.client_apps.answers import contribution, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.votes import VOTES
-from privsyn_flower.local.timings import read_timings
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello

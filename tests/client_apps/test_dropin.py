@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from privsyn_flower.cli.node import node_app
+from privsyn_flower.app.cli.node import node_app
 from privsyn_flower.client_apps import private_training
 from privsyn_flower.client_apps.dropin.training import open_dropin
 from privsyn_flower.client_apps.node.failures import read_failures

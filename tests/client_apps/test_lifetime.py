@@ -109,7 +109,7 @@ def test_a_device_counts_without_numerical_libraries() -> None:
     code = (
         "import json, sys\n"
         "from privsyn_flower.client_apps.node.lifetime import Limit, cost, spent_epsilon\n"
-        "import privsyn_flower.client_apps.node.records, privsyn_flower.cli.node\n"
+        "import privsyn_flower.client_apps.node.records, privsyn_flower.app.cli.node\n"
         "limit = Limit.of(10.0, 1e-6)\n"
         "spent_epsilon(cost(2.0, 1e-15), 1e-6), limit.allows(cost(2.0, 1e-15))\n"
         "heavy = {'dp_accounting', 'scipy', 'torch', 'transformers', 'datasets', 'pandas'}\n"

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.schedule import Schedule
-from privsyn_flower.local.timings import read_timings
 from privsyn_flower.privacy.encoding.dense import dense_numbers, encode_dense
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
 from privsyn_flower.privacy.encoding.sizing import least_sensitivity

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.app.preflight.numbers import integers, keys, promise
 from privsyn_flower.config import RunConfig, load_config
 from privsyn_flower.config.grid import load_grid
-from privsyn_flower.preflight.numbers import integers, keys, promise
 from privsyn_flower.privacy.promise import Promise
 from privsyn_flower.server_apps.promised import promised
 from scripts.papers.ctcl import NOISE

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.cli.compare.cells import cells_of
+from privsyn_flower.app.cli.compare.cells import cells_of
 from privsyn_flower.config import ConfigError, load_config
 from privsyn_flower.config.grid import load_grid
 

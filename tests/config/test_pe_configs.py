@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.app.preflight.numbers import integers, keys, promise
 from privsyn_flower.config import RunConfig, load_config
-from privsyn_flower.preflight.numbers import integers, keys, promise
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import promised, statement
 

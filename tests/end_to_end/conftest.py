@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privsyn_flower.local.processes import free_port
-from privsyn_flower.local.simulation import write_connection
+from privsyn_flower.app.local.processes import free_port
+from privsyn_flower.app.local.simulation import write_connection
 
 NATURE = "river stone cloud forest mountain valley meadow lake rain storm wind leaf".split()
 MATHS = "matrix vector tensor kernel lemma theorem proof axiom graph vertex edge ring".split()

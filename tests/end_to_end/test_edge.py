@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.cli.run import run_command
+from privsyn_flower.app.cli.run import run_command
+from privsyn_flower.app.local import simulation as launch
+from privsyn_flower.app.local.federation import LocalFederation, hosted
 from privsyn_flower.client_apps.node.failures import read_failures
 from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
-from privsyn_flower.local import simulation as launch
-from privsyn_flower.local.federation import LocalFederation, hosted
 from tests.text.conftest import causal_folder
 
 __all__ = ["causal_folder"]  # pytest finds the fixture by name

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.cli.run import RunFailed, run_command
+from privsyn_flower.app.cli.run import RunFailed, run_command
+from privsyn_flower.app.local import simulation as launch
+from privsyn_flower.app.local.certificates import AUTHORITY
+from privsyn_flower.app.local.federation import CONNECTION, FederationRun, LocalFederation
+from privsyn_flower.app.local.processes import started_under
+from privsyn_flower.app.local.simulation import FlowerError
 from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import load_users
-from privsyn_flower.local import simulation as launch
-from privsyn_flower.local.certificates import AUTHORITY
-from privsyn_flower.local.federation import CONNECTION, FederationRun, LocalFederation
-from privsyn_flower.local.processes import started_under
-from privsyn_flower.local.simulation import FlowerError
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, decode, to_modulus
 from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.runs import RunFolder

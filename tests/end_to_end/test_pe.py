@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.cli.outcome import NOT_USABLE
+from privsyn_flower.app.cli.outcome import NOT_USABLE
 from privsyn_flower.runs import read_jsonl
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.text.conftest import causal_folder

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import privsyn_flower
+from privsyn_flower.app.local.ray_cluster import ClusterError, check_cluster
 from privsyn_flower.config import load_config
-from privsyn_flower.local.ray_cluster import ClusterError, check_cluster
 from tests.end_to_end.conftest import flwr, left_running, privsyn
 from tests.end_to_end.test_run import finish, wait_for
 from tests.ray_nodes import RayNode

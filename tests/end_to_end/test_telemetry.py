@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.cli.outcome import NOT_USABLE
+from privsyn_flower.app.cli.outcome import NOT_USABLE
 from privsyn_flower.telemetry import NO_CLOUD_METADATA, NO_TELEMETRY
 from tests.end_to_end.sealed import Seen, impossible, sealed
 from tests.text.conftest import causal_folder
@@ -56,7 +56,7 @@ FIGURE = "from privsyn_flower.evaluation.drawing import pyplot; pyplot().figure(
 CREATE = """
 import json, sys
 from pathlib import Path
-from privsyn_flower.local.federation import create
+from privsyn_flower.app.local.federation import create
 folder, users, config = map(Path, sys.argv[1:])
 create(folder, [users], nodes=3, node_config=json.loads(config.read_text()))
 """

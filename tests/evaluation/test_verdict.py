@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.cli.display import product_lines, result_table
+from privsyn_flower.app.cli.display import product_lines, result_table
+from privsyn_flower.app.report.summaries import verdict_lines
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import RunConfig
 from privsyn_flower.evaluation.signal import excess
 from privsyn_flower.evaluation.verdict import FALSE_ALARM, benchmark_verdict, judged, verdict
-from privsyn_flower.report.summaries import verdict_lines
-from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import evaluation
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.strategies.evaluation import read_estimates
-from tests.report.test_tables import SECURE, summary
+from tests.app.report.test_tables import SECURE, summary
 from tests.server_apps.in_process import deployed, grid_for
 
 DIMENSION, STD = 300, 2.0

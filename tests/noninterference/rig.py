@@ -29,13 +29,13 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 
 from privsyn_flower import progress
+from privsyn_flower.app.report.html import charts, document
+from privsyn_flower.app.report.page import page
+from privsyn_flower.app.report.registry import FILE as RECORD
+from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.client_apps import answers, evaluation, main, scores, updates, votes
 from privsyn_flower.client_apps.dropin import evaluation as dropin_evaluation
 from privsyn_flower.client_apps.dropin import training as dropin
-from privsyn_flower.report.html import charts, document
-from privsyn_flower.report.page import page
-from privsyn_flower.report.registry import FILE as RECORD
-from privsyn_flower.report.summaries import ReportError
 from privsyn_flower.runs import RUN_LOG
 from privsyn_flower.secagg import keys
 from privsyn_flower.text import embedders

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.app.report import registry
 from privsyn_flower.client_apps import votes
 from privsyn_flower.protocol.wire import Refusal, WireError
-from privsyn_flower.report import registry
 
 from .hostile import FORMATS, HOSTILE, TARGET, neighbour
 from .rig import Rig, Seen, differences, forced, rig

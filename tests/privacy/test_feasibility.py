@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.app.preflight.numbers import noise_of
 from privsyn_flower.config import load_config
-from privsyn_flower.preflight.numbers import noise_of
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.accounting.feasibility import DOUBTFUL_SHARE, doubts
 from privsyn_flower.server_apps.promised import baseline

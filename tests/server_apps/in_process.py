@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.app.tracking import RoundReleased
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.tracking import RoundReleased
+from tests.app.report.records import deployment_of
 from tests.conftest import node_context, sentences
-from tests.report.records import deployment_of
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 TEXTS_PER_USER = 3

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.benchmark import private
-from privsyn_flower.cli.display import result_table
+from privsyn_flower.app.benchmark import private
+from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.preflight import check_ready
+from privsyn_flower.app.preflight.numbers import keys
+from privsyn_flower.app.report.summaries import LOCAL, NONE, UNASKED, trust_of
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.files import file_digest
-from privsyn_flower.preflight import check_ready
-from privsyn_flower.preflight.numbers import keys
 from privsyn_flower.progress import silent
-from privsyn_flower.report.summaries import LOCAL, NONE, UNASKED, trust_of
-from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods import dp_prompt, recipe_of
 from privsyn_flower.server_apps.models import Models

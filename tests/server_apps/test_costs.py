@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.app.local.timings import TIMINGS_FILE
 from privsyn_flower.config import RunConfig
-from privsyn_flower.local.timings import TIMINGS_FILE
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.costs import costs
 

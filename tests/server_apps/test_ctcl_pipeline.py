@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from privsyn_flower.cli.display import result_table
-from privsyn_flower.cli.main import app
+from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.cli.main import app
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.client_apps import main as client
 from privsyn_flower.config import ConfigError, RunConfig, load_config, to_toml
 from privsyn_flower.privacy.promise import ROUNDS
-from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps.methods.ctcl import histogram_of
 from privsyn_flower.server_apps.pipeline import Pipeline

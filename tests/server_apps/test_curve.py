@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message
 
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.methods import curve
 from privsyn_flower.server_apps.methods.curve import UNREACHED, Curve, drawable

@@ -11,14 +11,14 @@ import pytest
 
 import privsyn_flower
 from privsyn_flower import strategies
+from privsyn_flower.app.preflight.numbers import keys
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.preflight.numbers import keys
 from privsyn_flower.server_apps.methods import FILES, check_controls, recipe_of
 from privsyn_flower.server_apps.methods.recipe import sampler_of
 from privsyn_flower.server_apps.methods.training import training_strategy
 
 PACKAGE = Path(privsyn_flower.__file__).parent
-KNOWING = ("server_apps/methods/", "config/", "report/methods.py")
+KNOWING = ("server_apps/methods/", "config/", "app/report/methods.py")
 # A query, a phase and a stage are called evaluation, too; `config.method` beside it is found.
 NAMES = FILES.keys() - {"evaluation"}
 STRATEGIES = {name for name in strategies.__all__ if hasattr(getattr(strategies, name), "learn")}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.cli.display import result_table
+from privsyn_flower.app.cli.display import result_table
 from privsyn_flower.config import RunConfig, load_config, split_list
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta

@@ -10,7 +10,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from privsyn_flower.preflight import check_ready
+from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.server_apps.methods import synthesis
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from tests.server_apps.in_process import (

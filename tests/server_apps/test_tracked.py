@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.app.preflight import check_ready
+from privsyn_flower.app.tracking import Ended, RoundReleased, RunStarted, Stage, Tracker
+from privsyn_flower.app.tracking.of_run import tracking_of
+from privsyn_flower.app.tracking.tracker import Tracking
 from privsyn_flower.config import ConfigError, RunConfig
-from privsyn_flower.preflight import check_ready
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps import run as run_file
 from privsyn_flower.server_apps.pipeline import Pipeline
-from privsyn_flower.tracking import Ended, RoundReleased, RunStarted, Stage, Tracker
-from privsyn_flower.tracking.of_run import tracking_of
-from privsyn_flower.tracking.tracker import Tracking
+from tests.app.tracking.test_tracker import Notebook
 from tests.server_apps.in_process import (
     PRETEXT,
     grid_for,
@@ -25,7 +26,6 @@ from tests.server_apps.in_process import (
     simulated,
     small_config,
 )
-from tests.tracking.test_tracker import Notebook
 
 __all__ = ["shared"]
 
@@ -150,7 +150,9 @@ def test_what_is_missing_is_said_before_anything_is_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     settings = config(shared, causal_folder)
-    monkeypatch.setattr("privsyn_flower.tracking.named.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "privsyn_flower.app.tracking.named.importlib.util.find_spec", lambda name: None
+    )
     found = [finding.text for finding in check_ready(settings, tmp_path / "run")]
     line = "pip install 'privsyn-flower[tensorboard]'"
     assert [text for text in found if line in text]

@@ -15,7 +15,10 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message
 
-from privsyn_flower.cli.display import result_table
+from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.report.fact_sheet import fact_sheets
+from privsyn_flower.app.report.guarantee import curve
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.client_apps import updates
 from privsyn_flower.config import ConfigError, RunConfig, load_config
 from privsyn_flower.data import DataError
@@ -24,9 +27,6 @@ from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.progress import silent
-from privsyn_flower.report.fact_sheet import fact_sheets
-from privsyn_flower.report.guarantee import curve
-from privsyn_flower.report.tables import report
 from privsyn_flower.runs import RunFolder, complete, read_jsonl
 from privsyn_flower.server_apps import pipeline as stages
 from privsyn_flower.server_apps.methods import recipe_of, training

@@ -27,7 +27,7 @@ from privsyn_flower.strategies import DPFTRL, DPFedAvg, TrainingResult
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease
-from tests.report.records import deployment_of
+from tests.app.report.records import deployment_of
 from tests.strategies.training_rig import WEIGHTS, Arrays, Trainer, record, trainers
 
 DELTA = 1e-5

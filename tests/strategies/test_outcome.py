@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.cli.display import result_table
-from privsyn_flower.report.checklist import checklist
-from privsyn_flower.report.four_lines import claim_lines
-from privsyn_flower.report.reading import read_run
-from privsyn_flower.report.summaries import read_named
-from privsyn_flower.report.tables import report
+from privsyn_flower.app.cli.display import result_table
+from privsyn_flower.app.report.checklist import checklist
+from privsyn_flower.app.report.four_lines import claim_lines
+from privsyn_flower.app.report.reading import read_run
+from privsyn_flower.app.report.summaries import read_named
+from privsyn_flower.app.report.tables import report
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import DPFTRL
 from privsyn_flower.strategies.engine.aggregation import PlainSum

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from privsyn_flower.app.tracking import Ended, RoundReleased, RunStarted
+from privsyn_flower.app.tracking.named import TrackerUnavailable
 from privsyn_flower.strategies import DPFedAvg
-from privsyn_flower.tracking import Ended, RoundReleased, RunStarted
-from privsyn_flower.tracking.named import TrackerUnavailable
+from tests.app.tracking.test_tracker import Notebook
 from tests.strategies.test_ctcl import base, made, nodes, started
 from tests.strategies.test_dp_fedavg import WIDE, train
 from tests.strategies.training_rig import trainers
 from tests.text.conftest import causal_folder
-from tests.tracking.test_tracker import Notebook
 
 __all__ = ["base", "causal_folder"]
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import privsyn_flower
-from privsyn_flower.public.asking import Answer, Asker, Counts, Request
+from privsyn_flower.app.public.asking import Answer, Asker, Counts, Request
 from privsyn_flower.text import HuggingFaceGenerator
 from privsyn_flower.text.preference import PreferenceTrainer
 from privsyn_flower.text.prompts import expand, expand_prompt

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.app.benchmark.feedback import Feedback, topic_feedback
+from privsyn_flower.app.benchmark.pictures import draw_topics
+from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.feedback import Feedback, topic_feedback
-from privsyn_flower.benchmark.pictures import draw_topics
-from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.files import build_folder

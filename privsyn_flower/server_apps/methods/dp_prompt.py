@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from privsyn_flower.benchmark.private import private_texts
+from privsyn_flower.app.benchmark.private import private_texts
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import LocalParaphrases
 from privsyn_flower.randomness import seeded

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from privsyn_flower.benchmark.private import private_texts
+from privsyn_flower.app.benchmark.private import private_texts
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import NoPrivacy
 from privsyn_flower.runs import RunFolder

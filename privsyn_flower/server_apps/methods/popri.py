@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from privsyn_flower.app.benchmark.feedback import Feedback, response_feedback
+from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
+from privsyn_flower.app.benchmark.private import Private, distance_to_development
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.feedback import Feedback, response_feedback
-from privsyn_flower.benchmark.names import RANDOM_PUBLIC
-from privsyn_flower.benchmark.private import Private, distance_to_development
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.privacy.planning import evaluation_phases
@@ -147,7 +147,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     def strategy(self, folder: RunFolder) -> POPri:
         from privsyn_flower.text.preference import PreferenceTrainer
-        from privsyn_flower.text.preference.data import EXPAND_ENDING
+        from privsyn_flower.text.preference.tuning import EXPAND_ENDING
 
         config, popri, public = self.config, self.config.popri, self.models.public
         private_distance = self._private_distance()

@@ -11,12 +11,19 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from privsyn_flower.app.public.proximity import (
+    OtherScores,
+    Pair,
+    Pool,
+    Thresholds,
+    digest_of,
+    filter_pool,
+    shares,
+)
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config.proximity import ProximityConfig
 from privsyn_flower.data import Federation
 from privsyn_flower.progress import Progress
-from privsyn_flower.public.filtering import OtherScores, Pair, Pool, digest_of, filter_pool, shares
-from privsyn_flower.public.proximity import Thresholds
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.public_text import PublicText, candidates
 from privsyn_flower.text.fingerprints import folder_fingerprint

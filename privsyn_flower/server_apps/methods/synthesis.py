@@ -13,17 +13,17 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
+from privsyn_flower.app.benchmark.benchmark import run_benchmark
+from privsyn_flower.app.benchmark.feedback import Feedback
+from privsyn_flower.app.benchmark.names import METHODS, steps_of
+from privsyn_flower.app.benchmark.pictures import draw_benchmark
+from privsyn_flower.app.benchmark.private import Private
+from privsyn_flower.app.report.reading import first_texts
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.benchmark.benchmark import run_benchmark
-from privsyn_flower.benchmark.feedback import Feedback
-from privsyn_flower.benchmark.names import METHODS, steps_of
-from privsyn_flower.benchmark.pictures import draw_benchmark
-from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.data import label_of
 from privsyn_flower.randomness import seeded
-from privsyn_flower.report.reading import first_texts
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
 from privsyn_flower.server_apps.estimates.beside import here_at_once

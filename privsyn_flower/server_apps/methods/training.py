@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.benchmark.benchmark import training_benchmark
-from privsyn_flower.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
-from privsyn_flower.benchmark.pictures import draw_benchmark
+from privsyn_flower.app.benchmark.benchmark import training_benchmark
+from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
+from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
@@ -192,7 +192,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         return public_start(self.config, federation, self.downstream, self.run.progress)
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:
-        from privsyn_flower.training.initial import initial_parameters, trained_patterns
+        from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
         training = self.config.training
         kind, factors = training.parameters, training.lora_factors

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from privsyn_flower.app.benchmark.feedback import Feedback
+from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
+from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.arrays import F32
-from privsyn_flower.benchmark.feedback import Feedback
-from privsyn_flower.benchmark.names import RANDOM_PUBLIC
-from privsyn_flower.benchmark.private import Private
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.server_apps.estimates.work import Task

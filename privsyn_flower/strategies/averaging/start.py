@@ -14,10 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from privsyn_flower.app.local.last_word import telling
+from privsyn_flower.app.local.node_failures import DROP_IN
+from privsyn_flower.app.tracking.of_run import tracking_of
+from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import AveragingConfig, RunConfig, cache_folder
-from privsyn_flower.local.last_word import telling
-from privsyn_flower.local.node_failures import DROP_IN
 from privsyn_flower.privacy.planning import evaluation_phases, promise
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -40,6 +42,7 @@ from privsyn_flower.strategies.averaging.app_records import (
     node_figures,
     server_figures,
 )
+from privsyn_flower.strategies.averaging.flower_strategy import SecureStrategy
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments
@@ -48,8 +51,6 @@ from privsyn_flower.strategies.engine.outcome import write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
 from privsyn_flower.strategies.engine.tracked import tracked
-from privsyn_flower.tracking.of_run import tracking_of
-from privsyn_flower.tracking.tracker import Tracker
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
@@ -89,8 +90,8 @@ class Evaluations(Protocol):
         last; {} when none are due. What fails on the nodes leaves the training alone."""
 
 
-class TrainingStrategy(Arguments, GeneralisedFedAvg):
-    """A training method that `start` runs over a Flower grid.
+class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
+    """A training method that `start` runs over a Flower grid, as a strategy of Flower's.
 
     evaluations: of the run, when it has some. method: what `privsyn run` calls it.
     """
@@ -121,7 +122,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg):
         return metrics
 
     @telling
-    def start(
+    def start(  # type: ignore[override]  # a budget has no default
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
@@ -210,6 +211,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg):
             tracking=tracking_of(trackers, Path(folder)),
             arguments=self.arguments,
         )
+        self.summary()
         logger.info("privacy: %s", session.statement.sentence())
         self.doubt(session)
         with session.folder.lock(), tracked(session, type(self).__name__), session.begun():

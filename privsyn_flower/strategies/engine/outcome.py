@@ -7,11 +7,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from privsyn_flower.app.report.claims import claimed
+from privsyn_flower.app.report.registry import write_record
+from privsyn_flower.app.report.source import code
 from privsyn_flower.evaluation.verdict import verdict
 from privsyn_flower.privacy.promise import ROUNDS, Promise
-from privsyn_flower.report.claims import claimed
-from privsyn_flower.report.registry import write_record
-from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder, write_json
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.app.local.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.arrays import F64
 from privsyn_flower.evaluation.signal import excess_of
-from privsyn_flower.local.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
 from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.privacy.wording import at_most
@@ -66,7 +66,7 @@ class WorkersLost(RuntimeError):
     """Processes of a simulation are gone, and with them whatever is sent to them from now on."""
 
 
-class Strategy(Protocol):
+class Method(Protocol):
     """A method: two functions around the release, and its state for resume."""
 
     rounds: int
@@ -96,7 +96,7 @@ class Rounds:
     """
 
     grid: Grid
-    strategy: Strategy
+    strategy: Method
     plan: RoundPlan
     folder: RunFolder
     ledger: Ledger

@@ -19,8 +19,12 @@ from typing import Any, Literal
 
 from flwr.serverapp import Grid
 
+from privsyn_flower.app.local.node_failures import show
+from privsyn_flower.app.report.claims import claimed
+from privsyn_flower.app.report.registry import write_statement
+from privsyn_flower.app.report.source import code
+from privsyn_flower.app.tracking.tracker import Tracking
 from privsyn_flower.config import ledger_folder
-from privsyn_flower.local.node_failures import show
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
@@ -28,16 +32,13 @@ from privsyn_flower.privacy.planning import statement_of
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
-from privsyn_flower.report.claims import claimed
-from privsyn_flower.report.registry import write_statement
-from privsyn_flower.report.source import code
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     forget_unasked,
     held,
@@ -45,7 +46,6 @@ from privsyn_flower.strategies.engine.run_ledger import (
     open_ledger,
     run_id,
 )
-from privsyn_flower.tracking.tracker import Tracking
 
 PROMISED = "promised"  # name of the value in the run folder
 ARGUMENTS = "arguments"  # another: of its first start
@@ -164,7 +164,7 @@ class Session:
         with held(self.ledger, self.folder):
             yield self.ledger
 
-    def rounds(self, strategy: Strategy) -> Rounds:
+    def rounds(self, strategy: Method) -> Rounds:
         """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
         self._keep_promise()
         plan = self.plan()
@@ -190,7 +190,7 @@ class Session:
         return lambda row: self.tracking.released(name, [row], main=main)
 
     @contextmanager
-    def running(self, strategy: Strategy) -> Iterator[Rounds]:
+    def running(self, strategy: Method) -> Iterator[Rounds]:
         """`rounds` as `start` runs them. What failed on simulated nodes is shown at the end, and
         the statement is then that of the nodes that were there."""
         engine = self.rounds(strategy)

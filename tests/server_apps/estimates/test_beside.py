@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from privsyn_flower.app.preflight.plan import plan_of
 from privsyn_flower.config import RunConfig, load_config
-from privsyn_flower.preflight.plan import plan_of
 from privsyn_flower.server_apps.estimates import beside
 from privsyn_flower.server_apps.estimates.beside import START, at_once, here_at_once, need, together
 from privsyn_flower.server_apps.estimates.machine import Machine

@@ -1,0 +1,1 @@
+"""The application around the core: command line, reports, trackers, preflight, local Flower."""

@@ -1,0 +1,238 @@
+"""One audit from a configuration: the question, its trials, and what they say about the claim."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.app.audit.coins import Coins, counted_coins
+from privsyn_flower.app.audit.model_cases import evaluation_case, update_case
+from privsyn_flower.app.audit.path import AuditError, Case
+from privsyn_flower.app.audit.settings import (
+    EVALUATION,
+    aggregator_noise,
+    aggregator_setting,
+    audited_phase,
+    audited_users,
+    nodes_setting,
+)
+from privsyn_flower.app.audit.statistics import (
+    correlation_test,
+    epsilon_lower_bound,
+    filtered,
+    halves,
+    variance_test,
+    whitening,
+)
+from privsyn_flower.app.audit.text_cases import scores_case, topics_case, votes_case
+from privsyn_flower.app.audit.trials import Setting, Trials, run_trials
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.protocol.question import encoded_bound, encoded_length
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.strategies.ctcl import TOPICS
+from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
+
+# Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
+CONFIDENCE = 0.999
+NOISE_LEVEL = 1e-3  # two-sided, so too little noise is a false alarm once in 2000 audits
+FEWEST_TRIALS, DEFAULT_TRIALS, MOST_TRIALS = 200, 10_000, 1_000_000
+MOST_NUMBERS = 1 << 24  # of all rounds and trials of one audit, so that it takes a minute at most
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What was found about one release, or about all rounds of a run.
+
+    rounds: 1, or those of a run whose noise an aggregator adds. claimed_epsilon: of a user who
+    takes part in a release with probability sampling_rate, or as often as the run allows, at
+    `delta`. lower_bound: epsilon is at least this with probability `confidence`.
+    noise_variance_ratio: measured / charged. variance_p_value: two-sided. correlation_p_value: of
+    noise that is independent between rounds once it is whitened; None of one release. coins: None
+    where every user takes part. contradiction: lower_bound above claimed_epsilon, noise below what
+    is charged, rounds that share noise, or coins that are not those of the rate. noise_multiplier:
+    of noise_source, the nodes or an aggregator, whose is before it is correlated.
+    """
+
+    kind: str
+    claimed_epsilon: float
+    lower_bound: float
+    confidence: float
+    trials: int
+    noise_variance_ratio: float
+    variance_p_value: float
+    contradiction: bool
+    delta: float
+    noise_multiplier: float
+    noise_source: str = "nodes"
+    rounds: int = 1
+    correlation_p_value: float | None = None
+    sampling_rate: float = 1.0
+    coins: Coins | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON object that the command prints."""
+        return asdict(self)
+
+
+def audit(config: RunConfig, trials: int = DEFAULT_TRIALS, kind: str = "") -> Audit:
+    """Audit one of this configuration's kinds of query, at its noise and weights.
+
+    trials: releases, or runs where an aggregator adds the noise, half of them with the canary;
+    fewer where a run has many rounds. kind: of `kinds`, or "evaluation"; "": the first of `kinds`.
+    Raises ConfigError or ValueError on numbers and another kind, AuditError when nothing could be
+    measured.
+    """
+    if not FEWEST_TRIALS <= trials <= MOST_TRIALS:
+        raise ValueError(f"trials = {trials} must be from {FEWEST_TRIALS} to {MOST_TRIALS}")
+    asked = kinds(config)
+    if kind not in ("", *asked, EVALUATION):
+        names = " or ".join(map(repr, asked))
+        raise ValueError(f"kind = {kind!r} must be {names}, which is asked, or 'evaluation'")
+    kind = kind or asked[0]
+    phase = audited_phase(config, kind)
+    if phase.source == "aggregator":
+        noise = aggregator_noise(phase)
+        setting = aggregator_setting(config, noise)
+    else:
+        noise, setting = None, nodes_setting(config, phase)
+    with tempfile.TemporaryDirectory(prefix="privsyn-audit-") as folder:
+        case = KINDS[kind](config, Path(folder))
+        return _measured(config, kind, case, setting, noise, trials)
+
+
+def kinds(config: RunConfig) -> list[str]:
+    """The kinds of query that a run asks: the rounds', and CTCL's histogram, "topics"."""
+    if not config.uses("ctcl"):
+        return [recipe_of(config).question(config)[0]]
+    own = {"update": config.updates, TOPICS: config.ctcl.histogram}
+    return [kind for kind, is_asked in own.items() if is_asked]
+
+
+def _measured(
+    config: RunConfig,
+    kind: str,
+    case: Case,
+    setting: Setting,
+    noise: AggregatorNoise | None,
+    trials: int,
+) -> Audit:
+    trials = min(trials, MOST_NUMBERS // (setting.rounds * encoded_length(case.query)))
+    if trials < FEWEST_TRIALS:
+        raise AuditError(
+            f"{setting.rounds} rounds leave room for {trials} trials, fewer than {FEWEST_TRIALS} "
+            "say nothing: lower rounds"
+        )
+    seen = run_trials(case, setting, trials)
+    rounds, rate = slice(setting.rounds), seen.numbers.sampling_rate
+    white = np.eye(1) if noise is None else whitening(noise.factorization)[rounds, rounds]
+    left = seen.noise if len(white) == 1 else np.tensordot(white, seen.noise, 1)
+    shifts = np.einsum("rs,ksl->krl", white, seen.shifts)
+    multiplier = seen.numbers.multiplier if noise is None else noise.z
+    ratio, p_value = variance_test(left, multiplier * encoded_bound(case.query, seen.numbers))
+    correlation = correlation_test(left.reshape(len(left), -1)) if len(left) > 1 else None
+    statistic, taken = filtered(left, shifts, seen.which, seen.put), seen.put > 0.5
+    sampled = rate < 1
+    coins = counted_coins(seen.tosses, taken[seen.present], rate) if sampled else None
+    found = Audit(
+        kind=kind,
+        claimed_epsilon=_claimed(config, seen, noise),
+        lower_bound=epsilon_lower_bound(
+            halves(statistic, taken),
+            halves(statistic, ~seen.present),
+            config.delta,
+            CONFIDENCE,
+            taken[seen.present] if sampled else None,
+        ),
+        confidence=CONFIDENCE,
+        trials=trials,
+        noise_variance_ratio=ratio,
+        variance_p_value=p_value,
+        contradiction=False,
+        delta=config.delta,
+        noise_multiplier=multiplier,
+        noise_source=seen.numbers.source,
+        rounds=setting.rounds,
+        correlation_p_value=correlation,
+        sampling_rate=rate,
+        coins=coins,
+    )
+    return replace(found, contradiction=bool(_faults(found)))
+
+
+def _faults(found: Audit) -> list[str]:
+    """What contradicts the claim, in words."""
+    why = []
+    if found.lower_bound > found.claimed_epsilon:
+        why.append("the canary is told apart more often than the claimed epsilon allows")
+    if found.noise_variance_ratio < 1 and found.variance_p_value < NOISE_LEVEL:
+        why.append("the sums carry less noise than is charged")
+    if found.correlation_p_value is not None and found.correlation_p_value < NOISE_LEVEL:
+        why.append("rounds share noise")
+    return why + (found.coins.faults(found.sampling_rate, NOISE_LEVEL) if found.coins else [])
+
+
+def _claimed(config: RunConfig, seen: Trials, noise: AggregatorNoise | None) -> float:
+    """Epsilon of one release of the nodes' noise, or of all rounds: as computed, and as charged."""
+    delta = gaussian_delta(config.delta)
+    if noise is None:
+        multiplier, rate = seen.numbers.multiplier, seen.numbers.sampling_rate
+        claimed = accounting.epsilon(multiplier, 1, delta, sampling_rate=rate)
+    else:
+        whole = noise.z / noise.factorization.sensitivity(noise.participation)
+        claimed = accounting.gaussian_epsilon(whole, delta)
+    return min(claimed, seen.spent)
+
+
+def described(found: Audit) -> str:
+    """The result as a table of plain lines, and what it says."""
+    whole = found.rounds > 1
+    releases = f"all {found.rounds} rounds" if whole else "one release"
+    takes_part = "takes part as often as the noise is made for" if whole else "takes part"
+    if found.coins:
+        takes_part += f" with probability {found.sampling_rate:g}"
+    where = "at survivors of weight W_min" if found.noise_source == "nodes" else "of an aggregator"
+    rows = {
+        "query": f"{found.kind}, {releases}, of a user who {takes_part}",
+        "noise multiplier": f"{found.noise_multiplier:.4f}, {where}",
+        "trials": f"{found.trials}, the canary in half of them",
+        "claimed epsilon": f"{at_most(found.claimed_epsilon)} at delta = {found.delta:g}",
+        "lower bound": f"{found.lower_bound:.4f} with confidence {found.confidence:g}",
+        "noise variance": f"{found.noise_variance_ratio:.4f} of what is charged",
+        "its p-value": f"{found.variance_p_value:.3g} (two-sided)",
+    }
+    if found.correlation_p_value is not None:
+        rows["rounds' p-value"] = f"{found.correlation_p_value:.3g} (of independent noise)"
+    if found.coins:
+        rows |= _coin_rows(found.coins, found.sampling_rate)
+    why = _faults(found)
+    if found.noise_variance_ratio > 1 and found.variance_p_value < NOISE_LEVEL:
+        why.append("the sums carry more noise than is charged")
+    verdict = "CONTRADICTION" if found.contradiction else "no contradiction found"
+    lines = [f"{name:<17} {text}" for name, text in rows.items()]
+    return "\n".join([*lines, ": ".join([verdict, "; ".join(why)] if why else [verdict])])
+
+
+def _coin_rows(coins: Coins, rate: float) -> dict[str, str]:
+    heads = f"{coins.heads:.4f} of {coins.tosses} came up, {rate:g} is claimed"
+    return {
+        "coins": f"{heads}; p-value {coins.heads_p_value:.3g} (two-sided)",
+        "canary's coin": f"in {coins.taken:.4f} of its sums; p-value {coins.taken_p_value:.3g}",
+        "shared coins": f"p-value {coins.shared_p_value:.3g} (of independent coins)",
+    }
+
+
+KINDS: dict[str, Callable[[RunConfig, Path], Case]] = {
+    "votes": lambda config, _: votes_case(config),
+    "scores": lambda config, _: scores_case(config),
+    "update": lambda config, folder: update_case(config, audited_users(config), folder),
+    TOPICS: lambda config, _: topics_case(config),
+    EVALUATION: evaluation_case,
+}

@@ -1,0 +1,268 @@
+"""The same model fine-tuned on every set of texts alike, and measured on held-out users.
+
+Opens private and held-out text (rule 4), as `benchmark.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from privsyn_flower.app.benchmark.names import METHODS, PAIRS, RANDOM_PUBLIC, steps_of
+from privsyn_flower.app.benchmark.texts import Sets
+from privsyn_flower.config import ConfigError, RunConfig, split_list
+from privsyn_flower.data import Federation, label_of
+from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
+from privsyn_flower.evaluation.classification import (
+    Classifier,
+    Examples,
+    always,
+    right,
+    scores,
+)
+from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.public import (
+    downstream_of,
+    public_start,
+    rehearse,
+    rehearse_classes,
+    tuning_of,
+)
+from privsyn_flower.evaluation.rows import Rows
+from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.evaluation.user_sums import save_user_sums
+from privsyn_flower.evaluation.work import Work
+from privsyn_flower.progress import Progress, Steps, silent
+from privsyn_flower.randomness import seeded
+from privsyn_flower.text.models.lm_metrics import base_folder
+
+Folders = Mapping[str, Path]
+KEYS = {"private": "data.users", "random_public": "data.public-pool"}  # what has more texts
+
+
+def next_token(
+    config: RunConfig,
+    federation: Federation,
+    downstream: str | Path,
+    synthetic: Sets,
+    progress: Progress = silent,
+    steps: Steps | None = None,
+    *,
+    models: Folders | None = None,
+    start: Path | None = None,
+    work: Work | None = None,
+    keep: Path | None = None,
+    at_once: int = 1,
+) -> dict[str, Any]:
+    """The same model fine-tuned on every set alike -> accuracy and loss on held-out users.
+
+    models: others to measure as they are; a name among them is not fine-tuned. start: of the
+    fine-tunings; None: `evaluation.start`. at_once: fine-tunings (`evaluation.side_by_side`).
+    Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences, and
+    the learning rate with how it was chosen.
+    """
+    options, steps = config.evaluation, steps or steps_of(config, progress, [])
+    measured = {"pretrained": downstream, **(models or {})}
+    public = federation.public() if options.compares(RANDOM_PUBLIC) else ()
+    if options.start == "public":
+        start = start or public_start(config, federation, base_folder(str(downstream)), progress)
+        if public:  # (a) is where the others begin
+            measured.setdefault("random_public", start)
+    else:
+        start = None
+    model = downstream_of(config, start or downstream)
+    with _choosing(config, steps):
+        rate, tried = rehearse(config, federation, model, progress, work=work, at_once=at_once)
+    tuning = replace(tuning_of(config), learning_rate=rate)
+    held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
+    choice = _choice(config, federation, model)
+    model.reset()  # the rehearsal left the weights of its last trial
+    sums = {}
+    for name, folder in measured.items():
+        known = model if name == "pretrained" and start is None else downstream_of(config, folder)
+        sums[name] = known.user_sums(held_out)
+    counts, taken = {}, {}
+
+    def sets() -> Iterator[FineTuning]:
+        for name, source in training_sets(federation, synthetic, public).items():
+            if name not in measured:
+                rows = model.encode(source)
+                job = fine_tuning_on(name, rows, tuning)
+                counts[name], taken[name] = len(source), tuning.steps_of(len(rows))
+                yield job
+
+    sums |= sums_after(
+        model,
+        sets(),
+        held_out,
+        choice=choice,
+        at_once=at_once,
+        progress=progress,
+        work=work,
+        begun=lambda name: steps.task(METHODS[name]),
+    )
+    result: dict[str, Any] = {
+        "held_out_users": len(held_out),
+        "held_out_tokens": int(sums["private"][:, 2].sum()),
+        "methods": {name: METHODS[name] for name in METHODS if name in sums},
+        "training_texts": counts,
+        "steps_per_fine_tuning": taken,
+        "learning_rate": rate,
+        "learning_rate_trials": tried,
+    }
+    unknown = model.unknown_rate([row for rows in held_out.values() for row in rows])
+    if unknown is not None:
+        result["unknown_rate"] = round(unknown, 5)
+    if not tuning.by_texts:
+        result["tokens_per_fine_tuning"] = tuning.steps * tuning.batch_tokens
+    columns = {
+        measure: {name: sums[name][:, [column, 2]] for name in METHODS if name in sums}
+        for measure, column in (("loss", 0), ("accuracy", 1))
+    }
+    if keep is not None:
+        save_user_sums(keep, held_out, columns)
+    for measure, own in columns.items():
+        result |= figures(
+            measure,
+            paired_bootstrap(
+                own,
+                [pair for pair in PAIRS if set(pair) <= set(sums)],
+                seeded(config.seed, "bootstrap"),
+                resamples=options.bootstrap,
+            ),
+        )
+    return result
+
+
+def classification(
+    config: RunConfig,
+    federation: Federation,
+    downstream: str | Path,
+    synthetic: Sets,
+    progress: Progress = silent,
+    steps: Steps | None = None,
+    *,
+    work: Work | None = None,
+    keep: Path | None = None,
+    at_once: int = 1,
+) -> dict[str, Any]:
+    """As `next_token`, for the public class list: accuracy and macro-F1.
+
+    Public text takes part where it has labels, a control where its text has. `pretrained` has a
+    head of random weights: it shows what knowing nothing gives. `majority` needs no model
+    (POPri, section 5: epsilon = 0 on OpenReview).
+    """
+    options, classes = config.evaluation, config.classes
+    length, device = options.sequence_length, config.models.device
+    model = Classifier(downstream, classes, length=length, device=device, seed=config.seed)
+
+    def encoded(texts: Sequence[str]) -> Examples:
+        return model.encode(texts, [label_of(text) for text in texts])
+
+    public = model.encode(federation.public(), federation.public_labels())
+    steps = steps or steps_of(config, progress, [])
+    with _choosing(config, steps):
+        rate, tried = rehearse_classes(config, model, public, progress, work, at_once)
+    tuning = replace(tuning_of(config), learning_rate=rate, texts=True)
+    held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
+    choice: Examples | None = None
+    if options.checkpoint == "development":
+        own_text = federation.held_out("development").values()
+        choice = encoded([text for own in own_text for text in own])
+    sets = {name: encoded(own) for name, own in training_sets(federation, synthetic, ()).items()}
+    if options.compares(RANDOM_PUBLIC):
+        sets = {"random_public": public} | sets
+    model.reset()
+    sums = {"pretrained": model.user_sums(held_out)}
+    commonest = np.bincount([example.label for example in sets["private"]]).argmax()
+    sums["majority"] = always(sums["pretrained"], int(commonest))
+    sums |= sums_after(
+        model,
+        [
+            fine_tuning_on(name, examples, tuning)
+            for name, examples in sets.items()
+            # Without examples these two are an error, unless there is no text at all.
+            if examples or name == "private" or (name == "synthetic" and synthetic[name])
+        ],
+        held_out,
+        choice=choice,
+        at_once=at_once,
+        progress=progress,
+        work=work,
+        begun=lambda name: steps.task(METHODS[name]),
+    )
+    names = [name for name in METHODS if name in sums]
+    pairs = [pair for pair in PAIRS if set(pair) <= set(sums)]
+    if keep is not None:
+        save_user_sums(keep, held_out, {"accuracy": {n: right(sums[n]) for n in names}})
+    found = scores({n: sums[n] for n in names}, pairs, config.seed, resamples=options.bootstrap)
+    counts = {name: len(sets[name]) for name in sets if name in sums}
+    return {
+        "held_out_users": len(held_out),
+        "held_out_texts": int(sums["private"].sum()),
+        "classes": classes,
+        "methods": {name: METHODS[name] for name in names},
+        "training_texts": counts,
+        "steps_per_fine_tuning": {name: tuning.steps_of(n) for name, n in counts.items()},
+        "learning_rate": rate,
+        "learning_rate_trials": tried,
+        **figures("accuracy", found["accuracy"]),
+        **figures("macro_f1", found["macro_f1"]),
+    }
+
+
+def training_sets(federation: Federation, synthetic: Sets, public: Sequence[str]) -> Sets:
+    """What the model is fine-tuned on, by the names in METHODS; `public` may be empty."""
+    own = [text for texts in federation.shard(0, 1).values() for text in texts]
+    return {**({"random_public": public} if public else {}), **synthetic, "private": own}
+
+
+def fine_tuning_on(name: str, rows: Sequence[Any], tuning: Tuning) -> FineTuning:
+    """The fine-tuning on one set. Raises ConfigError, naming the key, for one without a text that a
+    model can learn from, however long it would train."""
+    if not len(rows):
+        key = KEYS.get(name, "expand.samples, or lower expand.min-words")
+        raise ConfigError(
+            f"fine-tuning on {name}: none of its texts can be learned from, so there is nothing "
+            f"for evaluation.{'epochs' if tuning.epochs else 'steps'}: raise {key}"
+        )
+    return FineTuning(name, rows, tuning, f"fine-tuning on {name}")
+
+
+def _choosing(config: RunConfig, steps: Steps) -> AbstractContextManager[None]:
+    if len(split_list(config.evaluation.learning_rates)) > 1:
+        return steps.task("the learning rate, on public text")
+    return nullcontext()
+
+
+def _choice(config: RunConfig, federation: Federation, model: Downstream) -> Rows | None:
+    """What the best epoch is chosen by, PRIVATE for `development`; None: the last is taken."""
+    if config.evaluation.checkpoint == "last":
+        return None
+    if config.evaluation.checkpoint == "public":
+        rows = model.encode(federation.public_validation())
+    else:
+        users = federation.held_out("development").values()
+        rows = model.encode([text for own in users for text in own])
+    if not rows:
+        raise ConfigError(
+            f"evaluation.checkpoint = {config.evaluation.checkpoint!r}: there is no such text; set "
+            "'last'"
+        )
+    return rows
+
+
+def figures(measure: str, intervals: Mapping[str, Mapping[str, Interval]]) -> dict[str, Any]:
+    """Values, intervals and paired differences of one measure, as the summary has them."""
+    values, differences = intervals["value"], intervals["difference"]
+    return {
+        measure: {k: v.value for k, v in values.items()},
+        f"{measure}_interval": {k: v.as_list()[1:] for k, v in values.items()},
+        f"{measure}_difference": {k: v.as_list() for k, v in differences.items()},
+    }

@@ -1,0 +1,138 @@
+"""Private and held-out text of a simulated run, with embeddings, for its benchmark.
+
+With `benchmark.py` and `fine_tunings.py` the ONLY file that opens such text outside the nodes (rule
+4): in simulation, with `benchmark = true`, and only the ServerApp may import it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from privsyn_flower.arrays import F32, F64
+from privsyn_flower.config import ConfigError, RunConfig, cache_folder
+from privsyn_flower.data import EmbeddingCache, Federation
+from privsyn_flower.data.caches import classes_of
+from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.queries.votes import shard_votes
+from privsyn_flower.text.protocols import Embedder
+
+
+class Private:
+    """All private users' rows, from the simulated nodes' own caches. PRIVATE.
+
+    rows (n, d): embeddings. owners (n,): the user of each. classes (n,): of each in the public
+    list of the method's, -1 outside it. Raises ConfigError unless `benchmark` is true.
+    """
+
+    def __init__(self, config: RunConfig, federation: Federation, embedder: Embedder) -> None:
+        if not config.benchmark:
+            raise ConfigError("benchmark = false: private text is not opened; set benchmark = true")
+        self.config, self.federation, self.embedder = config, federation, embedder
+        root = cache_folder(config)
+        rows, owners, classes, first = [], [], [], 0
+        for node in range(config.nodes):
+            folder = root / "nodes" / f"{node}-of-{config.nodes}" / "embeddings"
+            users = federation.shard(node, config.nodes)
+            block, owner = EmbeddingCache(folder, embedder.fingerprint).get(users, embedder.embed)
+            rows.append(block)
+            owners.append(owner + first)
+            classes.append(classes_of(users.values(), owner, len(users), config.classes))
+            first += len(users)
+        self.users = first
+        self.rows: F32 = np.concatenate(rows)
+        self.owners, self.classes = np.concatenate(owners), np.concatenate(classes)
+
+    def held_out(self) -> F32:
+        """(n, d) embeddings of the held-out users' texts."""
+        folder = cache_folder(self.config) / "benchmark"
+        users = self.federation.held_out(self.config.evaluation.on)
+        cache = EmbeddingCache(folder, self.embedder.fingerprint)
+        return cache.get(users, self.embedder.embed)[0]
+
+    def votes(self, candidates: F32) -> F64:
+        """The users' true, clipped votes for candidates (m, d): (m,), without noise."""
+        options = self.config.evolution
+        return shard_votes(
+            self.rows,
+            self.owners,
+            candidates,
+            clip=options.clip,
+            bound=options.vote_bound,
+            samples_cap=self.config.data.samples_per_user,
+            neighbors=options.neighbors,
+            metric=options.metric,
+        )
+
+    def answers(self, query: Query) -> F64:
+        """The users' true, clipped answers (m,) to a question of votes, without noise; within
+        their classes where its candidates have some."""
+        asked, named = query.options, query.extra.get("classes")
+        return shard_votes(
+            self.rows,
+            self.owners,
+            query.question(),
+            clip=str(asked["clip"]),
+            bound=query.bound,
+            samples_cap=int(asked["samples-cap"]),
+            neighbors=int(asked["neighbors"]),
+            metric=str(asked["metric"]),
+            sample_classes=None if named is None else self.classes,
+            candidate_classes=named,
+        )
+
+    def mean_cosines(self, candidates: F32) -> F32:
+        """Mean over users of a user's mean cosine to candidates (m, d): (m,), unclipped.
+
+        POPri, Algorithm 4 line 2, without the clip and the noise.
+        """
+        counts = np.bincount(self.owners, minlength=self.users)
+        weights = 1.0 / np.maximum(counts, 1)[self.owners]
+        centre = (self.rows * weights[:, None]).sum(axis=0) / max(1, int((counts > 0).sum()))
+        scores: F32 = (candidates @ centre).astype(np.float32)
+        return scores
+
+
+def private_texts(config: RunConfig, federation: Federation) -> dict[str, list[str]]:
+    """user -> own texts, at most `data.samples-per-user`. PRIVATE.
+
+    For the rows of a table that are made of the private text itself. Raises ConfigError unless
+    `benchmark` is true.
+    """
+    if not config.benchmark:
+        raise ConfigError(
+            f"method = {config.method!r} is made of private text, for comparison in a simulation "
+            "only: set benchmark = true"
+        )
+    users = federation.shard(0, 1)
+    return {user: own[: config.data.samples_per_user] for user, own in users.items()}
+
+
+def distance_to_development(
+    config: RunConfig, federation: Federation, embedder: Embedder
+) -> Callable[[Sequence[str]], float]:
+    """Frechet distance of texts to the development users' text: POPri's choice of checkpoints.
+
+    Appendix B.1: "lowest FID score relative to the validation dataset", which is private.
+    Raises ConfigError unless `benchmark` is true and there are such users.
+    """
+    if not config.benchmark:
+        raise ConfigError("popri.checkpoint = 'private' opens private text: set benchmark = true")
+    users = federation.held_out("development")
+    if sum(map(len, users.values())) < 2:
+        raise ConfigError(
+            f"popri.checkpoint = 'private' with data.development-users = "
+            f"{config.data.development_users}: there is no text to compare with; raise it"
+        )
+    cache = EmbeddingCache(cache_folder(config) / "development", embedder.fingerprint)
+    rows = cache.get(users, embedder.embed)[0]
+
+    def distance(texts: Sequence[str]) -> float:
+        if len(texts) < 2:
+            return math.inf
+        return frechet_distance(embedder.embed(texts), rows)
+
+    return distance

@@ -1,0 +1,120 @@
+"""`privsyn account` and `privsyn calibrate`: epsilon of a noise multiplier, and the other way."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated
+
+import typer
+
+from privsyn_flower.app.cli.errors import fail
+from privsyn_flower.privacy.accounting import calibration
+from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.accounting.curve import renyi_epsilon
+from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.wording import at_most, noise_at_least, sampling_sentence
+
+SAMPLING = (
+    "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
+    "see only the released sums, and against the server only when each node draws its own "
+    "coin under secure aggregation and does the same work however it falls; never against a "
+    "user's own node."
+)
+RENYI = "By Renyi bounds, to compare with papers; what a run is charged is told without --renyi."
+BY: dict[accounting.Accountant, str] = {
+    "exact": "By the closed form of composed Gaussians, which is exact without sampling.",
+    "pld": "By the privacy loss distribution of the sampled Gaussians, rounded up.",
+    "renyi": "By Renyi bounds, the least of all that hold for so many rounds at this delta.",
+}
+
+Delta = Annotated[float, typer.Option(help="Of the (epsilon, delta) guarantee.")]
+Releases = Annotated[int, typer.Option("--rounds", help="Releases, spare rounds included.")]
+Rate = Annotated[float, typer.Option(help="Poisson rate; 1: every user in every round.")]
+Sampling = Annotated[
+    SamplerName | None,
+    typer.Option(help="Who takes part; default: poisson for a rate below 1, else full."),
+]
+Renyi = Annotated[
+    bool, typer.Option("--renyi", help="For comparison: by Renyi bounds, as in the papers; looser.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def account(
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise std / L2 bound, independent in each round.")
+    ],
+    rounds: Releases,
+    delta: Delta,
+    sampling_rate: Rate = 1.0,
+    sampler: Sampling = None,
+    renyi: Renyi = False,
+    as_json: AsJson = False,
+) -> None:
+    """Epsilon of a noise multiplier, the nodes' or an aggregator's."""
+    try:
+        chosen, left = _sampler(sampler, sampling_rate), _left(delta)
+        plan = (noise_multiplier, rounds)
+        if renyi:
+            value, how = renyi_epsilon(*plan, delta, sampling_rate=sampling_rate), RENYI
+        else:
+            value = accounting.epsilon(*plan, left, sampling_rate=sampling_rate)
+            how = BY[accounting.tightest({(noise_multiplier, sampling_rate): rounds}, left)[1]]
+    except (ValueError, ArithmeticError) as error:
+        raise fail(str(error)) from None
+    _print({"epsilon": value}, as_json, chosen, delta, how)
+
+
+def calibrate(
+    epsilon: Annotated[float, typer.Option(help="Budget; never exceeded.")],
+    rounds: Releases,
+    delta: Delta,
+    sampling_rate: Rate = 1.0,
+    sampler: Sampling = None,
+    as_json: AsJson = False,
+) -> None:
+    """Smallest noise multiplier that keeps epsilon, of the nodes or an aggregator."""
+    try:
+        chosen = _sampler(sampler, sampling_rate)
+        value = calibration.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
+    except (ValueError, ArithmeticError) as error:
+        raise fail(str(error)) from None
+    _print({"noise_multiplier": value}, as_json, chosen, delta)
+
+
+def _left(delta: float) -> float:
+    """Of delta, for the Gaussians: runs keep the rest for the nodes' integers."""
+    accounting.check_delta("delta", delta)
+    return gaussian_delta(delta)
+
+
+def _sampler(name: SamplerName | None, rate: float) -> SamplerName:
+    chosen = name or ("full" if rate == 1.0 else "poisson")
+    check_sampler(chosen, rate)
+    return chosen
+
+
+def _print(
+    result: dict[str, float], as_json: bool, sampler: SamplerName, delta: float, how: str = ""
+) -> None:
+    """The figure, and the sentences without which it means nothing. how: it was computed."""
+    if as_json:
+        # JSON has no infinity.
+        typer.echo(json.dumps({k: v if math.isfinite(v) else None for k, v in result.items()}))
+    else:
+        for key, value in result.items():
+            shown = at_most(value, 6) if key == "epsilon" else noise_at_least(value)
+            typer.echo(f"{key} = {shown}")
+        typer.echo(
+            f"user-level, zero-out adjacency (a user's vector against zeros), delta = {delta:g}, "
+            "for one user's vector clipped to the bound in every round; repetition and tuning on "
+            "the same users are not covered"
+        )
+    if how:
+        typer.echo(how, err=as_json)
+    if sampler == "poisson":
+        typer.echo(SAMPLING, err=as_json)
+    elif sampler == "fixed":
+        typer.echo(sampling_sentence("fixed"), err=as_json)

@@ -1,0 +1,99 @@
+"""`privsyn embedder`: a sentence encoder as a folder that devices run without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from privsyn_flower.app.cli.errors import Commands, fail
+
+embedder_app = typer.Typer(
+    cls=Commands, no_args_is_help=True, help="Export an embedder for devices, or look at one."
+)
+
+Name = Annotated[str, typer.Argument(help="As models.embedder: minilm, a folder, a hub name.")]
+
+
+@embedder_app.command()
+def export(
+    name: Name,
+    folder: Annotated[Path, typer.Argument(help="The new folder, to be copied to the devices.")],
+    int8: Annotated[
+        bool,
+        typer.Option(
+            "--int8", help="Weights in 8 bits: another embedder, which server and nodes must share."
+        ),
+    ] = False,
+) -> None:
+    """Make FOLDER of the embedder NAME; nodes name it as `embedder`, runs as models.embedder.
+
+    Without --int8 it has the fingerprint of NAME: a server that embeds by NAME and nodes that
+    embed by FOLDER agree. Needs the extras server and export; devices need edge alone.
+    """
+    from privsyn_flower.text.export import ExportError, export_embedder
+    from privsyn_flower.text.models.pretrained import ModelUnavailableError
+
+    folder = folder.expanduser()
+    try:
+        _libraries("torch", "sentence_transformers", "onnx", "onnxscript")
+        facts = export_embedder(name, folder, int8=int8)
+    except (ExportError, FileExistsError, ModelUnavailableError, ValueError) as error:
+        raise fail(str(error)) from None
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 1e6
+    typer.echo(f"{folder}: {size:.0f} MB, {facts['bits']}-bit, {facts['dimension']} dimensions")
+    typer.echo(f"fingerprint = {facts['fingerprint']}")
+
+
+@embedder_app.command()
+def show(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What NAME is: its fingerprint, which questions and policies name, libraries and files.
+
+    Loads no model; a hub name is fetched.
+    """
+    from privsyn_flower.text.embedders import (
+        embedder_fingerprint,
+        embedder_libraries,
+        model_folder,
+        ngram_dimension,
+    )
+    from privsyn_flower.text.fingerprints import FACTS, read_facts
+    from privsyn_flower.text.models.pretrained import ModelUnavailableError
+
+    try:
+        dimension = ngram_dimension(name)
+        facts: dict[str, Any] = {
+            "fingerprint": embedder_fingerprint(name),
+            "libraries": list(embedder_libraries(name)),
+        }
+        if dimension is None:
+            folder = model_folder(name)
+            facts["folder"] = str(folder)
+            if (folder / FACTS).is_file():
+                exported = read_facts(folder)
+                dimension = int(exported["dimension"])
+                facts["files"] = exported["files"]
+        if dimension is not None:  # of others only the loaded model knows
+            facts["dimension"] = dimension
+    except (ModelUnavailableError, ValueError) as error:
+        raise fail(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    for key, value in facts.items():
+        typer.echo(f"{key} = {value if isinstance(value, str) else json.dumps(value)}")
+
+
+def _libraries(*names: str) -> None:
+    """Raises ModuleNotFoundError that names the extras, before seconds of loading."""
+    from privsyn_flower.text.embedders import can_import
+
+    for name in names:
+        if not can_import(name):
+            way = "pip install 'privsyn-flower[server,export]'"
+            raise ModuleNotFoundError(f"{name} is not installed: {way}", name=name)

@@ -1,0 +1,368 @@
+"""`privsyn`: run, plan, account, audit, report and more. Commands import what they need."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from privsyn_flower import __version__
+from privsyn_flower.app.cli.account import AsJson, account, calibrate
+from privsyn_flower.app.cli.embedder import embedder_app
+from privsyn_flower.app.cli.errors import Commands, fail
+from privsyn_flower.app.cli.federation import federation_app
+from privsyn_flower.app.cli.node import node_app
+from privsyn_flower.app.cli.proximity import proximity
+from privsyn_flower.app.cli.public import public_app
+from privsyn_flower.app.cli.publish import publish
+from privsyn_flower.app.cli.topics import topics_app
+from privsyn_flower.config.api import configured
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Learn from private, distributed text by noisy sums of bounded answers.",
+)
+data_app = typer.Typer(cls=Commands, no_args_is_help=True, help="Look at a data file before a run.")
+app.add_typer(data_app, name="data")
+app.add_typer(node_app, name="node")
+app.add_typer(embedder_app, name="embedder")
+app.add_typer(federation_app, name="federation")
+app.add_typer(topics_app, name="topics")
+app.add_typer(public_app, name="public")
+public_app.command()(proximity)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """privsyn-flower."""
+    context.with_resource(configured())  # errors name keys
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", help="Run folder to continue or attach to.")
+    ] = None,
+    federation: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a running federation (privsyn federation); else simulate."),
+    ] = None,
+    ray: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Simulate in this Ray cluster (RAY_ADDRESS).")
+    ] = "",
+) -> None:
+    """Run a configuration through `flwr run`; the last line on stdout is the run folder.
+
+    Ends with 3 when the run ended early, with a result but fewer rounds than planned; with 4 when
+    it has its result, but not the benchmark; with 5 when its result is of no use.
+    """
+    from privsyn_flower.app.cli.outcome import exit_status
+    from privsyn_flower.app.cli.run import RunFailed, run_command
+    from privsyn_flower.app.local.simulation import FlowerError
+    from privsyn_flower.app.report.summaries import ReportError
+    from privsyn_flower.config import ConfigError
+    from privsyn_flower.runs import RunLocked, failure
+
+    try:
+        folder = run_command(config, settings or [], resume, federation, ray)
+    except (ConfigError, RunFailed, RunLocked, FlowerError, ReportError) as error:
+        raise fail(str(error), 1) from None
+    except OSError as error:
+        raise fail(failure(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the Flower run was stopped", 130) from None
+    print(folder)
+    if code := exit_status(folder):
+        raise typer.Exit(code)
+
+
+@app.command()
+def plan(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    vary: Annotated[
+        str, typer.Option(help="key=value,value,...: a table of noise and signal over the values.")
+    ] = "",
+) -> None:
+    """Before a run: noise against signal, epsilon, bytes, seconds, memory, disk, what is missing.
+
+    Begins nothing and fetches nothing. Work of small models is timed on made-up text, once: their
+    speeds are kept in the cache folder. Ends with 0 also when the run would be refused here.
+    """
+    from privsyn_flower.app.cli import plan as plans
+    from privsyn_flower.app.cli.run import default_config
+
+    try:
+        text = plans.printed(config or default_config(), settings or [], vary, as_json)
+    except (ValueError, RuntimeError) as error:
+        raise fail(str(error)) from None
+    typer.echo(text)
+
+
+app.command()(account)
+app.command()(calibrate)
+
+
+@app.command()
+def audit(
+    config: Annotated[
+        Path | None, typer.Argument(help="TOML file; default: the demo (configs/demo.toml).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for example epsilon=1.29")
+    ] = None,
+    trials: Annotated[int, typer.Option(help="Releases, half of them with the canary.")] = 10_000,
+    kind: Annotated[
+        str,
+        typer.Option(help="evaluation; default: the rounds' query, and of ctcl its topics, too."),
+    ] = "",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object for each kind, a line each.")
+    ] = False,
+) -> None:
+    """Measure releases in this process: do they leak more, or are they less noisy, than claimed?
+
+    One release; of a trusted aggregator's noise, which may be correlated, all rounds of a run.
+    Exits 1 when a measurement contradicts the claim. Passing is evidence, not a proof.
+    """
+    from privsyn_flower.app.audit import audit as measure
+    from privsyn_flower.app.audit import described, kinds
+    from privsyn_flower.app.cli.run import default_config
+    from privsyn_flower.config import load_config, parse_override
+
+    try:
+        overrides = dict(parse_override(text) for text in settings or [])
+        loaded = load_config(config or default_config(), overrides)
+        found = [measure(loaded, trials, one) for one in ([kind] if kind else kinds(loaded))]
+    except ValueError as error:
+        raise fail(str(error)) from None
+    told = [json.dumps(one.to_dict()) if as_json else described(one) for one in found]
+    typer.echo(("\n" if as_json else "\n\n").join(told))
+    if any(one.contradiction for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run, finished or failed.")],
+    samples: Annotated[int, typer.Option(min=1, help="Texts to write.")],
+    out: Annotated[
+        Path | None, typer.Option(help="File of JSON lines; RUN/generated-SEED-SAMPLES.jsonl.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Other text with another one.")] = 0,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, as generation.base-url=...")
+    ] = None,
+) -> None:
+    """More synthetic text of what a run released: no private data, no federation, no privacy spent.
+
+    Called again after it was stopped, CTCL's goes on. The last line on stdout is the file.
+    """
+    from privsyn_flower.app.cli.generate import generate_command
+    from privsyn_flower.runs import failure
+
+    try:
+        found = generate_command(run, samples, out, seed, settings)
+    except (ValueError, RuntimeError) as error:
+        raise fail(str(error), 1) from None
+    except OSError as error:
+        raise fail(failure(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail("interrupted; the same command goes on where it was", 130) from None
+    if found.short:
+        typer.secho(f"{found.texts} texts: {found.short}", err=True)
+    if found.claim:
+        typer.secho(f"what holds for the run holds for them: {found.claim}", err=True)
+    print(found.path)
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, or their summary.json.")],
+    checklist: Annotated[
+        bool, typer.Option("--checklist", help="What a report of differential privacy must say.")
+    ] = False,
+    fact_sheet: Annotated[
+        bool, typer.Option("--fact-sheet", help="The guarantee by the points of NIST SP 800-226.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write one page of the runs to this file instead.")
+    ] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Tables as Markdown, however wide they are.")
+    ] = False,
+) -> None:
+    """Finished runs side by side: accuracy, epsilon, bytes and computing, by whom they trust.
+
+    With --checklist, the guarantee of each run item by item (Ponomareva et al. 2023); with
+    --fact-sheet, by the points of NIST SP 800-226. With --html, a file that needs no network: of
+    one run, finished or not, or of several compared; the last line on stdout is the file.
+    """
+    if checklist + fact_sheet + (html is not None) > 1:
+        raise fail("--checklist, --fact-sheet and --html are different reports: name one of them")
+    if html is not None:
+        from privsyn_flower.app.cli.page import page_command
+
+        page_command(runs, html)
+        return
+    from privsyn_flower.app.cli.display import fitted, width
+    from privsyn_flower.app.report.checklist import checklists
+    from privsyn_flower.app.report.fact_sheet import fact_sheets
+    from privsyn_flower.app.report.summaries import ReportError, read_named
+    from privsyn_flower.app.report.tables import report as tables
+
+    try:
+        summaries = [read_named(folder) for folder in runs]
+        form = checklists if checklist else fact_sheets if fact_sheet else tables
+        shown = form(summaries)
+        typer.echo(shown if markdown or form is not tables else fitted(shown, width()))
+    except ReportError as error:
+        raise fail(str(error)) from None
+
+
+@app.command()
+def watch(
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="On loopback; 0: a free one.")] = 0,
+) -> None:
+    """The report page of a run while it lasts: prints an address for this machine's browser.
+
+    Whoever has the address may look; nothing can be changed there. Ends when the run is over and
+    nobody looks, or with Ctrl-C, which leaves the run alone.
+    """
+    from privsyn_flower.app.cli.watch import watch_command
+    from privsyn_flower.app.report.summaries import ReportError
+
+    try:
+        watch_command(run, port, lambda line: print(line, flush=True))
+    except ReportError as error:
+        raise fail(str(error)) from None
+
+
+app.command()(publish)
+
+
+@app.command()
+def compare(
+    grid: Annotated[Path, typer.Argument(help="TOML file of methods, axes and seeds.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for runs, tables, pictures; results/GRID.")
+    ] = None,
+    config: Annotated[
+        list[Path] | None, typer.Option(help="Run the grid with this file, not its own methods.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="key=value, for every run")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the runs; run none.")] = False,
+    table_only: Annotated[
+        bool, typer.Option("--table-only", help="Run nothing: tables of what is there.")
+    ] = False,
+) -> None:
+    """Run a grid of methods, settings and seeds, as far as it is missing; then compare.
+
+    The last line on stdout is the folder with table.md, CSV and pictures. Ends with 1 when a run
+    failed or cannot be run; the others go on.
+    """
+    from privsyn_flower.app.cli.compare.command import compare_command, failures, listed
+    from privsyn_flower.app.report.summaries import ReportError
+    from privsyn_flower.config import ConfigError, parse_override
+
+    try:
+        given = dict(parse_override(text) for text in settings or [])
+        if dry_run:
+            lines, fine = listed(grid, out, config or [], given)
+            typer.echo("\n".join(lines))
+            raise typer.Exit(0 if fine else 1)
+        folder, outcomes = compare_command(
+            grid, out=out, configs=config or [], given=given, jobs=jobs, run=not table_only
+        )
+    except (ConfigError, ReportError) as error:
+        raise fail(str(error), 1) from None
+    except KeyboardInterrupt:
+        raise fail(
+            "interrupted; its runs were stopped, and resume when it is called again", 130
+        ) from None
+    for line in (missing := failures(outcomes)):
+        typer.secho(f"missing: {line}" if table_only else f"failed: {line}", err=True)
+    print(folder)
+    if missing and not table_only:
+        raise typer.Exit(1)
+
+
+@data_app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="jsonl, csv, tsv or parquet")],
+    user_column: Annotated[str, typer.Option(help="'': every row is a user.")] = "user_id",
+    text_column: Annotated[str, typer.Option()] = "text",
+    label_column: Annotated[str, typer.Option()] = "",
+    date_column: Annotated[str, typer.Option()] = "",
+    embedder: Annotated[str, typer.Option(help="models.embedder of the run.")] = "minilm",
+    strict: Annotated[bool, typer.Option(help="Exit with 1 for any finding.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain what a node would skip or repair in FILE, and how large it is; exits 1 when no run
+    would take it.
+
+    Counts are private: they are for the file's owner. Ends with a configuration to start from.
+    """
+    from privsyn_flower.data import DataError, survey
+    from privsyn_flower.data.values import Columns
+    from privsyn_flower.text.embedders import longer_than_read
+
+    columns = Columns(user_column, text_column, label_column, date_column)
+    try:
+        found = survey(file, columns, lambda texts: longer_than_read(embedder, texts))
+    except DataError as error:
+        typer.secho(f"error: no run takes this file: {error}", err=True)
+        raise typer.Exit(1) from None
+    except ValueError as error:  # the embedder's name
+        raise fail(str(error)) from None
+    if as_json:
+        typer.echo(json.dumps(found.as_dict()))
+    else:
+        typer.echo(found.described())
+        if starter := found.starter():
+            typer.echo(f"\nto start with (privsyn run FILE.toml, in simulation):\n\n{starter}")
+    if found.refused:
+        typer.secho(f"error: no run takes this file: {found.refused}", err=True)
+    if found.refused or (strict and found.findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the `privsyn` command."""
+    app()
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,259 @@
+"""`privsyn plan`: what a run promises, exchanges, computes and needs, before it is begun."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.app.cli.display import fitted, width
+from privsyn_flower.app.preflight.exchange import exchange_of
+from privsyn_flower.app.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
+from privsyn_flower.app.preflight.signal import SURE, signal_of
+from privsyn_flower.config import (
+    RunConfig,
+    absolute_paths,
+    cache_folder,
+    load_config,
+    parse_override,
+)
+from privsyn_flower.privacy.wording import at_most
+from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
+from privsyn_flower.server_apps.estimates.stages import spoken
+from privsyn_flower.server_apps.estimates.timing import timed
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.promised import baseline, promised
+from privsyn_flower.text.embedders import ngram_dimension
+
+TIMING_SECONDS = 30.0  # no timing starts later; alone, most plans have all they need in three
+
+
+def printed(path: Path | None, settings: list[str], vary: str, in_json: bool) -> str:
+    """What `privsyn plan` prints: the plan, or with `vary` a table over a key's values. Raises
+    ValueError for a configuration that is wrong."""
+    if vary:
+        rows = varied(path, settings, vary)
+        return as_json(rows) if in_json else fitted(as_table(rows), width())
+    found = plan_command(path, settings)
+    return as_json(found) if in_json else described(found)
+
+
+def plan_command(path: Path | None, settings: list[str]) -> Plan:
+    """The plan of a configuration on this machine. Raises ValueError for one that is wrong."""
+    loaded = load_config(path, dict(parse_override(text) for text in settings))
+    folder = Path(loaded.run_folder or Path("runs") / "plan").expanduser().absolute()
+    config = absolute_paths(loaded, folder)
+    with contextlib.redirect_stderr(io.StringIO()):  # bars of the model libraries
+        return plan_of(config, folder, machine_for(config))
+
+
+def varied(path: Path | None, settings: list[str], vary: str) -> list[dict[str, Any]]:
+    """A row of numbers for each value of `key=value,value,...`. Raises ValueError for a
+    configuration that is wrong, or asks nobody."""
+    key, sign, values = vary.partition("=")
+    if not sign or not values:
+        raise ValueError(f"--vary {vary!r}: expected key=value,value, as epsilon=1,3,7.58")
+    rows = list[dict[str, Any]]()
+    machine = None
+    for value in values.split(","):
+        changed = [*settings, f"{key}={value.strip()}"]
+        config = load_config(path, dict(parse_override(text) for text in changed))
+        config = absolute_paths(config, Path(config.run_folder or Path("runs") / "plan").absolute())
+        if baseline(config):
+            raise ValueError(f"--vary {vary!r}: method = {config.method!r} asks nobody")
+        machine = machine or this_machine(cache_folder(config), config.models.device)
+        device = exchange_of(config, machine)
+        signal = signal_of(config, device.coordinates if config.updates else None)
+        made = promised(config)
+        rows.append(
+            {
+                "key": key, "value": value.strip(), "epsilon": made.epsilon,
+                "users": config.data.users, "noise_multiplier": made.main.multiplier,
+                "noise_std": signal.noise, "signal": signal.expected, "ratio": signal.ratio,
+                "readable": signal.readable, "bytes_down": device.down, "bytes_up": device.up,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Rows of `varied`, in Markdown."""
+    lines = [
+        [
+            str(row["value"]), at_most(row["epsilon"]), f"{row['noise_multiplier']:.4f}",
+            f"{row['noise_std']:,.4g}", f"{row['signal']:,.4g}",
+            f"{row['ratio']:,.3g}{'' if row['readable'] else ', weak'}",
+            _bytes(row["bytes_down"]), _bytes(row["bytes_up"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heading = [f"{rows[0]['key']} =", "epsilon", "noise multiplier", "noise std", "signal",
+               "signal / noise", "down", "up"]  # fmt: skip
+    lines = [heading, *lines]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * (width - 1) + ":" for width in widths])
+    cells = ([c.rjust(w) for c, w in zip(line, widths, strict=True)] for line in lines)
+    return "\n".join(
+        [
+            *(f"| {' | '.join(line)} |" for line in cells),
+            f"signal / noise: in standard deviations of the noise, readable from {SURE} on",
+            "down and up: of a device and round",
+        ]
+    )
+
+
+def machine_for(config: RunConfig) -> Machine:
+    """This machine, with the speeds of the configuration's small models: remembered, or timed."""
+    work = recipe_of(config).work(config)
+    needs_torch = any(
+        task.kind != "embedding" or ngram_dimension(config.models.embedder) is None for task in work
+    )
+    found = this_machine(cache_folder(config), config.models.device, needs_torch=needs_torch)
+    return timed(config, work, found, seconds=TIMING_SECONDS)
+
+
+def as_json(plan: Plan | list[dict[str, Any]]) -> str:
+    """A plan, or rows of `varied`; JSON has no infinity."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: finite(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(one) for one in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(finite(plan if isinstance(plan, list) else plan.as_dict()))
+
+
+def described(plan: Plan) -> str:
+    """The plan in words, one part after the other."""
+    return "\n".join(line for part in _parts(plan) for line in part)
+
+
+def _parts(plan: Plan) -> Iterator[list[str]]:
+    yield _privacy(plan)
+    yield _device(plan)
+    yield [f"trust: {plan.trust}"]
+    yield [f"machine: {plan.machine.told()}"]
+    yield ["models:", *_indented([_model(model) for model in plan.models])]
+    if plan.launches:
+        yield ["processes that the run starts:", *_indented([one.shown() for one in plan.launches])]
+    yield ["stages, as estimates (at most what the keys allow):"]
+    for stage in plan.stages:
+        yield _indented(_stage(stage))
+    yield [_total(plan), _disk(plan)]
+    yield _findings(plan)
+
+
+def _privacy(plan: Plan) -> list[str]:
+    made, signal = plan.promise, plan.signal
+    if made is None or signal is None:
+        claim = plan.claim
+        return [
+            f"privacy: epsilon {at_most(claim.epsilon)}, {claim.threat_model}",
+            "  no rounds: no noise, no signal, and no question to a device",
+        ]
+    return [
+        f"privacy: epsilon {at_most(made.epsilon)} of {at_most(made.target)} at delta "
+        f"{made.delta:g}, {releases(made.phases)} releases, noise multiplier "
+        f"{made.main.multiplier:.4f}",
+        *_indented([f"{p.name}: {p.rounds} rounds, at most {p.most} of one user, noise of the "
+                    f"{p.source}" for p in made.phases]),
+        f"signal ({signal.kind}): " + signal.lines()[0],
+        *_indented(signal.lines()[1:]),
+    ]  # fmt: skip
+
+
+def _indented(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _device(plan: Plan) -> list[str]:
+    found = plan.exchange
+    if found is None:
+        return []
+    size = "unknown" if found.coordinates is None else f"{found.coordinates:,}"
+    bits = "" if found.bits is None else f" of {found.bits} bits"
+    secure = plan.config.aggregation == "secure"
+    beside = "; keys and shares of secure aggregation come on top" if secure else ""
+    once = f"; down {_bytes(found.once)} once for the histogram" if found.once else ""
+    lines = [
+        f"a device and round: down {_bytes(found.down)}, up {_bytes(found.up)} ({size} "
+        f"coordinates{bits}{beside}){once}"
+    ]
+    if found.seconds is None or found.first_seconds is None:
+        return [*lines, "  its computing: unknown, the size of its model is not known here"]
+    speed = "as fast as this machine" if found.timed else "as fast as this machine at its best"
+    first = (
+        f"{spoken(found.first_seconds)} in the first round, {spoken(found.seconds)} in others"
+        if found.first_seconds != found.seconds
+        else spoken(found.seconds)
+    )
+    need = f", {_bytes(found.memory)} of memory" if found.memory else ""
+    lines.append(f"  its computing: {first}, for one user, {speed}{need}; Flower's own part apart")
+    return lines
+
+
+def _model(model: ModelPlan) -> str:
+    if model.parameters is None:
+        return f"{model.key} = {model.name!r}: {model.source}"
+    size = f"{model.parameters:,} parameters ({model.source})" if model.parameters else model.source
+    where = "here" if model.here else f"not here: about {_bytes(model.download)} to fetch"
+    return f"{model.key} = {model.name!r}: {size}; {where}"
+
+
+def _stage(stage: StagePlan) -> list[str]:
+    least = "" if stage.timed else "at least "
+    parts = []
+    if stage.seconds is None:
+        parts.append("time unknown")
+    elif stage.seconds or not stage.node_seconds:
+        parts.append(f"{least}{spoken(stage.seconds)}")
+    if stage.node_seconds:
+        parts.append(f"on simulated nodes {least}{spoken(stage.node_seconds)}")
+    if stage.first_round:
+        parts.append(f"all of the first round {spoken(stage.first_round)}")
+    if stage.memory:
+        parts.append(f"memory {_bytes(stage.memory)} here, {_bytes(stage.gpu_memory)} on a GPU")
+    parts.append(f"{stage.operations:.2g} operations")
+    lines = [f"{stage.stage}: {'; '.join(parts)}", *_indented(stage.tasks)]
+    return lines + _indented(stage.unknown)
+
+
+def _total(plan: Plan) -> str:
+    unknown = [stage.stage for stage in plan.stages if stage.seconds is None]
+    seconds = sum((stage.seconds or 0.0) + stage.node_seconds for stage in plan.stages)
+    least = "" if all(stage.timed for stage in plan.stages) and not unknown else "at least "
+    without = f", without {', '.join(unknown)}" if unknown else ""
+    why = (
+        "; work that was not timed here is counted at the machine's best" if least else
+        "; all by work that was timed here"
+    )  # fmt: skip
+    return f"together: {least}{spoken(seconds)} on this machine{without}{why}"
+
+
+def _disk(plan: Plan) -> str:
+    named = ", ".join(f"{name.replace('_', ' ')} {_bytes(n)}" for name, n in plan.disk.items())
+    return f"disk: {named}; {_bytes(plan.free)} are free"
+
+
+def _findings(plan: Plan) -> list[str]:
+    if not plan.findings:
+        return ["nothing speaks against it"]
+    return [
+        ("refused here: " if finding.fatal else "warning: ") + finding.text
+        for finding in plan.findings
+    ]
+
+
+def _bytes(size: float | None) -> str:
+    if size is None:
+        return "unknown"
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "kB")):
+        if size >= 1000**power:
+            return f"{size / 1000**power:,.3g} {unit}" if size < 1e12 else f"{size / 1e9:,.0f} GB"
+    return f"{size:.0f} bytes"

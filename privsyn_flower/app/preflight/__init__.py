@@ -1,0 +1,76 @@
+"""What can be told wrong about a run before Flower starts: all of it at once, in about a second.
+
+Nothing is written, no model library is imported, and of long files only the beginning is read.
+What only the run itself can find is not repeated here. A private file's counts go to the
+terminal of whoever simulates, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+from privsyn_flower.app.local.federation import LocalFederation
+from privsyn_flower.app.local.simulation import FlowerError
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.ledger import LedgerError
+from privsyn_flower.server_apps.promised import baseline
+
+from .data import docstring_packages, private_file, public_file, split_files
+from .findings import Finding, Findings, NotReady
+from .machine import federation_nodes, models, needs, places, trackers
+from .numbers import budget, candidates, integers, keys, product, promise
+
+__all__ = ["Finding", "NotReady", "check_ready"]
+
+
+def check_ready(
+    config: RunConfig,
+    folder: Path,
+    federation: LocalFederation | None = None,
+    *,
+    resumed: bool = False,
+) -> list[Finding]:
+    """Everything that can be told wrong about a run in `folder`; never raises for it.
+
+    In the order in which a reader would mend things. config: with absolute paths. federation:
+    where it runs; None simulates. resumed: the run has begun, so its numbers stand.
+    """
+    checks: list[Callable[[], Findings]] = [
+        lambda: keys(config),
+        lambda: _data(config),
+        lambda: needs(config),
+        lambda: trackers(config),
+        lambda: models(config),
+        lambda: candidates(config),
+        lambda: places(config, folder),
+        lambda: product(config),
+    ]
+    asks = baseline(config) is None  # else there is neither noise nor a ledger
+    if asks:
+        checks.append(lambda: budget(config, folder, resumed=resumed))
+    if asks and not resumed:
+        checks += [lambda: promise(config), lambda: integers(config)]
+    if federation is not None:
+        checks.append(lambda: federation_nodes(config, federation))
+    return list(dict.fromkeys(finding for check in checks for finding in _run(check)))
+
+
+def _data(config: RunConfig) -> Findings:
+    """The text; its split where nothing is wrong with the files themselves."""
+    files = (private_file, public_file, docstring_packages)
+    found = [finding for look in files for finding in _run(functools.partial(look, config))]
+    yield from found
+    if not any(finding.fatal for finding in found):
+        yield from split_files(config)
+
+
+def _run(check: Callable[[], Findings]) -> Findings:
+    """What a check finds; what it raises is one more finding."""
+    try:
+        yield from check()
+    except OSError as error:
+        yield Finding(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    except (ValueError, LedgerError, FlowerError) as error:
+        yield Finding(" ".join(str(error).split()))

@@ -1,0 +1,169 @@
+"""What one device exchanges in a round: bytes of the question and of the answer, and its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from privsyn_flower.app.preflight.numbers import encoding
+from privsyn_flower.config import RunConfig
+from privsyn_flower.privacy.encoding.dense import DensePlan
+from privsyn_flower.privacy.encoding.sizing import WrapAround
+from privsyn_flower.protocol.question import Query
+from privsyn_flower.server_apps.estimates.machine import Machine
+from privsyn_flower.server_apps.estimates.memory import memory
+from privsyn_flower.server_apps.estimates.shapes import Shape, model_files, shape_of
+from privsyn_flower.server_apps.estimates.timing import estimate
+from privsyn_flower.server_apps.estimates.work import Task, tokens_of
+from privsyn_flower.server_apps.methods import recipe_of
+from privsyn_flower.server_apps.methods.stages import scoring
+
+SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
+# At most, of a topic beside its row: the row's scale, and ten keywords in JSON.
+TOPIC_BYTES = 4 + 10 * 12
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A round of one user on a device of its own. None: not known here.
+
+    coordinates: of an answer. down, up: bytes of the question and of the masked answer; keys and
+    shares of secure aggregation come on top. first_seconds: of a round in which the user's texts
+    are embedded; seconds: of another; timed: by such work on this machine. memory: bytes. once:
+    bytes of a question beside the rounds.
+    """
+
+    coordinates: int | None
+    bits: int | None
+    down: int | None
+    up: int | None
+    first_seconds: float | None
+    seconds: float | None
+    timed: bool
+    memory: int | None
+    once: int = 0
+
+
+def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
+    """Of a configuration with rounds; a device as fast as `machine`."""
+    if config.updates:
+        return _training(config, machine)
+    if config.measures:
+        return _measuring(config, machine)
+    embedder, count = shape_of("embedder", config), recipe_of(config).length(config)
+    bits, up = _answer(config, count)
+    if embedder is None:
+        return Exchange(count, bits, None, up, None, None, False, None)
+    data, task = config.data, _embedding(config)
+    embedding = estimate(task, embedder, machine)
+    products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations["4"]
+    need = memory(task, embedder, machine.device) + 4 * count * embedder.dimension
+    down = question_bytes(config, count, embedder.dimension)
+    return Exchange(
+        count, bits, down, up, embedding.seconds + products, products, embedding.timed, need
+    )
+
+
+def _answer(config: RunConfig, length: int | None) -> tuple[int | None, int | None]:
+    """Bits of a coordinate, bytes of an answer; None where there are no such integers."""
+    if length is None:
+        return None, None
+    try:
+        plan = encoding(config, length)
+    except WrapAround:
+        return None, None
+    sent = plan.padded_length if isinstance(plan, DensePlan) else plan.length
+    return plan.bits, sent * plan.bits // 8
+
+
+def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
+    """Bytes of a question of so many candidates, packed as it travels (`protocol.packing`).
+
+    Entries of made-up candidates are Gaussian, which is how a row's entries are spread; real ones
+    have columns that differ, and take a little less.
+    """
+    some = min(count, SAMPLE)
+    rows = np.random.default_rng(0).standard_normal((some, dimension)).astype(np.float32)
+    own, groups = config.popri, 0
+    if recipe_of(config).question(config)[0] == "votes":
+        query = Query.votes(rows, bound=1.0, model="")
+        groups = 2 * count * bool(config.classes and not config.uses("ctcl"))
+    else:
+        asked = own.dimension if own.dimension < dimension else 0
+        query = Query.scores(rows, bound=1.0, model="", groups=[some], dimension=asked)
+        groups = 4 * own.prompts
+    extra = sum(array.nbytes for name, array in query.extra.items() if name == "projection")
+    return round(query.packed[0].nbytes * count / some) + extra + groups
+
+
+def _training(config: RunConfig, machine: Machine) -> Exchange:
+    shape, training = shape_of(config.trained, config), config.training
+    length, down = trained(config, shape)
+    bits, up = _answer(config, length)
+    if shape is None:
+        return Exchange(length, bits, down, up, None, None, False, None)
+    task = Task(
+        "rounds", "", "fine-tuning", config.trained, config.local_steps * training.batch_size,
+        config.evaluation.sequence_length, training.batch_size, nodes=True,
+    )  # fmt: skip
+    work = estimate(task, shape, machine)
+    need = memory(task, shape, machine.device) + 8 * (length or 0)
+    first, once, topics = 0.0, 0, recipe_of(config).candidates(config)
+    embedder = shape_of("embedder", config)
+    if topics and embedder is not None:
+        rows = topics * (embedder.dimension + TOPIC_BYTES)
+        once = rows if config.ctcl.histogram else 0
+        if config.ctcl.by_topic and down is not None:
+            down += rows  # the node finds each text's condition by them
+        first = estimate(_embedding(config), embedder, machine).seconds
+    seconds = work.seconds
+    return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need, once)
+
+
+def _measuring(config: RunConfig, machine: Machine) -> Exchange:
+    """At most: a model that is a whole one, with every weight another than the base's."""
+    shape, length = shape_of("downstream", config), recipe_of(config).length(config)
+    bits, up = _answer(config, length)
+    if shape is None:
+        return Exchange(length, bits, None, up, None, None, False, None)
+    own = config.measure
+    task = replace(scoring(config, "", len(own.named), own.tokens(config)), nodes=True)
+    task = replace(task, items=max(1, task.items // config.data.users))  # of one user
+    work = estimate(task, shape, machine)
+    down = 4 * shape.parameters * len(own.named)
+    need = memory(task, shape, machine.device) + down
+    return Exchange(length, bits, down, up, work.seconds, work.seconds, work.timed, need)
+
+
+def _embedding(config: RunConfig) -> Task:
+    """Of one user's texts."""
+    data = config.data
+    tokens = tokens_of(data.sample_words)
+    return Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
+
+
+def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | None]:
+    """Coordinates of one user's update, and bytes of the parameters that travel to it.
+
+    Low-rank factors and single layers are counted in the model's own files; None without them.
+    """
+    training = config.training
+    more = int(training.adaptive_clipping)
+    if training.parameters == "full":
+        return (None, None) if shape is None else (shape.parameters + more, 4 * shape.parameters)
+    folder = model_files(config.trained, getattr(config.models, config.trained), config)
+    if folder is None:
+        return None, None
+    from privsyn_flower.training import Layout
+    from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
+
+    arrays = initial_parameters(
+        folder, training.parameters, rank=training.lora_rank, factors=training.lora_factors,
+        patterns=training.layers,
+    )  # fmt: skip
+    patterns = trained_patterns(
+        folder, training.parameters, factors=training.lora_factors, patterns=training.layers
+    )
+    length = Layout.of(arrays, patterns).length
+    return length + more, sum(array.nbytes for array in arrays.values())

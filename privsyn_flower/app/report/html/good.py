@@ -1,0 +1,332 @@
+"""How good: what nodes measured in paid releases, and what a benchmark measured beside epsilon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.app.report.evaluations import NOISE, covered
+from privsyn_flower.app.report.html.charts import bars, figure, intervals, lines
+from privsyn_flower.app.report.html.markup import (
+    Html,
+    bullets,
+    element,
+    facts,
+    interval,
+    is_number,
+    is_triple,
+    joined,
+    number,
+    table,
+)
+from privsyn_flower.app.report.html.parts import (
+    OUTSIDE,
+    Part,
+    claim,
+    guarantee,
+    mapping,
+    paragraph,
+    small,
+    unclaimed,
+)
+from privsyn_flower.app.report.html.private import few, spread
+from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines
+
+MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
+OVER_USERS = "95 % intervals over held-out users, not over the draw of the noise"
+COVERED = "Covered by epsilon: a paid, noisy release of the nodes."
+
+
+def good(run: RunFolder) -> Part:
+    """The verdict, paid evaluations, and the benchmark, each marked by what covers it."""
+    summary = run.summary or {}
+    sentences = mapping(summary.get("verdict")).get("sentences")
+    told = [str(one) for one in sentences] if isinstance(sentences, list) else []
+    body = [bullets(told)] if told else []
+    body += _signal(run)
+    body += _paid(run, summary)
+    benchmark = mapping(summary.get("benchmark"))
+    if benchmark:
+        body.append(_benchmark(run, benchmark))
+    elif "unfinished" in summary:
+        body.append(paragraph("The benchmark of this run is not finished."))
+    else:
+        body.append(paragraph("No benchmark: nothing was measured outside of epsilon here."))
+    return Part("good", "How good it is", joined(body))
+
+
+def _signal(run: RunFolder) -> list[Html]:
+    """The signal over the noise, by round; from the releases alone."""
+    data = [
+        {"x": row["round"], "value": max(0.0, float(row["excess"])) ** 0.5, "series": "signal"}
+        for row in run.metrics
+        if is_number(row.get("round")) and is_number(row.get("excess"))
+    ]
+    if len(data) < 2:
+        return []
+    title = "Norm of what the answers say, over the noise's"
+    rows = [[number(one["x"]), number(one["value"], ".3f")] for one in spread(data)]
+    listing = table(f"By round{few(len(rows), len(data))}", ["round", "signal / noise"], rows)
+    remark = f"From the released sums ({guarantee(run)}). At 1 the two are as large."
+    return [figure(title, remark, listing, lambda: lines(data, value="signal / noise"))]
+
+
+# Paid releases of the nodes ------------------------------------------------------------------
+
+
+def _paid(run: RunFolder, summary: Mapping[str, Any]) -> list[Html]:
+    """What nodes measured, if that was paid for."""
+    points = summary.get("evaluation_curve")
+    parts = [_by_round(run, points)] if isinstance(points, list) and points else []
+    if models := mapping(mapping(summary.get("measured")).get("models")):
+        parts.append(_given(run, models, mapping(summary["measured"])))
+    if estimates := mapping(mapping(summary.get("evaluation")).get("estimates")):
+        parts.append(_given(run, estimates, mapping(summary["evaluation"])))
+    if not parts:
+        return []
+    return [
+        element("h3", "Measured on the nodes"),
+        element("p", COVERED, class_="mark covered"),
+        *parts,
+    ]
+
+
+def _ends(found: Mapping[str, Any], what: str) -> list[Any]:
+    return [found.get(what), found.get(f"{what}_low"), found.get(f"{what}_high")]
+
+
+def _by_round(run: RunFolder, points: Sequence[Any]) -> Html:
+    """Accuracy against rounds."""
+    found = [mapping(one) for one in points]
+    data = []
+    for one in found:
+        ends = _ends(one, "accuracy")
+        if is_number(one.get("round")) and is_triple(ends):
+            value, low, high = ends
+            data.append(
+                {"x": one["round"], "value": value, "low": low, "high": high, "series": "accuracy"}
+            )
+    rows = [
+        [
+            number(one.get("round")),
+            one.get("failed") or interval(_ends(one, "accuracy")),
+            interval(one.get("accuracy_gained"), sign=True),
+            interval(_ends(one, "loss")),
+        ]
+        for one in spread(found)
+    ]
+    title = "Accuracy on users' text by round"
+    headings = ["round", "accuracy", "gained over the start", "loss"]
+    listing = table(f"Paid evaluations{few(len(rows), len(found))}", headings, rows)
+    draw = (lambda: lines(data, value="accuracy", zero=False)) if data else None
+    return figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
+
+
+def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
+    """Models of one release beside each other; of a training, its start and its end."""
+    gained = mapping(found.get("gained"))
+    rows, data = [], []
+    for name, one in models.items():
+        own = mapping(gained.get(name)) or (found if name == "final" else {})
+        gain = own.get("accuracy_gained")
+        accuracy = _ends(mapping(one), "accuracy")
+        loss = _ends(mapping(one), "loss")
+        rows.append([name, interval(accuracy), interval(gain, sign=True), interval(loss)])
+        if is_triple(gain):
+            value, low, high = gain
+            data.append({"name": str(name), "value": value, "low": low, "high": high, "own": True})
+    against = found.get("against", "start")
+    title = f"Accuracy gained over {str(against)!r} on users' text"
+    listing = table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
+    draw = (lambda: intervals(data, value="accuracy gained", zero=True)) if data else None
+    return figure(title, f"{guarantee(run)}. {covered(found)}", listing, draw)
+
+
+# The benchmark -------------------------------------------------------------------------------
+
+
+def beside(run: RunFolder) -> str:
+    """The run's guarantee beside a figure that it says nothing of."""
+    if unclaimed(claim(run)):
+        return "No privacy is claimed."
+    return f"The run has {guarantee(run)}; this figure is not covered by it."
+
+
+def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Html:
+    """Everything under `benchmark`, in a box that says what it is."""
+    body = [
+        element("h3", "Benchmark"),
+        element("p", OUTSIDE, class_="mark"),
+        small(str(found.get("note", "")).partition("; ")[2].partition("; ")[2]),
+        bullets(benchmark_lines(run.summary or {})),
+    ]
+    for key, title in MEASURES.items():
+        if values := mapping(found.get(key)):
+            body.append(_models(run, found, key, title, values))
+            body += _pairs(run, found, key, title)
+    body += [*_distances(run, found), *_rounds(run, found), *_repeated(found), *_rest(found)]
+    return element("div", *body, class_="outside", role="group", aria_label="Benchmark. " + OUTSIDE)
+
+
+def _models(
+    run: RunFolder, found: Mapping[str, Any], key: str, title: str, values: Mapping[str, Any]
+) -> Html:
+    """One measure of the small model, by what it was trained on."""
+    ends, names = mapping(found.get(f"{key}_interval")), mapping(found.get("methods"))
+    texts = mapping(found.get("training_texts"))
+    rows, data = [], []
+    for name, value in values.items():
+        around = ends.get(name)
+        whole = [value, *around] if isinstance(around, list | tuple) else None
+        cell = interval(whole) if is_triple(whole) else number(value, ".4f")
+        rows.append([names.get(name, name), cell, number(texts.get(name))])
+        if is_number(value):
+            low, high = whole[1:] if is_triple(whole) else (value, value)
+            bar = {"name": _words(name), "value": value, "low": low, "high": high}
+            data.append({**bar, "own": name in RESULTS})
+    users = number(found.get("held_out_users"))
+    heading = f"{title} on {users} held-out users, by what the model was trained on"
+    remark = f"{beside(run)} {OVER_USERS}."
+    listing = table(title, ["trained on", f"{title.lower()} [95 %]", "texts"], rows)
+    return figure(heading, remark, listing, lambda: intervals(data, value=title.lower()))
+
+
+def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> list[Html]:
+    """Paired differences: these, and not overlapping bars, say what is better."""
+    rows, data = [], []
+    for pair, ends in mapping(found.get(f"{key}_difference")).items():
+        if not is_triple(ends):
+            continue
+        one, _, other = str(pair).partition("-")
+        value, low, high = ends
+        name = f"{_words(one)} \u2212 {_words(other)}"
+        rows.append([name, interval(ends, sign=True), _judged(key, low, high)])
+        mark = {"name": name, "value": value, "low": low, "high": high, "own": one in RESULTS}
+        data.append(mark)
+    if not rows:
+        return []
+    heading = f"{title}: paired differences on the same held-out users"
+    remark = (
+        f"{beside(run)} {OVER_USERS}: one that leaves out 0 is a difference, also where the "
+        "intervals above overlap."
+    )
+    listing = table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)
+    draw = lambda: intervals(data, value="difference", zero=True)  # noqa: E731
+    return [figure(heading, remark, listing, draw)]
+
+
+def _judged(key: str, low: float, high: float) -> str:
+    """In words; a loss is better when it is smaller."""
+    if low <= 0 <= high:
+        return "unclear"
+    return "better" if (low > 0) != (key == "loss") else "worse"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _distances(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+    """Frechet distances to held-out text, the run's own beside its controls."""
+    parts = []
+    for group, values in mapping(found.get("frechet")).items():
+        named = {name: value for name, value in mapping(values).items() if is_number(value)}
+        if not named:
+            continue
+        data = [
+            {"name": _words(name), "value": value, "own": name in (*RESULTS, "seeds")}
+            for name, value in named.items()
+        ]
+        title = f"Frechet distance to held-out text: {group}"
+        remark = f"{beside(run)} Smaller is closer."
+        rows = [[_words(name), number(value, ".4f")] for name, value in named.items()]
+        listing = table(f"Frechet distance, {group}", ["text", "distance"], rows)
+        parts.append(figure(title, remark, listing, _bars(data)))
+    return parts
+
+
+def _bars(data: list[dict[str, Any]]) -> Callable[[], dict[str, Any]]:
+    return lambda: bars(data, value="distance")
+
+
+BY_ROUND = {  # key -> title, and the series of each line
+    "responses": (
+        "Frechet distance of the responses by round",
+        {"frechet_held_out": "to held-out text", "frechet_private": "to private text"},
+    ),
+    "true_votes": (
+        "Share of the true votes by round",
+        {"survivors": "of the survivors", "random": "of as many random candidates"},
+    ),
+}
+
+
+def _rounds(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+    """What the benchmark knows of each round."""
+    parts = []
+    for key, (title, series) in BY_ROUND.items():
+        own = mapping(found.get(key))
+        columns = {label: own[name] for name, label in series.items() if _numbers(own.get(name))}
+        if not columns:
+            continue
+        data = [
+            {"x": place, "value": value, "series": label}
+            for label, values in columns.items()
+            for place, value in enumerate(values, start=1)
+        ]
+        count = max(map(len, columns.values()))
+        rows = [
+            [
+                str(place + 1),
+                *(number(v[place], ".4f") if place < len(v) else "-" for v in columns.values()),
+            ]
+            for place in spread(range(count))
+        ]
+        listing = table(f"{title}{few(len(rows), count)}", ["round", *columns], rows)
+        parts.append(figure(title, beside(run), listing, _lines(data, title)))
+    return parts
+
+
+def _lines(data: list[dict[str, Any]], title: str) -> Callable[[], dict[str, Any]]:
+    return lambda: lines(data, value=title.partition(" by ")[0])
+
+
+def _numbers(values: object) -> bool:
+    return isinstance(values, list) and bool(values) and all(map(is_number, values))
+
+
+def _repeated(found: Mapping[str, Any]) -> list[Html]:
+    """Synthetic texts that repeat others."""
+    near = mapping(found.get("near_duplicates"))
+    rows = [
+        [
+            _words(name),
+            number(mapping(one).get("reference_texts")),
+            *(_share(mapping(one).get(key)) for key in ("share", "similar_share", "copies")),
+            number(mapping(one).get("longest_shared_words")),
+        ]
+        for name, one in near.items()
+    ]
+    if not rows:
+        return []
+    headings = ["text", "texts", "share that repeat", "similar", "copies", "longest run of words"]
+    return [table("Synthetic texts that repeat others", headings, rows)]
+
+
+def _share(value: object) -> str:
+    return f"{value:.2%}" if is_number(value) else number(value)
+
+
+def _rest(found: Mapping[str, Any]) -> list[Html]:
+    """What is one number."""
+    topics, votes = mapping(found.get("true_topics")), mapping(found.get("true_votes"))
+    minority = mapping(mapping(found.get("proximity")).get("minority_share"))
+    pairs: list[tuple[str, object]] = [
+        ("distance of the released topics to the true ones", topics.get("distance")),
+        ("distance of equal shares to the true topics", topics.get("uniform")),
+        ("true votes of survivors, over as many random", votes.get("mean_ratio")),
+        ("held-out words outside of the vocabulary", found.get("unknown_rate")),
+        *((f"minority's share of the text: {_words(name)}", v) for name, v in minority.items()),
+    ]
+    return [facts([(name, number(value)) for name, value in pairs if value is not None])]

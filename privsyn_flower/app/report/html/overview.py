@@ -1,0 +1,171 @@
+"""The top of a run's page: which run, what must be known before reading on, the key figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from privsyn_flower.app.report.html.markup import (
+    Html,
+    element,
+    interval,
+    is_number,
+    is_triple,
+    number,
+    size,
+)
+from privsyn_flower.app.report.html.parts import (
+    claim,
+    delta,
+    epsilon,
+    guarantee,
+    mapping,
+    unclaimed,
+    why_failed,
+)
+from privsyn_flower.app.report.html.private import short_claim
+from privsyn_flower.app.report.places import dataset_name
+from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.summaries import RESULTS, unusable_lines
+from privsyn_flower.terminal import without_places
+
+NOBODY = (
+    "No process works on this run: it is about to begin, or it stopped before its result, and "
+    "privsyn run --resume goes on."
+)
+START = {"synthetic": "random_public", "trained": "pretrained"}  # what a result is compared with
+
+
+def overview(run: RunFolder) -> Html:
+    """The name, warnings, the short claim and cards."""
+    return element(
+        "header",
+        element("p", "privsyn-flower run", class_="kicker"),
+        element("h1", run.name),
+        element("p", _line(run), class_="remark"),
+        *notices(run),
+        *benchmark_notice([run]),
+        element("p", short_claim(run), class_="claim"),
+        _cards(run),
+    )
+
+
+def method_of(run: RunFolder) -> str:
+    """The method's name; of somebody's ServerApp nobody says it."""
+    if run.summary is not None:
+        return str(run.summary["method"])
+    return run.config.method if run.config is not None else "a strategy of another app"
+
+
+def _line(run: RunFolder) -> str:
+    """Method, data, seed and version."""
+    summary = run.summary or {}
+    told = [method_of(run)]
+    if dataset := summary.get("dataset"):
+        told.append(dataset_name(dataset))
+    elif run.config is not None:
+        told.append(run.config.data.source)
+    users = summary.get("users", run.promised.get("users"))
+    told += [f"{number(users)} users"] if users is not None else []
+    told += [f"seed {run.seed}"] if run.seed is not None else []
+    told += [f"version {summary['version']}"] if "version" in summary else []
+    return ", ".join(told)
+
+
+def notices(run: RunFolder) -> list[Html]:
+    """What changes how everything below is to be read."""
+    summary = run.summary or {}
+    found = claim(run)
+    told: list[tuple[str, str]] = []
+    if run.state == "running":
+        told.append(("state", "This run is going on: what follows is what is there so far."))
+    elif run.error:
+        told.append(("bad", f"This run failed: {why_failed(run).splitlines()[0][:300]}"))
+    elif run.summary is None and run.config is not None:
+        told.append(("state", NOBODY))
+    told += [("bad", line) for line in unusable_lines(summary)]
+    if early := summary.get("ended_early"):
+        of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
+        told.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))
+    if why := unclaimed(found):
+        told.append(("bad", f"No privacy is claimed: {why}"))
+    threat = str(found.get("threat_model", ""))
+    if found.get("split") == "private" or "split was chosen by private text" in threat:
+        told.append(
+            (
+                "warn",
+                "Not for release: which users and texts there are was chosen by reading private "
+                "text, which epsilon does not cover. This run is for comparison.",
+            )
+        )
+    return [element("p", text, class_=f"notice {kind}") for kind, text in told]
+
+
+def benchmark_notice(runs: Sequence[RunFolder]) -> list[Html]:
+    """Said once on a page that shows what no page of a deployed run has."""
+    if not any((run.summary or {}).get("benchmark") for run in runs):
+        return []
+    text = (
+        "This page has figures measured on private or held-out text. They are marked; epsilon "
+        "does not cover them."
+    )
+    return [element("p", text, class_="notice warn")]
+
+
+def _cards(run: RunFolder) -> Html:
+    """A few figures, each with what it is."""
+    summary = run.summary or {}
+    found = claim(run)
+    beside = (
+        "no privacy is claimed"
+        if unclaimed(found)
+        else f"at delta {delta(found) or '-'}, for each user"
+    )
+    cards = [("epsilon", epsilon(found), beside)]
+    measured = mapping(mapping(summary.get("measured")).get("models"))
+    if measured:
+        cards.append(("models", number(len(measured)), "measured on users' text"))
+    elif (texts := run.text_count()) or "parameters" not in summary:
+        cards.append(("synthetic texts", number(texts), "in synthetic.jsonl"))
+    else:
+        cards.append(("parameters", number(summary["parameters"]), "trained privately"))
+    done, planned = summary.get("rounds", len(run.metrics)), summary.get("rounds_planned")
+    if done or planned:
+        cards.append(("rounds", number(done), f"of {number(planned)}" if planned else "released"))
+    if (up := summary.get("bytes_up_per_user_round")) is not None:
+        cards.append(("sent by a user", size(up), "in a round"))
+    signal = mapping(summary.get("verdict"))
+    if is_number(signal.get("excess")):
+        ratio = math.sqrt(max(0.0, float(signal["excess"])))
+        cards.append(("signal / noise", number(ratio, ".2g"), str(signal.get("signal", ""))))
+    cards += _accuracy(run)
+    return element("div", *(_card(*card) for card in cards), class_="cards")
+
+
+def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
+    """The benchmark's figure with the paired difference to its control, not covered."""
+    found = mapping((run.summary or {}).get("benchmark"))
+    values = mapping(found.get("accuracy"))
+    own = next((name for name in RESULTS if is_number(values.get(name))), None)
+    if own is None:
+        return []
+    differences = mapping(found.get("accuracy_difference"))
+    names = [START[own], *(str(pair).partition("-")[2] for pair in differences)]
+    other = next((n for n in names if is_triple(differences.get(f"{own}-{n}"))), None)
+    beside = "no control"
+    if other is not None:
+        gained = interval(differences[f"{own}-{other}"], sign=True)
+        beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}"
+        beside += "" if unclaimed(claim(run)) else ", not covered by it"
+    return [("accuracy, benchmark", number(values[own], ".4f"), beside)]
+
+
+def _card(title: str, value: str, remark: str) -> Html:
+    outside = " outside" if "benchmark" in title else ""
+    return element(
+        "div",
+        element("span", title, class_="name"),
+        element("strong", value),
+        element("span", remark, class_="remark"),
+        class_=f"card{outside}",
+    )

@@ -1,0 +1,282 @@
+"""How private: the claim, what each release spent, and what the ledger holds over all runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from privsyn_flower.app.report.claims import claim_of, sources
+from privsyn_flower.app.report.fact_sheet import fact_sheet
+from privsyn_flower.app.report.html.charts import figure, lines
+from privsyn_flower.app.report.html.markup import (
+    Html,
+    element,
+    facts,
+    folded,
+    is_number,
+    joined,
+    number,
+    table,
+)
+from privsyn_flower.app.report.html.parts import (
+    Part,
+    claim,
+    delta,
+    epsilon,
+    guarantee,
+    paragraph,
+    rounded_up,
+    small,
+    unclaimed,
+)
+from privsyn_flower.app.report.ledgers import LedgerView
+from privsyn_flower.app.report.reading import RunFolder
+from privsyn_flower.app.report.summaries import ReportError
+from privsyn_flower.privacy.ledger import Charge
+from privsyn_flower.privacy.wording import at_most, delta_at_most
+
+INTEGERS = ", but for the part of delta that pays for integers"
+WOULD = "No privacy is claimed: this is what real noise of the same size would spend."
+MOST_ROWS = 60  # of a table of releases or rounds
+STATES = {
+    "committed": "released",
+    "reserved": "no release, and charged",
+    "void": "ended before anything could be seen; not charged",
+}
+
+
+def private(run: RunFolder) -> Part:
+    """The claim, and the releases it is about."""
+    found = claim(run)
+    body = [
+        paragraph(short_claim(run), "claim"),
+        _numbers(run, found),
+        *_fact_sheet(run),
+        *_releases(run),
+        *_curve(run, found),
+        *_statement(run, found),
+    ]
+    return Part("private", "How private it is", joined(body))
+
+
+def short_claim(run: RunFolder) -> str:
+    """What epsilon means, and against whom; of a run without a result, as it was promised."""
+    summary = run.summary or {}
+    if told := summary.get("privacy_short") or summary.get("privacy"):
+        return str(told)
+    paragraphs = [one for one in run.statement.split("\n\n") if not one.startswith("#")]
+    return paragraphs[0].strip() if paragraphs else "No claim is written in this folder yet."
+
+
+def _numbers(run: RunFolder, found: Mapping[str, Any]) -> Html:
+    multiplier = found.get("noise_multiplier")
+    return facts(
+        [
+            ("epsilon", epsilon(found)),
+            ("delta", delta(found)),
+            *_other_measures(found),
+            ("unit", found.get("unit")),
+            ("adjacency", found.get("adjacency")),
+            ("accountant", found.get("accountant")),
+            ("noise / bound of a user", number(multiplier) if multiplier else None),
+            ("rounds of one user", number(found.get("participations_per_user"))
+             if found.get("participations_per_user") else None),
+            ("against", found.get("threat_model")),
+            *_over_runs(run, found),
+        ]
+    )  # fmt: skip
+
+
+def _other_measures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """The same noise as zero-concentrated and Gaussian privacy, rounded up."""
+    if unclaimed(found):
+        return []
+    measures = {"zero-concentrated: rho": "rho_zcdp", "Gaussian: mu": "mu_gdp"}
+    known = [
+        (name, at_most(float(value)))
+        for name, key in measures.items()
+        if is_number(value := found.get(key))
+    ]
+    if known and _adds_integers(found):
+        known[-1] = (known[-1][0], f"{known[-1][1]}{INTEGERS}{', as rho' * (len(known) > 1)}")
+    return list(known)
+
+
+def _adds_integers(found: Mapping[str, Any]) -> bool:
+    """Whether nodes add noise, which is Gaussian but for a part of delta; where it is not known,
+    it is taken to be so."""
+    try:
+        own = claim_of(found)
+    except (ReportError, TypeError, ValueError):
+        return True
+    return own is None or "nodes" in sources(own)
+
+
+def _over_runs(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    """What the ledger says of everything on it."""
+    if unclaimed(found):
+        return []
+    ledger = run.ledger
+    if ledger is None:
+        spent, total = found.get("epsilon_ledger"), found.get("epsilon_ledger_total")
+        if not is_number(spent):
+            return []
+        of = f" of {at_most(total)}" if is_number(total) else ""
+        return [("on the ledger, all runs", f"epsilon {at_most(spent)}{of}")]
+    total = ledger.header.total_epsilon
+    of = f" of {at_most(total)}" if total is not None else ", without a total"
+    rows: list[tuple[str, object]] = [
+        ("ledger", "the population's, shared by runs" if ledger.shared else "this run's own")
+    ]
+    if (own := _spent(ledger, ledger.own)) is not None:
+        rows.append(("spent by this run so far", f"epsilon {own}{of}"))
+    if ledger.shared:
+        runs = len({charge.run.partition("-")[0] for charge in ledger.charges})
+        every = _spent(ledger, list(ledger.charges))
+        if ledger.whole and every is not None:
+            rows.append((f"spent by all {runs} runs on it", f"epsilon {every}{of}"))
+        elif not ledger.whole:
+            rows.append(("spent by all runs on it", "the ledger itself could not be read here"))
+    return rows
+
+
+def _spent(ledger: LedgerView, charges: list[Charge]) -> str | None:
+    """Their epsilon together, rounded up; None where it cannot be computed."""
+    try:
+        value = ledger.epsilon(charges)
+    except (ValueError, ArithmeticError, ImportError):
+        return None
+    return at_most(value) if math.isfinite(value) else "infinity"
+
+
+def _fact_sheet(run: RunFolder) -> list[Html]:
+    """NIST SP 800-226's questions, of a run with a result."""
+    if run.summary is None:
+        return []
+    try:
+        items = [[one.question, one.answer, one.source] for one in fact_sheet(run.summary)]
+    except ReportError as error:  # of a run of an earlier version
+        return [paragraph(f"Fact sheet: None can be made: {error}.")]
+    headings = ["question", "answer", "from"]
+    sheet = table("The run's own answers", headings, items, words=3, stacked=True)
+    return [folded("Fact sheet after NIST SP 800-226", sheet)]
+
+
+def _releases(run: RunFolder) -> list[Html]:
+    """What each release spent."""
+    body = [element("h3", "What each release spent")]
+    found = claim(run)
+    if unclaimed(found) and run.ledger is not None:
+        body.append(paragraph(WOULD))
+    sofar = {str(row.get("charge")): row.get("epsilon_so_far") for row in run.metrics}
+    drawn = [
+        {"x": row["round"], "value": row["epsilon_so_far"], "series": "spent so far"}
+        for row in run.metrics
+        if is_number(row.get("round")) and is_number(row.get("epsilon_so_far"))
+    ]
+    if run.ledger is None:
+        told = "no user was asked" if found.get("claim", "") is None else "no charge is known here"
+        return [*body, paragraph(f"Nothing to list: {told}.")] if not drawn else [
+            *body, _spent_figure(run, drawn, table(*_spent_rows(drawn)))
+        ]  # fmt: skip
+    charges = run.ledger.own
+    rows = [
+        [
+            charge.id,
+            _question(charge, run.ledger.run),
+            number(charge.round),
+            number(charge.attempt),
+            number(charge.noise_multiplier),
+            *([number(charge.sampling_rate)] if any(c.sampling_rate < 1 for c in charges) else []),
+            STATES[charge.state],
+            rounded_up(sofar.get(charge.id)),
+            _clock(run.ledger.times.get(charge.id)),
+        ]
+        for charge in spread(charges)
+    ]
+    headings = ["charge", "question", "round", "attempt", "noise / bound"]
+    headings += ["rate"] if any(c.sampling_rate < 1 for c in charges) else []
+    headings += ["what became of it", "epsilon after it", "when (UTC)"]
+    caption = f"Charges of this run{few(len(rows), len(charges))}"
+    listing = table(caption, headings, rows, words=2)
+    return [*body, _spent_figure(run, drawn, listing) if len(drawn) > 1 else listing]
+
+
+def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) -> Html:
+    """Epsilon against rounds, below the whole that was promised."""
+    found = claim(run)
+    total = found.get("epsilon")
+    budget = float(total) if is_number(total) and not unclaimed(found) else None
+    remark = WOULD
+    if not unclaimed(found):
+        remark = (
+            f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for "
+            "spare rounds and evaluations."
+        )
+    return figure(
+        "Epsilon spent by round",
+        remark,
+        listing,
+        lambda: lines(drawn, value="epsilon so far", budget=budget),
+    )
+
+
+def _spent_rows(drawn: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
+    rows = [[number(row["x"]), rounded_up(row["value"])] for row in spread(drawn)]
+    return f"Epsilon by round{few(len(rows), len(drawn))}", ["round", "epsilon so far"], rows
+
+
+def _question(charge: Charge, run: str) -> str:
+    """The kind of question; of one beside the rounds, its name, too."""
+    beside = charge.run.removeprefix(run).removeprefix("-")
+    return f"{beside} ({charge.query})" if beside else charge.query
+
+
+def _clock(at: float | None) -> str:
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
+
+
+def spread(rows: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
+    """At most so many rows, evenly spread, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[n * (len(rows) - 1) // (most - 1)] for n in range(most)]
+
+
+def few(listed: int, of: int) -> str:
+    """What to say beside a table that does not have all rows."""
+    return f" ({number(listed)} of {number(of)}, evenly spread)" if listed < of else ""
+
+
+def _curve(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+    """The (epsilon, delta) curve of the run's releases."""
+    points = found.get("privacy_curve")
+    if not isinstance(points, list) or unclaimed(found):
+        return []
+    pairs = [
+        (float(one[0]), float(one[1]))
+        for one in points
+        if isinstance(one, list | tuple) and len(one) == 2 and all(map(is_number, one))
+    ]
+    if len(pairs) < 2:
+        return []
+    rows = [
+        {"x": point, "value": math.log10(one), "series": "curve"} for point, one in pairs if one > 0
+    ]
+    title = "Epsilon and delta: each point of the curve holds"
+    cells = [[at_most(point), delta_at_most(one)] for point, one in pairs]
+    listing = table("Epsilon and delta", ["epsilon", "delta"], cells)
+    draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
+    return [figure(title, guarantee(run), listing, draw)]
+
+
+def _statement(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+    """The whole statement, on demand."""
+    whole = found.get("privacy") or run.statement
+    if not whole:
+        return []
+    text = [paragraph(one) for one in str(whole).split("\n\n") if not one.startswith("#")]
+    note = small("Also in privacy.md of the run folder.")
+    return [folded("The whole privacy statement", *text, note)]

@@ -1,0 +1,271 @@
+"""A run folder as it can be shown: finished, going on, or left behind by a kill.
+
+Everything read here is public by the design of a run folder, but for what stands under `benchmark`
+in the summary. A file that is not there yet, or is cut off in the middle of a line, is no error;
+one that is damaged is named in `problems`, and the rest is shown. Memory is bounded by the number
+of rounds and stages, not by how many events or texts there are.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+from privsyn_flower.app.report.ledgers import LedgerView, read_ledger
+from privsyn_flower.app.report.summaries import ReportError, Summary, read_summary
+from privsyn_flower.config import ConfigError, RunConfig, flatten
+from privsyn_flower.privacy.ledger import LedgerError
+from privsyn_flower.privacy.sentence import FILE
+from privsyn_flower.progress import PROGRESS
+from privsyn_flower.runs import RUN_LOG, UNFINISHED, lock_holder, read_warnings
+
+SYNTHETIC, SEEDS = "synthetic.jsonl", "seeds.jsonl"
+ERROR = "error.txt"
+CONFIG = "config.toml"
+SUMMARY = "summary.json"
+# A folder with one of these was a run's.
+SIGNS = (CONFIG, SUMMARY, "checkpoints/run.json", "checkpoints/promised.json", PROGRESS)
+LONGEST_LINE = 1 << 20  # bytes of one row that is still shown
+MOST_BYTES = 16 << 20  # of a file that is read whole
+
+State = Literal["running", "finished", "failed", "stopped"]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What a run folder says, read once.
+
+    config: the run's, None in a folder of somebody's ServerApp or of a version with other keys.
+    stored: config.toml as it is. summary: of a run with a result, else None. promised: what may not
+    change while the run lasts, with the fields of its claim; {} before the first question.
+    statement: privacy.md. metrics: a row for each finished round. evaluations: those of the
+    questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
+    of each stage the first, the last, and those with a note of their own. ledger: None before the
+    first charge. seconds: of the stages that are over. error: why a run failed, "" if it did not.
+    warnings: of run.log. held: a process holds the folder, so the run goes on. problems: files that
+    are there and cannot be read, with the reason.
+    """
+
+    folder: Path
+    config: RunConfig | None
+    stored: Mapping[str, Any]
+    summary: Summary | None
+    promised: Mapping[str, Any]
+    statement: str
+    metrics: list[Json]
+    evaluations: Mapping[str, list[Json]]
+    progress: list[Json]
+    ledger: LedgerView | None
+    seconds: Mapping[str, float]
+    error: str
+    warnings: list[str]
+    held: bool
+    problems: list[str]
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.folder.absolute().name
+
+    @property
+    def seed(self) -> int | None:
+        """Of the server's choices, None where no configuration says it."""
+        return None if self.config is None else self.config.seed
+
+    @property
+    def state(self) -> State:
+        """Where the run is; a result without the benchmark that is still due has not finished."""
+        if self.held:
+            return "running"
+        if self.summary is not None and UNFINISHED not in self.summary:
+            return "finished"
+        return "failed" if self.error else "stopped"
+
+    def texts(self, limit: int) -> list[Json]:
+        """At most `limit` rows of the synthetic text, {"text": ...} with what stands beside it,
+        spread evenly over the file, in its order. Raises ValueError for a limit below 0."""
+        if limit < 0:
+            raise ValueError(f"limit = {limit} must be at least 0")
+        total = self.text_count()
+        shown = min(limit, total)
+        wanted = {number * total // shown for number in range(shown)}
+        lines = enumerate(_lines(self.folder / SYNTHETIC))
+        rows = (_parsed(line) for number, line in lines if number in wanted)
+        return [row for row in rows if row is not None and isinstance(row.get("text"), str)]
+
+    def text_count(self) -> int:
+        """Complete rows of the synthetic text that are there so far."""
+        return sum(1 for _ in _lines(self.folder / SYNTHETIC))
+
+
+def first_texts(folder: Path, count: int, name: str = SYNTHETIC) -> list[Json]:
+    """The first rows of a run's texts, {"text": ...}; fewer where there are fewer. name: of the
+    file, its synthetic text's or SEEDS."""
+    rows = (row for line in _lines(folder / name) if (row := _parsed(line)) is not None)
+    return list(islice((row for row in rows if isinstance(row.get("text"), str)), count))
+
+
+def read_run(folder: Path) -> RunFolder:
+    """What a run folder says now. Raises ReportError for one that is no run's."""
+    if not folder.is_dir():
+        raise ReportError(f"{folder} is no folder: name the folder of a run")
+    if not any((folder / sign).exists() for sign in SIGNS):
+        raise ReportError(f"{folder} holds no run: none of {', '.join(SIGNS)} is there")
+    problems: list[str] = []
+    stored, config = _config(folder / CONFIG, problems)
+    own = folder / "checkpoints"
+    return RunFolder(
+        folder=folder,
+        config=config,
+        stored=stored,
+        summary=_summary(folder, problems),
+        promised=_value(own / "promised.json", problems),
+        statement=_text(folder / FILE),
+        metrics=_rows(folder / "metrics.jsonl"),
+        evaluations={
+            path.name: _rows(path / "metrics.jsonl")
+            for path in sorted((folder / "evaluations").glob("*/"))
+        },
+        progress=_thinned(_events(folder / PROGRESS)),
+        ledger=_ledger(folder, problems),
+        seconds=_value(own / "seconds.json", problems),
+        error=_text(folder / ERROR).strip(),
+        warnings=_warnings(folder / RUN_LOG),
+        held=_held(folder),
+        problems=problems,
+    )
+
+
+def _config(path: Path, problems: list[str]) -> tuple[Json, RunConfig | None]:
+    text = _text(path)
+    try:
+        stored = tomllib.loads(text)
+        return stored, RunConfig.from_flat(flatten(stored)) if stored else None
+    except tomllib.TOMLDecodeError as error:
+        problems.append(f"{path.name}: {error}")
+        return {}, None
+    except ConfigError as error:
+        problems.append(f"{path.name}: {error}")
+        return stored, None
+
+
+def _summary(folder: Path, problems: list[str]) -> Summary | None:
+    if not (folder / SUMMARY).exists():
+        return None
+    try:
+        return read_summary(folder)
+    except ReportError as error:
+        problems.append(str(error))
+        return None
+
+
+def _ledger(folder: Path, problems: list[str]) -> LedgerView | None:
+    run, began = (_json(folder / "checkpoints" / f"{name}.json") for name in ("run", "ledger"))
+    if not isinstance(run, str):
+        return None
+    try:
+        return read_ledger(folder, run, began if isinstance(began, dict) else {})
+    except (LedgerError, KeyError, TypeError, ValueError) as error:
+        problems.append(f"ledger: {error}")
+        return None
+
+
+def _held(folder: Path) -> bool:
+    try:
+        return lock_holder(folder) is not None
+    except OSError:  # another account's, or on a medium that cannot be written
+        return False
+
+
+def _warnings(path: Path) -> list[str]:
+    """Those in the last part of the log."""
+    try:
+        start = max(0, path.stat().st_size - MOST_BYTES)
+        return read_warnings(path.parent, start)[0]
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    """A small file of the run, "" without one; at most its first part."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _json(path: Path) -> Any:
+    """A JSON value; None where it is not there, or damaged."""
+    try:
+        return json.loads(_text(path))
+    except ValueError:
+        return None
+
+
+def _value(path: Path, problems: list[str]) -> Json:
+    """A JSON object under checkpoints/, {} without one."""
+    found = _json(path)
+    if found is None and path.exists():
+        problems.append(f"{path.parent.name}/{path.name} is damaged")
+    return found if isinstance(found, dict) else {}
+
+
+def _rows(path: Path) -> list[Json]:
+    return [row for line in _lines(path) if (row := _parsed(line)) is not None]
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, one at a time; one that is still being written, or longer than anybody
+    reads, is left out."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        whole = True
+        while line := file.readline(LONGEST_LINE):
+            ended = line.endswith(b"\n")
+            if whole and (ended or _parsed(line) is not None):
+                yield line
+            whole = ended
+
+
+def _parsed(line: bytes) -> Json | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _events(path: Path) -> Iterator[Json]:
+    """The progress events that have all their parts."""
+    for line in _lines(path):
+        row = _parsed(line)
+        if row is None or not isinstance(row.get("stage"), str):
+            continue
+        if all(isinstance(row.get(key), int | float) for key in ("t", "done", "total")):
+            yield {"note": "", **row}
+
+
+def _thinned(events: Iterable[Json]) -> list[Json]:
+    """Of each stage the first event and the last, also before it began again, and those with
+    another note, in their order."""
+    kept: dict[int, Json] = {}  # by number, so that none is there twice
+    last: dict[str, tuple[int, Json]] = {}
+    for number, event in enumerate(events):
+        at, before = last.get(event["stage"], (number, None))
+        if before is not None and event["done"] < before["done"]:
+            kept[at], kept[number] = before, event
+        elif before is None or event["note"] not in ("", before["note"]):
+            kept[number] = event
+        last[event["stage"]] = (number, event)
+    kept |= dict(last.values())
+    return [kept[number] for number in sorted(kept)]

@@ -1,0 +1,186 @@
+"""`privsyn report`: finished runs side by side, from their summaries.
+
+Runs are compared only with runs of the same kind of trust: one table for noise that the nodes add,
+so that nobody has a sum without it, and one for noise of a trusted aggregator. All figures are the
+runs' own (summary.json).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from privsyn_flower.app.report.evaluations import curve_table, measured_table
+from privsyn_flower.app.report.filtered import filter_table
+from privsyn_flower.app.report.places import dataset_name
+from privsyn_flower.app.report.summaries import (
+    RESULTS,
+    TRUSTS,
+    Summary,
+    epsilon_of,
+    trust_of,
+    verdict_lines,
+)
+from privsyn_flower.terminal import one_line
+
+SHOWN = 200  # characters of a text
+START = "random_public"
+# What has to agree for figures to be comparable.
+ALIKE = ("dataset", "users")
+ALIKE_BENCHMARK = ("held_out", "held_out_users", "held_out_tokens", "task")
+
+
+def differing(summaries: Sequence[Summary]) -> list[str]:
+    """What differs between the runs although their figures are set side by side: one line each."""
+    lines = []
+    for place, keys in (("", ALIKE), ("benchmark", ALIKE_BENCHMARK)):
+        for key in keys:
+            values = [(s.get(place, {}) if place else s).get(key) for s in summaries]
+            found = {json.dumps(value, sort_keys=True) for value in values}
+            if len(found) > 1:
+                lines.append(f"{key} differs: {_told_apart(key, found)}")
+    due = sum("unfinished" in summary for summary in summaries)
+    return [*lines, f"the benchmark of {due} is not finished"] if due else lines
+
+
+def _told_apart(key: str, found: set[str]) -> str:
+    """Values (JSON) that differ; of a data set in files, their names."""
+    if key != "dataset":
+        return ", ".join(sorted(found))
+    names = {json.dumps(dataset_name(json.loads(one)), ensure_ascii=False) for one in found}
+    folders = "" if len(names) == len(found) else f" in {len(found)} places"
+    return f"{', '.join(sorted(names))}{folders}"
+
+
+def report(summaries: Sequence[Summary]) -> str:
+    """Markdown: what differs between the runs, then a table for each kind of trust."""
+    blocks = []
+    if unequal := differing(summaries):
+        blocks.append("These runs are not comparable: " + "; ".join(unequal) + ".")
+    for title in TRUSTS.values():
+        own = [summary for summary in summaries if trust_of(summary) == title]
+        if own:
+            shown = {name: cell for name, cell in COLUMNS.items() if _known(name, own)}
+            left = [":---" if name in ("run", "method") else "---:" for name in shown]
+            rows = [list(shown), left]
+            rows += [[cell(summary) for cell in shown.values()] for summary in own]
+            lines = [f"| {' | '.join(row)} |" for row in rows]
+            told = [line for summary in own for line in _told(summary)]
+            blocks.append("\n".join([f"**{title}**", "", *lines, *([""] if told else []), *told]))
+    blocks += [curve_table(s, epsilon_of(s)) for s in summaries if "evaluation_curve" in s]
+    blocks += [measured_table(s, epsilon_of(s)) for s in summaries if "measured" in s]
+    blocks += [filter_table(s, epsilon_of(s)) for s in summaries if "proximity" in s]
+    blocks += [_topics(summary) for summary in summaries if "topics" in summary]
+    return "\n\n".join(blocks)
+
+
+def _known(column: str, summaries: Sequence[Summary]) -> bool:
+    """Whether a column has anything to say: only runs read from folders have a name and a seed."""
+    return column not in ("run", "seed") or any("run" in summary for summary in summaries)
+
+
+def _told(summary: Summary) -> list[str]:
+    """The run's verdict as list items, the benchmark's part marked."""
+    run = f"{plain(str(summary['run']))}, " if "run" in summary else ""
+    who = f"{run}{summary['method']}, epsilon {epsilon_of(summary)}"
+    return [f"- {who}: {line}" for line in verdict_lines(summary)]
+
+
+def plain(name: str) -> str:
+    """A folder's name in a table of Markdown, on one line."""
+    return one_line(name, SHOWN).replace("|", "\\|")
+
+
+def _topics(summary: Summary) -> str:
+    """The largest topics of a run that writes by topic, with some of their texts; all public."""
+    found = summary["topics"]
+    lines = [
+        f"**Text by topic: {summary['method']}, epsilon {epsilon_of(summary)}**",
+        "",
+        f"The largest of {found['used']} topics with a noisy share, of {found['count']}:",
+        "",
+    ]
+    for topic in found["largest"]:
+        lines.append(f"- {topic['share']:.1%}: {', '.join(topic['keywords'])}")
+        lines += [f"  - {one_line(text, SHOWN)}" for text in topic["texts"]]
+    return "\n".join(lines)
+
+
+def _signal(summary: Summary) -> str:
+    """Norm of the signal over that of the noise, from the mean excess of the rounds."""
+    found = summary.get("verdict", {})
+    if "excess" not in found:
+        return "-"
+    ratio = max(0.0, float(found["excess"])) ** 0.5
+    return f"{ratio:.2g} ({found['signal']})"
+
+
+def _result(summary: Summary, measure: str) -> tuple[str, float] | None:
+    values = summary.get("benchmark", {}).get(measure, {})
+    return next(((name, float(values[name])) for name in RESULTS if name in values), None)
+
+
+def _accuracy(summary: Summary) -> str:
+    found = _result(summary, "accuracy")
+    return f"{found[1]:.4f}" if found else "-"
+
+
+def _gain(summary: Summary) -> str:
+    """Accuracy gained over training on random public text, with its interval over users."""
+    found = _result(summary, "accuracy")
+    differences = summary.get("benchmark", {}).get("accuracy_difference", {})
+    if found is None or f"{found[0]}-{START}" not in differences:
+        return "-"
+    value, low, high = differences[f"{found[0]}-{START}"]
+    return f"{value:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def _loss(summary: Summary) -> str:
+    found = _result(summary, "loss")
+    return f"{found[1]:.3f}" if found else "-"
+
+
+def _cost(summary: Summary, key: str) -> float | None:
+    value = summary.get("benchmark", {}).get("costs", {}).get(key)
+    return None if value is None else float(value)
+
+
+def _megabytes(summary: Summary, key: str) -> str:
+    return f"{float(summary[key]) / 1e6:.3f} MB" if key in summary else "-"
+
+
+def _seconds(summary: Summary, key: str, digits: int) -> str:
+    value = _cost(summary, key)
+    return "-" if value is None else f"{value:.{digits}f} s"
+
+
+def _participations(summary: Summary) -> str:
+    return f"{summary['rounds']} / {summary.get('participations_per_user', summary['rounds'])}"
+
+
+def _seed(summary: Summary) -> str:
+    seed = summary.get("seed")
+    return "-" if seed is None else str(seed)
+
+
+COLUMNS: dict[str, Any] = {
+    "run": lambda s: plain(str(s.get("run", "-"))),
+    "seed": _seed,
+    "method": lambda s: str(s["method"]),
+    "accuracy": _accuracy,
+    "gained over public text": _gain,
+    "loss": _loss,
+    "signal / noise": _signal,
+    "epsilon": epsilon_of,
+    "delta": lambda s: f"{s['delta']:g}",
+    "accountant": lambda s: str(s["accountant"]),
+    "adjacency": lambda s: f"{s['unit']}, {s['adjacency']}",
+    "trust": lambda s: str(s["threat_model"]).partition(":")[0],
+    "rounds / of one user": _participations,
+    "down, user and round": lambda s: _megabytes(s, "bytes_down_per_user_round"),
+    "up, user and round": lambda s: _megabytes(s, "bytes_up_per_user_round"),
+    "client CPU, user and round": lambda s: _seconds(s, "client_cpu_seconds_per_user_round", 3),
+    "client CPU, user and run": lambda s: _seconds(s, "client_cpu_seconds_per_user", 3),
+    "server, run": lambda s: _seconds(s, "server_wall_seconds", 0),
+}

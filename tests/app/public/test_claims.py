@@ -1,0 +1,33 @@
+"""The claim that public text carries is found, and that it is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from privsyn_flower.app.public.proximity import TextScores
+from privsyn_flower.app.public.source import SCORES, STATEMENT, carried, check_chosen
+from privsyn_flower.files import DataError
+from privsyn_flower.privacy import sentence
+
+
+def test_names_are_those_of_who_writes_them() -> None:
+    assert STATEMENT == sentence.FILE and TextScores._fields == SCORES
+
+
+def test_a_statement_lies_beside_a_file_or_in_its_folder(tmp_path: Path) -> None:
+    file, said = tmp_path / "texts.jsonl", tmp_path / STATEMENT
+    file.touch()
+    assert carried(file) == carried(tmp_path) == ""
+    said.write_text("# Privacy of this run\n\nEpsilon = 3\n")
+    assert carried(file) == carried(tmp_path) == "# Privacy of this run\n\nEpsilon = 3"
+    said.write_text("# Privacy\n\nOf a web site.")
+    assert carried(file) == ""
+
+
+def test_chosen_text_without_a_statement_is_refused(tmp_path: Path) -> None:
+    columns = ("text", *SCORES)
+    check_chosen(tmp_path, columns[:-1])
+    with pytest.raises(DataError, match="a trained model chose its texts"):
+        check_chosen(tmp_path, columns)

@@ -1,0 +1,139 @@
+"""Run folders for the page's tests: of every kind of method, of earlier versions, and hostile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.config import RunConfig, to_toml
+from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.ledger.journal import Row
+from privsyn_flower.privacy.ledger.usage import exclusive, export
+from privsyn_flower.runs import RunFolder, write_json, write_jsonl
+from tests.app.report.test_tables import SECURE, summary
+
+TERMS: dict[str, Any] = {"total_epsilon": 7.58, "total_delta": 3e-6}
+
+# What a hostile generator, model name or log line may hold; each would show as an alert, a request,
+# a changed title or a text in another's place.
+HOSTILE = (
+    "</script><script>window.taken = 1</script>",
+    "<img src=x onerror='window.taken = 2'>",
+    '"><svg onload=window.taken=3>',
+    "<!--<script>",
+    "]]><iframe src='https://example.org/'></iframe>",
+    "javascript:window.taken=4",
+    "{{constructor.constructor('window.taken=5')()}}",
+    "<link rel=stylesheet href=https://example.org/a.css><base href=https://example.org/>",
+    "</textarea></title></style><style>body{display:none}</style>",
+    "user \u202etxt.exe\u202c and \u2066isolated\u2069 \u200f",
+    "\ud800 half a pair, \x00 nothing, \x1b[2J escape",
+    "W" * 5000,
+    "e\u0301\u0302\u0303" * 400,
+    "&lt;b&gt; stays as it is written",
+)
+
+
+def metrics(rounds: int = 4) -> list[Row]:
+    """Rows as a strategy logs them; in round 2 a node is missing."""
+    return [
+        {
+            "round": number, "charge": str(number), "attempt": 1, "nodes_asked": 8,
+            "nodes_answered": 7 if number == 2 else 8, "surviving_weight": 1000.0,
+            "bytes_down_per_node": 1200, "bytes_up_per_node": 700, "noise_std": 4.3,
+            "excess": 0.25 * number, "excess_degrees": 100, "exchange_seconds": 1.5,
+            "epsilon_so_far": 1.5 * number, "seconds": 2.0,
+        }
+        for number in range(1, rounds + 1)
+    ]  # fmt: skip
+
+
+def benchmark(result: str = "synthetic", task: str = "next-token") -> dict[str, Any]:
+    """As `benchmark` of a summary: a result between its controls."""
+    names = ("random_public", "noise_votes", result, "private")
+    values = dict(zip(names, (0.2, 0.19, 0.25, 0.3), strict=True))
+    second = "macro_f1" if task == "classification" else "loss"
+    difference = {
+        f"{result}-random_public": [0.05, 0.04, 0.06],
+        f"{result}-noise_votes": [0.06, 0.05, 0.07],
+    }
+    return {
+        "note": "measured with private and held-out text; not covered by epsilon",
+        "held_out": "test", "held_out_users": 150, "held_out_tokens": 9000, "task": task,
+        "methods": {name: f"({name[0]}) text of {name}" for name in names},
+        "training_texts": dict.fromkeys(names, 1500),
+        "accuracy": values, second: values,
+        "accuracy_interval": {name: [v - 0.01, v + 0.01] for name, v in values.items()},
+        "accuracy_difference": difference, f"{second}_difference": difference,
+        "frechet": {result: {name: 1 - v for name, v in values.items()}},
+        "responses": {"frechet_held_out": [0.4, 0.3], "frechet_private": [0.5, 0.4]},
+        "true_votes": {"survivors": [0.4, 0.5], "random": [0.2, 0.2], "mean_ratio": 2.2,
+                       "seeds_against_random": 0.7},
+        "near_duplicates": {"private": {"share": 0.01, "similar_share": 0.0, "copies": 0.0,
+                                        "reference_texts": 100, "longest_shared_words": 9}},
+        "verdict": ["against random public text: accuracy +0.0500, better"],
+        "costs": {"client_cpu_seconds_per_user_round": 0.04, "client_cpu_seconds_per_user": 0.3,
+                  "server_wall_seconds": 81.0, "releases": 4},
+    }  # fmt: skip
+
+
+def run_folder(
+    folder: Path,
+    *,
+    method: str = "pretext",
+    texts: list[dict[str, Any]] | None = None,
+    rounds: int = 4,
+    config: dict[str, Any] | None = None,
+    **values: Any,
+) -> Path:
+    """A finished run, its ledger beside it. values: of the summary, over what it has anyway."""
+    run = RunFolder(folder)
+    flat = {"method": method, "seed": 3, "run-folder": str(folder), **(config or {})}
+    (folder / "config.toml").write_text(to_toml(RunConfig.from_flat(flat)), encoding="utf-8")
+    run.save_value("run", "abc")
+    if rounds:
+        charged(run, rounds)
+    write_jsonl(folder / "metrics.jsonl", metrics(rounds))
+    if texts is not None:
+        write_texts(folder, texts)
+    found = summary(method, SECURE, version="0.1.0", privacy="Epsilon = 7.58, the long form.",
+                    privacy_short="Epsilon = 7.58 at delta = 3e-06.", rounds_planned=rounds,
+                    noise_multiplier=0.9, stage_seconds={"data": 1.0, "rounds": 61.5},
+                    wall_seconds=62.5, verdict={"sentences": ["the votes can be told from noise"],
+                    "excess": 0.5, "signal": "below the noise"}, synthetic_samples=0)  # fmt: skip
+    write_json(folder / "summary.json", {**found, "rounds": rounds, **values})
+    return folder
+
+
+def write_texts(folder: Path, texts: list[dict[str, Any]]) -> None:
+    """synthetic.jsonl, also with what only an escape can write (half of a pair)."""
+    lines = "".join(f"{json.dumps(row)}\n" for row in texts)
+    (folder / "synthetic.jsonl").write_text(lines, encoding="utf-8")
+
+
+def charged(run: RunFolder, rounds: int, population: str = "run abc") -> Path:
+    """A ledger with a release for each round, and an attempt that came to nothing."""
+    path = run.path.parent / f"{run.path.name}-ledger.jsonl"
+    ledger = Ledger.open(path, population=population, **TERMS)
+    run.save_value("ledger", {"id": ledger.header.id, "path": str(path)})
+    with exclusive(ledger):
+        for number in range(1, rounds + 1):
+            charge = ledger.reserve(
+                run="abc", query="votes", round=number, attempt=1, noise_multiplier=6.0
+            )
+            ledger.mark_sent(charge)
+            ledger.commit(charge)
+        ledger.reserve(run="abc", query="votes", round=1, attempt=2, noise_multiplier=6.0)
+        export(ledger, "abc", run.path / "ledger.jsonl")
+    return path
+
+
+def topical(count: int) -> list[dict[str, Any]]:
+    """Synthetic rows of three topics."""
+    words = (["river", "stone"], ["matrix", "vector"], ["lemma", "proof"])
+    return [
+        {"text": f"text {n} of {' '.join(words[n % 3])} {'more ' * (n % 9)}", "topic": n % 3,
+         "keywords": words[n % 3]}
+        for n in range(count)
+    ]  # fmt: skip

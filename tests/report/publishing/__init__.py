@@ -1,1 +1,0 @@
-"""Tests of privsyn_flower.report.publishing."""
