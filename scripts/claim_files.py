@@ -29,7 +29,6 @@ START = (
     "protocol.noise",
     "protocol.secure",
     "strategies.engine.rounds",
-    "strategies.engine.node_noise",
     "privacy.promise",
 )
 LEFT_OUT = {
@@ -41,8 +40,7 @@ LEFT_OUT = {
     "`release_distance` and the ledger check what depends on it",
     "privacy.ledger.refusals": "the words of a refusal, once `filters.fits` has decided",
     "privacy.wording": "the words of error messages",
-    "secagg.identity": "the file of a node's signing key, which matters against a server that does "
-    "not follow the protocol",
+    "secagg.identity": "the file of a node's signing key, for a server that breaks the protocol",
     "secagg.server": "the server's half of the secure sum: a function of what the nodes sent",
 }
 # Outside of the trusted packages, where imports are not followed.
@@ -52,6 +50,8 @@ NOT_FOLLOWED = {
     "a session of another hash",
     "strategies.engine.aggregation": "carries messages; nodes check the survivors before, "
     "`release` the weight and the noise after",
+    "strategies.engine.mechanisms": "chooses the numbers of the noise and of the integers; "
+    "`charge_of` prices what was chosen",
     "strategies.engine.cohort": "who is asked, and W; the noise of a node is scaled to the W that "
     "it checks",
 }

@@ -76,6 +76,16 @@ def total_variation(query: Query, noise: Noise) -> float:
     return release_distance(encoded_length(query), *numbers)
 
 
+def charge_of(query: Query, noise: Noise) -> dict[str, float]:
+    """What one release with the nodes' noise costs, as arguments of `Ledger.reserve`: the Gaussian
+    that the noise is a rounding of, and how closely."""
+    return {
+        "noise_multiplier": noise.multiplier,
+        "total_variation": total_variation(query, noise),
+        "sampling_rate": noise.sampling_rate,
+    }
+
+
 def encoded_bound(query: Query, noise: Noise) -> float:
     """L2 norm of one user's vector in a decoded sum: the bound, and what rounding adds to it.
 

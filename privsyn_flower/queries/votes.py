@@ -1,16 +1,14 @@
 """Nearest-neighbour votes: each private sample votes for the candidates closest to it.
 
 Source: PrE-Text (Hou et al. 2024, arXiv 2406.02958), Algorithm 2, and private evolution (Lin et al.
-2024, arXiv 2305.15560, "Differentially private synthetic data via foundation model APIs",
-Algorithm 2). The papers bound a user by its number of samples; here each user's whole vote vector
-is clipped.
+2024, arXiv 2305.15560), Algorithm 2. The papers bound a user by its number of samples; here each
+user's whole vote vector is clipped.
 
-Which candidates are nearest is decided for each row on its own. A matrix product in float32 finds
-them, but its rounding depends on where a row lies in the block, so removing one user could flip a
-near-tie of another, and one user would change the sum by more than the bound. Rows whose choice is
-within the product's error are therefore decided again in float64, each as a function of that row
-and the public candidates alone; with unit rows of 384 dimensions that is about one row in a
-hundred.
+Which candidates are nearest is decided for each row on its own. The rounding of a matrix product in
+float32 depends on where a row lies in the block, so removing one user could flip a near-tie of
+another, and one user would change the sum by more than the bound. Rows whose choice is within the
+product's error, about one in a hundred, are therefore decided again in float64, each as a function
+of that row and the public candidates alone.
 """
 
 from __future__ import annotations
@@ -123,10 +121,7 @@ def shard_votes(
 def vote_sensitivity(clip: str, bound: float) -> float:
     """L2 norm of the most that one user adds to `shard_votes`: `bound`, for every clip.
 
-    normalised: the norm is exactly `bound` for each user with a vote. worst-case: all of a
-    user's samples on one candidate give the norm samples_cap, so bound = samples_cap never
-    clips at one neighbour. sqrt-count: the norm before clipping is the root of the number of
-    votes. Raises ValueError on an unknown clip or a bound that is not finite and positive.
+    Raises ValueError on an unknown clip or a bound that is not finite and positive.
     """
     if clip not in get_args(Clip):
         raise ValueError(f"clip = {clip!r} must be one of {get_args(Clip)}")
@@ -202,9 +197,6 @@ def _clipped_sum(
     total = np.zeros(size, dtype=np.int64)  # (m,)
     np.add.at(total, columns, plan.encode_users(scaled, users) * summed[users])
     return total
-
-
-# --- which candidates are nearest, for each row on its own --------------------------------------
 
 
 @dataclass(frozen=True)

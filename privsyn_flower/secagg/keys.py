@@ -109,7 +109,7 @@ def mask_stream(key: bytes, length: int, bits: int) -> Residues:
     return np.frombuffer(data, dtype=word.newbyteorder("<")).astype(word, copy=False)
 
 
-# --- Shamir 1979, "How to share a secret", of 256-bit secrets, in Python integers -------------
+# --- Shamir 1979, "How to share a secret", in Python integers -----------------------------------
 
 
 def split(secret: int, threshold: int, points: Sequence[int]) -> dict[int, int]:

@@ -1,10 +1,10 @@
 """One node's side of the secure sum: five answers, each from the state the last one left.
 
-Source: Bonawitz et al. 2017 (ePrint 2017/281), "Practical secure aggregation for privacy-preserving
-machine learning", Figure 4 with its consistency check, the neighbour graph of Bell et al. 2020, and
-these checks of its own: masks are bound to the list of those who shared, so that servers which show
-different lists get noise; the nodes check the surviving weight (W_min) themselves, on the one list
-that a majority signed; each session deals, masks, signs and unmasks once.
+Source: Bonawitz et al. 2017 (ePrint 2017/281), Figure 4 with its consistency check, the neighbour
+graph of Bell et al. 2020, and checks of its own: masks are bound to the list of those who shared,
+so that servers which show different lists get noise; the nodes check the surviving weight (W_min)
+themselves, on the one list that a majority signed; each session deals, masks, signs and unmasks
+once.
 
 The state is a plain mapping of texts, numbers and bytes. It is SECRET while a round runs, lives
 in the node's memory only (Flower's Context.state), and is emptied when the round ends.

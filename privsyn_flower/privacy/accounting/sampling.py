@@ -1,17 +1,15 @@
 """Who takes part in a round, and what may be claimed for it against whom.
 
-`full`: every user, in every round. `poisson`: each user's node tosses a coin of this rate,
-secretly. All nodes answer, with their noise; users whose coin fails contribute zeros, and cost
-their node the same work as the others: else the time of an answer would tell the server how the
-coin fell (a simulation's only node, whose server is trusted with its vector, saves that work).
-`fixed`: the server draws that many nodes, without replacement.
+`full`: every user, in every round. `poisson`: client-side Poisson sampling, each user by a secret
+draw of its node. All nodes answer, with their noise; users who are not sampled contribute zeros,
+and cost their node the same work as the others: response time must not reveal participation (a
+simulation's only node, whose server is trusted with its vector, saves that work). `fixed`: the
+server draws that many nodes, without replacement.
 
-Sampling amplifies privacy only against those who do not see who was sampled: the coins against
-those who see only sums, never against a user's own node. A draw of the server claims nothing. The
-server knows whom it drew. For an observer the size is fixed, so a user's absence puts another one
-in: neighbours differ by a replacement, at twice the sensitivity, and what sampling gains that way
-was measured to be far from the Poisson rate's. Unit: a rate is the probability that one user takes
-part in one round.
+Sampling amplifies privacy only against those who do not see who was sampled: never against a user's
+own node, and a draw of the server claims nothing, because the server knows it. (For an observer its
+size is fixed, so a user's absence puts another one in: neighbours differ by a replacement, at twice
+the sensitivity.) Unit: a rate is the probability that one user takes part in one round.
 """
 
 from __future__ import annotations

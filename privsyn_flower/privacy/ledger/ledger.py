@@ -76,12 +76,11 @@ class Ledger:
     ) -> Self:
         """Create the ledger, or check that the one at `path` is about the same thing.
 
-        population: declared name, public. total_epsilon and total_delta: both or neither; a
-        new ledger without them has no filter, an existing one keeps the total it has.
-        plan: of releases with sampling, None for a filter of mu^2, in which sampling counts for
-        nothing; an existing ledger's plan must cover it, where a total is given. identity: the id
-        of a ledger that must be there already, and is never made anew. Raises LedgerError naming
-        both values when the file says otherwise, ValueError on arguments.
+        population: declared name, public. total_epsilon and total_delta: both or neither; a new
+        ledger without them has no filter, an existing one keeps the total it has. plan: of releases
+        with sampling, None for a filter of mu^2; an existing ledger's plan must cover it, where a
+        total is given. identity: the id of a ledger that must be there already. Raises LedgerError
+        naming both values when the file says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)

@@ -20,11 +20,11 @@ Proofs: docs/integer-noise.md.
 Draws are exact, by rejection as in Canonne, Kamath, Steinke 2020 (arXiv 2004.00010, "The discrete
 Gaussian for differential privacy"), Section 5: N_Z(0, v) has probabilities in proportion to
 exp(-n^2 / (2 v)) on the integers. In the place of their discrete Laplace stands a staircase that
-halves every 2^shift integers: random bits sample it without arithmetic. Floating point decides an
-acceptance only when the uniform lies further from the computed probability than `_MARGIN`, many
-times its error. The rest is decided by decimal arithmetic with a stated error and with more random
-bits, until it is certain. So no trace of the computer's numbers is left in the noise (Mironov 2012,
-"On significance of the least significant bits for differential privacy"), in the tails neither.
+halves every 2^shift integers, which random bits sample without arithmetic. Floating point decides
+an acceptance only when the uniform lies further from the computed probability than `_MARGIN`, many
+times its error; the rest is decided by decimal arithmetic with a stated error and more random bits,
+until it is certain. So the noise has no trace of floating point (Mironov 2012), not in its tails
+either.
 """
 
 from __future__ import annotations
