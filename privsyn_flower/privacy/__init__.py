@@ -7,7 +7,6 @@ the server does is imported when first asked for.
 from typing import TYPE_CHECKING
 
 from privsyn_flower.on_demand import on_demand
-from privsyn_flower.privacy.accounting.calibration import calibrate
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
     compose_gaussians,
@@ -19,6 +18,7 @@ from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
+    from privsyn_flower.privacy.accounting.calibration import calibrate
     from privsyn_flower.privacy.ledger.journal import Charge, LedgerError
     from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
     from privsyn_flower.privacy.ledger.usage import LedgerInUse
@@ -34,6 +34,7 @@ else:
         LedgerError="ledger",
         LedgerInUse="ledger",
         PrivacyStatement="sentence",
+        calibrate="accounting.calibration",
         system_gaussian="noise.gaussian",
     )
 

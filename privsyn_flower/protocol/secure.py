@@ -111,7 +111,7 @@ class Transport:
         self.up: dict[int, int] = {}
 
     def stage(
-        self, name: Stage, payload: Mapping[int, dict[str, bytes | str]], along: RecordDict
+        self, name: Stage, payload: Mapping[int, Mapping[str, bytes | str]], along: RecordDict
     ) -> dict[int, bytes]:
         """Send one stage to each node; node -> its bytes. Who refuses or is silent is missing."""
         timeout = self.mask_timeout if name == "mask" else self.stage_timeout
@@ -167,7 +167,7 @@ def run_session(
 
     secure, digest = SecureSum(session), session.digest
 
-    def ask(stage: Stage, payload: Mapping[int, dict[str, bytes | str]]) -> dict[int, bytes]:
+    def ask(stage: Stage, payload: Mapping[int, Mapping[str, bytes | str]]) -> dict[int, bytes]:
         return transport.stage(stage, payload, along(stage))
 
     adverts = ask("advertise", {i: {"session": session.to_json()} for i in weights})
