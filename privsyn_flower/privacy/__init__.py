@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from privsyn_flower.on_demand import on_demand
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
+    account,
     compose_gaussians,
     epsilon,
     gaussian_epsilon,
@@ -19,6 +20,13 @@ from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvi
 
 if TYPE_CHECKING:
     from privsyn_flower.privacy.accounting.calibration import calibrate
+    from privsyn_flower.privacy.correlated import (
+        NoiseKey,
+        Participation,
+        calibrate_correlated,
+        factorization,
+    )
+    from privsyn_flower.privacy.encoding.quantize import IntegerPlan
     from privsyn_flower.privacy.ledger.journal import Charge, LedgerError
     from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
     from privsyn_flower.privacy.ledger.usage import LedgerInUse
@@ -30,11 +38,16 @@ else:
         BudgetExceeded="ledger",
         Charge="ledger",
         DuplicateCharge="ledger",
+        IntegerPlan="encoding.quantize",
         Ledger="ledger",
         LedgerError="ledger",
         LedgerInUse="ledger",
+        NoiseKey="correlated",
+        Participation="correlated",
         PrivacyStatement="sentence",
         calibrate="accounting.calibration",
+        calibrate_correlated="correlated",
+        factorization="correlated",
         system_gaussian="noise.gaussian",
     )
 
@@ -43,18 +56,24 @@ __all__ = [
     "BudgetExceeded",
     "Charge",
     "DuplicateCharge",
+    "IntegerPlan",
     "Ledger",
     "LedgerError",
     "LedgerInUse",
+    "NoiseKey",
     "NoisySum",
+    "Participation",
     "PrivacyStatement",
     "ReleaseRefused",
     "Sampler",
     "TooFewSurvivors",
+    "account",
     "calibrate",
+    "calibrate_correlated",
     "clip_l2",
     "compose_gaussians",
     "epsilon",
+    "factorization",
     "gaussian_epsilon",
     "release",
     "system_gaussian",
