@@ -1,4 +1,4 @@
-"""Privacy: clipping, noise, accounting, the ledger, and the one door out.
+"""Privacy: clipping, noise, accounting, the ledger, and the release gate.
 
 Light to import: accounting loads dp_accounting only when a number is asked for, and what only
 the server does is imported when first asked for.

@@ -75,7 +75,7 @@ def promise(
 
 
 def _check_mixture(phases: Sequence[Phase]) -> None:
-    """Raises ValueError where rounds are correlated beside users who toss coins: the plan of their
+    """Raises ValueError where rounds are correlated beside Poisson sampling: the plan of its
     ledger counts releases one by one, and a correlated one alone may cost more than its share."""
     if any(phase.rate < 1 for phase in phases):
         for phase in phases:

@@ -156,7 +156,7 @@ class Promise:
     @property
     def rho(self) -> float | None:
         """What all phases cost together as zero-concentrated DP: mu^2 / 2 (Bun and Steinke 2016,
-        Proposition 1.6, and Lemma 1.7 for their sum). None where users toss coins: nothing here
+        Proposition 1.6, and Lemma 1.7 for their sum). None with Poisson sampling: nothing here
         computes the rho of a sampled Gaussian."""
         if any(phase.rate < 1.0 for phase in self.phases):
             return None
@@ -175,7 +175,7 @@ class Promise:
 
     @property
     def plan(self) -> Plan | None:
-        """What the ledger is made for where users toss coins; None: its filter is mu^2."""
+        """What the ledger is made for with Poisson sampling; None: its filter is mu^2."""
         if all(phase.rate == 1.0 for phase in self.phases):
             return None
         main = self.main

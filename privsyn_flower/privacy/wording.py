@@ -16,7 +16,7 @@ KEYS = {
         "place at first contact would go unnoticed and is not covered"
     ),
 }
-# What is made of a training's model by `privsyn_flower.app.public.proximity`.
+# What is made of a trained model by `privsyn_flower.app.public.proximity`.
 CHOSEN_TEXT = (
     "Public text that the trained model chose is post-processing of the training: choosing it "
     "costs no further privacy, and THE CHOSEN TEXT CARRIES THE EPSILON OF THE TRAINING, against "
@@ -48,7 +48,7 @@ def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
 
     rho: mu^2 / 2 of Gaussian noise without sampling (Bun and Steinke 2016, Proposition 1.6); None:
     nothing is known of it. integers: some noise is the nodes', which is Gaussian noise but for a
-    part of delta. samples: users toss coins.
+    part of delta. samples: there is Poisson sampling.
     """
     if samples:
         return " No rho-zCDP is claimed: mu^2 / 2 is that of Gaussian noise without sampling."

@@ -106,7 +106,7 @@ def _one_release(target_epsilon: float, delta: float, beside: Releases) -> float
     mu = gaussian_mu(target_epsilon, delta)
     left = mu * mu - math.fsum(count * mu_squared(z) for (z, _), count in beside.items())
     if beside and any(rate < 1.0 for _, rate in beside):
-        left = max(left, mu * mu * 1e-6)  # coins amplify: the search says what is left
+        left = max(left, mu * mu * 1e-6)  # sampling amplifies: the search says what is left
     if left <= 0:
         raise ValueError(_nothing_left(target_epsilon, delta))
     one = (1 / math.sqrt(left) if beside else 1 / mu) * (1 + _HEADROOM)

@@ -48,7 +48,7 @@ def privacy_curve(releases: Releases, delta: float) -> Curve:
     return list(_points(tuple(sorted(releases.items())), delta))
 
 
-@functools.lru_cache(maxsize=8)  # a summary is written twice, and users who toss coins take seconds
+@functools.lru_cache(maxsize=8)  # a summary is written twice; sampled releases take seconds
 def _points(kinds: Kinds, delta: float) -> tuple[tuple[float, float], ...]:
     exact = functools.partial(composed_epsilon, dict(kinds))
     own = exact(_gaussians(delta, 1.0))

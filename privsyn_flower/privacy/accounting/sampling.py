@@ -32,8 +32,8 @@ AggregationName = Literal["plain", "secure"]
 class Sampler:
     """Draws who takes part in a round; what is accounted is what it draws by.
 
-    rate: of poisson's coins, and so the rate that may be claimed; 1 for the others. nodes: that the
-    server draws for fixed; 0 for the others. Raises ValueError on anything else.
+    rate: of Poisson sampling, and so the rate that may be claimed; 1 for the others. nodes: that
+    the server draws for fixed; 0 for the others. Raises ValueError on anything else.
     """
 
     name: SamplerName = "full"
@@ -63,7 +63,7 @@ EVERYBODY = Sampler()
 
 
 def coins(count: int, rate: float) -> Bools:
-    """`count` independent coins from operating-system randomness: (count,), PRIVATE.
+    """Which of `count` users are sampled, by operating-system randomness: (count,), PRIVATE.
 
     Each is True with probability rate, rounded down to a multiple of 2^-64: never more often
     than is accounted for. Raises ValueError on a negative count or a rate outside (0, 1].
@@ -75,5 +75,5 @@ def coins(count: int, rate: float) -> Bools:
         return np.ones(count, dtype=np.bool_)
     words = np.frombuffer(os.urandom(8 * count), dtype="<u8")
     # Scaling by a power of two is exact, so the comparison of integers is too.
-    tossed: Bools = words < np.uint64(math.floor(math.ldexp(rate, 64)))
-    return tossed
+    sampled: Bools = words < np.uint64(math.floor(math.ldexp(rate, 64)))
+    return sampled

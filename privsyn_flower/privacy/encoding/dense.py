@@ -85,9 +85,9 @@ def plan_dense(
 
     weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
     the guaranteed noise / sensitivity, 0 where the nodes add none. bits: 8, 16, 24 or 32; None for
-    the least at which rounding raises the sensitivity by at most 1 %. rate: of the users' coins.
+    the least at which rounding raises the sensitivity by at most 1 %. rate: of Poisson sampling.
     The sum with the noise of all nodes leaves the range with probability at most 2^-59, or 2^-58
-    where users toss coins, over noise, coins and rotation, for vectors
+    with sampling, over noise, sampling and rotation, for vectors
     that do not depend on the rotation's seed. Raises WrapAround when no scale, or 32 bits, suffice.
     """
     check_positive(bound=bound)
@@ -116,7 +116,7 @@ def dense_numbers(
     """The encoding of a run's dense queries: the least of 16, 24 and 32 bits that costs nothing.
 
     Rounding raises the sensitivity by at most 1 %, and the sensitivity is at least `sensitivity`.
-    rate: of the users' coins; only those who are drawn are summed (see `drawn`). Other
+    rate: of Poisson sampling; only those who are drawn are summed (see `drawn`). Other
     arguments and errors: as in `plan_dense`.
     """
     for bits in (16, 24, 32):
@@ -241,7 +241,7 @@ def _needed(
 
 
 def drawn(weight: float, rate: float) -> float:
-    """Users, of this many who toss coins of this rate, who are summed at most, but for 2^-60.
+    """Users, of this many, whom sampling at this rate draws at most, but for 2^-60.
 
     Bernstein's inequality: with mean m, they are m + t or more with probability
     exp(-t^2 / (2 m + 2 t / 3)) at most.
@@ -276,17 +276,17 @@ def _rounded(scaled: NDArray[np.floating[Any]]) -> I64:
 
 
 def _uniform(size: int) -> F32:
-    """Rounding coins in [0, 1]: ChaCha20's under a key of the operating system (RFC 8439).
+    """Numbers in [0, 1] to round by: ChaCha20's under a key of the operating system (RFC 8439).
 
-    For unbiased sums only: the norm of the result is bounded whatever the coins are.
+    For unbiased sums only: the norm of the result is bounded whatever they are.
     """
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     cipher = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None)
     words = np.frombuffer(cipher.encryptor().update(bytes(4 * size)), dtype="<u4")
-    coins: F32 = words.astype(np.float32)
-    coins *= np.float32(2.0**-32)  # exact, as every power of two
-    return coins
+    uniform: F32 = words.astype(np.float32)
+    uniform *= np.float32(2.0**-32)  # exact, as every power of two
+    return uniform
 
 
 # --- rotation: random signs from a public seed, then Walsh-Hadamard in blocks --------------------

@@ -115,7 +115,7 @@ class Charge:
     noise_multiplier: guaranteed noise std / L2 bound of one user's vector; of noise that is
     correlated across rounds, that of the independent noise with the cost which this release adds.
     total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate: probability
-    with which each user takes part, by a coin hidden from the adversary.
+    with which each user takes part, hidden from the adversary.
     """
 
     id: str

@@ -127,7 +127,7 @@ class Ledger:
         """Write a charge before its query is sent; returns the charge's id.
 
         total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate:
-        probability with which each user takes part, by a coin hidden from the adversary. Raises
+        probability with which each user takes part, hidden from the adversary. Raises
         BudgetExceeded or DuplicateCharge before anything is written, ValueError on values that no
         release has (`Charge`).
         """
