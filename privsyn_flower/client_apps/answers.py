@@ -35,15 +35,14 @@ from privsyn_flower.config.api import configured
 from privsyn_flower.privacy.accounting.sampling import coins
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround
-from privsyn_flower.protocol.question import (
+from privsyn_flower.protocol.noise import (
     Noise,
-    Query,
-    Ticket,
     check_range,
     encoded_length,
     integer_plan,
     total_variation,
 )
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import forget, refusal, respond, session_of, stage_of
 from privsyn_flower.protocol.wire import (
     Refusal,

@@ -11,37 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from privsyn_flower.arrays import F32, I8, U8, U16
-from privsyn_flower.protocol.noise import (
-    Noise,
-    Source,
-    check_range,
-    decode_sum,
-    encoded_bound,
-    encoded_length,
-    integer_plan,
-    total_variation,
-)
 from privsyn_flower.protocol.packing import int8_rows, pack_rows, projected
-
-__all__ = [
-    "METRICS",
-    "MOST_CLASSES",
-    "TO_COME",
-    "Floats",
-    "Noise",
-    "OptionValue",
-    "Query",
-    "Source",
-    "Ticket",
-    "check_range",
-    "decode_sum",
-    "encoded_bound",
-    "encoded_length",
-    "int8_rows",
-    "integer_plan",
-    "projected",
-    "total_variation",
-]
 
 T = TypeVar("T")
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]

@@ -23,18 +23,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from privsyn_flower.arrays import U64
 from privsyn_flower.messaging import Absence, outgoing, record_bytes
 from privsyn_flower.privacy.encoding.quantize import pack, unpack
-from privsyn_flower.protocol.packing import unpack_rows
-from privsyn_flower.protocol.question import (
-    METRICS,
+from privsyn_flower.protocol.noise import (
     Noise,
-    OptionValue,
-    Query,
     Source,
-    Ticket,
     encoded_length,
     integer_plan,
     total_variation,
 )
+from privsyn_flower.protocol.packing import unpack_rows
+from privsyn_flower.protocol.question import METRICS, OptionValue, Query, Ticket
 from privsyn_flower.secagg.cohort import Session
 
 PROTOCOL = 7

@@ -31,7 +31,8 @@ from privsyn_flower.client_apps.main import app
 at_start = sorted(sys.modules)
 from privsyn_flower import client_apps, messaging
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import Transport, run_session
 from privsyn_flower.text import load_embedder
 

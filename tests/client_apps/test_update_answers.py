@@ -24,7 +24,8 @@ from privsyn_flower.privacy.encoding.sizing import least_sensitivity
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
-from privsyn_flower.protocol.question import Noise, Query, Source, Ticket, encoded_bound
+from privsyn_flower.protocol.noise import Noise, Source, encoded_bound
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from tests.conftest import node_context
 

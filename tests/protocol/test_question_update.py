@@ -19,17 +19,16 @@ from privsyn_flower.privacy.encoding.quantize import IntegerPlan, to_modulus
 from privsyn_flower.privacy.encoding.sizing import WrapAround, plan_histogram
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import (
+from privsyn_flower.protocol.noise import (
     Noise,
-    Query,
     Source,
-    Ticket,
     check_range,
     decode_sum,
     encoded_bound,
     encoded_length,
     integer_plan,
 )
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 TICKET = Ticket("run", "update", 3, 1)

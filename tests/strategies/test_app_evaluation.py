@@ -26,7 +26,8 @@ from privsyn_flower.privacy.ledger.journal import replay
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.planning import promise
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import TO_COME, Query, integer_plan
+from privsyn_flower.protocol.noise import integer_plan
+from privsyn_flower.protocol.question import TO_COME, Query
 from privsyn_flower.queries.app_metrics import shard_app_metrics
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation, TrainingResult

@@ -26,7 +26,8 @@ from privsyn_flower.privacy.encoding.dense import (
 from privsyn_flower.privacy.encoding.quantize import from_modulus, to_modulus
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan
+from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import ModularSum, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan

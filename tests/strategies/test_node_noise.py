@@ -21,7 +21,8 @@ from privsyn_flower.privacy.noise.integer_noise import (
     allowed_distance,
     gaussian_delta,
 )
-from privsyn_flower.protocol.question import Query, check_range, encoded_bound, total_variation
+from privsyn_flower.protocol.noise import check_range, encoded_bound, total_variation
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 

@@ -20,7 +20,8 @@ from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies.engine.aggregation import Attempt, Collected, PlainSum

@@ -26,7 +26,8 @@ from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Taking, contribution, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket, encoded_length
+from privsyn_flower.protocol.noise import Noise, encoded_length
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import stage_of
 
 EMBEDDER = "ngram-64"

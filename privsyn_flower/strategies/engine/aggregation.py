@@ -29,14 +29,8 @@ from privsyn_flower.privacy.accounting.sampling import AggregationName
 from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors, check_weight
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import (
-    Noise,
-    Query,
-    Ticket,
-    decode_sum,
-    encoded_bound,
-    encoded_length,
-)
+from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_bound, encoded_length
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import Transport, run_session
 from privsyn_flower.protocol.wire import (
     Absent,
