@@ -28,7 +28,7 @@ from privsyn_flower.privacy.planning import promise
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.noise import integer_plan
 from privsyn_flower.protocol.question import TO_COME, Query
-from privsyn_flower.queries.app_metrics import shard_app_metrics
+from privsyn_flower.queries.metrics import shard_app_metrics
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation, TrainingResult
 from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations
