@@ -258,21 +258,19 @@ def choose_learning_rate(
     progress: Progress = silent,
     *,
     work: Work | None = None,
-    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The rate with the least loss on public validation text after tuning on public text.
 
     Both sets must be public. Returns (rate, {rate: loss}); a single rate is taken untested.
-    at_once: `sums_after`. Raises ValueError without rates.
+    Raises ValueError without rates.
     """
     if not rates:
         raise ValueError("evaluation.learning-rates is empty: name at least one")
     if len(rates) == 1:
         return rates[0], {}
     users = {"public": validation}
-    sums = sums_after(
-        model, trials(rates, train, tuning), users, at_once=at_once, progress=progress, work=work
-    )
+    wanted = trials(rates, train, tuning)
+    sums = sums_after(model, wanted, users, progress=progress, work=work)
     totals = {rate: sums[f"rate {rate}"][0] for rate in rates}
     losses = {rate: float(total[0] / total[2]) for rate, total in totals.items()}
     best = min(losses, key=lambda rate: losses[rate])

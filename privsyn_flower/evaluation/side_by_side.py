@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -24,6 +25,7 @@ from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work, rows_digest
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.text.fingerprints import folder_fingerprint
+from privsyn_flower.text.models.devices import cpu_workers, main_memory
 
 WAKE = 1.0  # seconds; a signal that comes just before this thread sleeps is seen when it wakes
 
@@ -38,8 +40,41 @@ class FineTuning:
     stage: str
 
 
+# Of a process that has imported torch and transformers: bytes, and the operations that a core of
+# 2025 does in the five seconds that it takes to start one (`benchmarks/busy.py`).
+PROCESS, WORTH = 600 << 20, 3e11
+SHARE = 0.5  # of the machine's memory, at most: this process, Flower and the data have the rest
+# Korthikanti et al. 2022 (arXiv 2205.05198), section 4.1, at four bytes an entry: activations of a
+# layer that a backward pass needs, for a token and entry of its row, and for a head and pair of
+# tokens. The vocabulary's scores are there four times, with their gradients.
+LAYER_BYTES, PAIR_BYTES, SCORE_BYTES = 68, 10, 16
+
 Tune = Callable[[FineTuning, Path | None], Any]
 Begun = Callable[[str], AbstractContextManager[None]]
+
+
+def worth_at_once(model: Any, job: FineTuning) -> int:
+    """How many fine-tunings like this one go on at once on this machine.
+
+    On a CPU as many as there are workers of one thread, if they fit into its memory and one of them
+    takes longer than to start a process for it. 1 on a GPU, which is busy with one, and where one
+    is done by several processes.
+    """
+    if model.device != "cpu" or getattr(model, "processes", 1) > 1:
+        return 1
+    tuning, size = job.tuning, model.model.config
+    parameters = sum(one.numel() for one in model.model.parameters())
+    steps = tuning.steps_of(max(1, len(job.rows)))
+    if 6.0 * parameters * steps * tuning.batch_tokens < WORTH:  # Kaplan et al. 2020, section 2.1
+        return 1
+    tokens = min(tuning.micro_batch or tuning.batch_size, tuning.batch_size) * tuning.length
+    heads = getattr(size, "num_attention_heads", 0)
+    layers = getattr(size, "num_hidden_layers", 1)
+    layer = LAYER_BYTES * size.hidden_size + PAIR_BYTES * heads * tuning.length
+    # Weights, gradients, AdamW's two moments, and the start.
+    batch = tokens * (layer * layers + SCORE_BYTES * size.vocab_size)
+    need = int(PROCESS + 20 * parameters + batch)
+    return max(1, min(cpu_workers(), int(SHARE * main_memory()) // need))
 
 
 def sums_after(
@@ -48,7 +83,7 @@ def sums_after(
     users: Mapping[str, Any],
     *,
     choice: Any = None,
-    at_once: int = 1,
+    at_once: int = 0,
     progress: Progress = silent,
     work: Work | None = None,
     begun: Begun = lambda name: contextlib.nullcontext(),
@@ -56,7 +91,8 @@ def sums_after(
     """What users' sums are after each fine-tuning, by its name (`user_sums`).
 
     model: a `Downstream` or `Classifier`, all of them from its first weights. wanted: drawn as
-    they are begun. choice: as in `fine_tune`. at_once: processes; 1: none but this. work: where
+    they are begun. choice: as in `fine_tune`. at_once: processes; 1: none but this; 0: as
+    many as `worth_at_once`. work: where
     finished ones are kept. begun: called with each name, a context around it. When one fails or
     this is interrupted the others are ended; raises RuntimeError with the failed one's stage.
     """
@@ -76,6 +112,11 @@ def sums_after(
         model.fine_tune(job.rows, job.tuning, progress, job.stage, **own)
         return model.user_sums(users).tolist()
 
+    jobs = iter(wanted)
+    first = next(jobs, None)
+    if first is None:
+        return found
+    wanted, at_once = itertools.chain([first], jobs), at_once or worth_at_once(model, first)
     if at_once == 1:
         for job in wanted:
             one(job, here)

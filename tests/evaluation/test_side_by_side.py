@@ -23,7 +23,7 @@ from privsyn_flower.evaluation.classification import Classifier
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.process import CUT
 from privsyn_flower.evaluation.several import Line
-from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after, worth_at_once
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
 from tests.evaluation.test_fitting import texts
@@ -75,6 +75,25 @@ def test_at_once_is_one_after_the_other_to_the_last_bit(
     assert all(np.array_equal(again[name], sums) for name, sums in expected.items())
 
 
+def test_as_many_at_once_as_cores_and_memory_hold(
+    causal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Downstream(causal_folder, length=16)
+    rows = model.encode(texts(1))
+    job = FineTuning("a", rows, replace(STEPS, steps=1_000_000_000), "on a")
+    monkeypatch.setattr(side_by_side, "cpu_workers", lambda: 4)
+    monkeypatch.setattr(side_by_side, "main_memory", lambda: 1 << 40)
+    assert worth_at_once(model, job) == 4
+    assert worth_at_once(model, replace(job, tuning=STEPS)) == 1, "over before a process has begun"
+    monkeypatch.setattr(side_by_side, "main_memory", lambda: 5 * side_by_side.PROCESS)
+    assert worth_at_once(model, job) == 2, "half of the memory is theirs"
+    monkeypatch.setattr(side_by_side, "main_memory", lambda: 0)
+    assert worth_at_once(model, job) == 1
+    model.processes = 2  # they share each already
+    monkeypatch.setattr(side_by_side, "main_memory", lambda: 1 << 40)
+    assert worth_at_once(model, job) == 1
+
+
 class _Counting:
     """A model that counts how often it is tuned."""
 
@@ -102,7 +121,7 @@ def test_what_is_kept_is_of_the_models_content_and_not_of_its_place(tmp_path: Pa
 
     def tuned(name: str) -> int:
         model = _Counting(tmp_path / name)
-        sums_after(model, wanted, {"u": [[1, 2]]}, work=work)
+        sums_after(model, wanted, {"u": [[1, 2]]}, at_once=1, work=work)
         return model.tuned
 
     assert [tuned("one"), tuned("one"), tuned("copy"), tuned("other")] == [1, 0, 0, 1]

@@ -46,7 +46,6 @@ def run_benchmark(
     steps: Steps | None = None,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -56,7 +55,7 @@ def run_benchmark(
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
     methods without. steps: those begun already (`steps_of`). work: where finished fine-tunings
     are kept until all are (`Work`). keep: the run folder, where held-out users' sums stay
-    (`evaluation.user_sums`). at_once: fine-tunings (`evaluation.side_by_side`).
+    (`evaluation.user_sums`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation
@@ -82,7 +81,7 @@ def run_benchmark(
     summary |= {"task": config.evaluation.task}
     work = work or Work()
     given = config, federation, downstream, synthetic, progress, steps
-    summary |= measure(*given, work=work, keep=keep, at_once=at_once)
+    summary |= measure(*given, work=work, keep=keep)
     work.end()
     steps.end()
     return Benchmark(summary, held_out, candidates)
@@ -99,13 +98,12 @@ def training_benchmark(
     steps: Steps | None = None,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
     models: folders by the names in METHODS, measured as they are. start: the model that the private
     training began with, from which others go with `evaluation.start = "public"`. There is no text
-    whose distances could be told. work, keep, at_once: as `run_benchmark`'s. Raises ConfigError
+    whose distances could be told. work, keep: as `run_benchmark`'s. Raises ConfigError
     unless `benchmark` is true.
     """
     if not config.benchmark:
@@ -123,7 +121,6 @@ def training_benchmark(
         start=start,
         work=work,
         keep=keep,
-        at_once=at_once,
     )
     work.end()
     steps.end()

@@ -58,12 +58,11 @@ def next_token(
     start: Path | None = None,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set alike -> accuracy and loss on held-out users.
 
     models: others to measure as they are; a name among them is not fine-tuned. start: of the
-    fine-tunings; None: `evaluation.start`. at_once: fine-tunings (`evaluation.side_by_side`).
+    fine-tunings; None: `evaluation.start`.
     Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences, and
     the learning rate with how it was chosen.
     """
@@ -78,7 +77,7 @@ def next_token(
         start = None
     model = downstream_of(config, start or downstream)
     with _choosing(config, steps):
-        rate, tried = rehearse(config, federation, model, progress, work=work, at_once=at_once)
+        rate, tried = rehearse(config, federation, model, progress, work=work)
     tuning = replace(tuning_of(config), learning_rate=rate)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
     choice = _choice(config, federation, model)
@@ -102,7 +101,6 @@ def next_token(
         sets(),
         held_out,
         choice=choice,
-        at_once=at_once,
         progress=progress,
         work=work,
         begun=lambda name: steps.task(METHODS[name]),
@@ -150,7 +148,6 @@ def classification(
     *,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """As `next_token`, for the public class list: accuracy and macro-F1.
 
@@ -168,7 +165,7 @@ def classification(
     public = model.encode(federation.public(), federation.public_labels())
     steps = steps or steps_of(config, progress, [])
     with _choosing(config, steps):
-        rate, tried = rehearse_classes(config, model, public, progress, work, at_once)
+        rate, tried = rehearse_classes(config, model, public, progress, work)
     tuning = replace(tuning_of(config), learning_rate=rate, texts=True)
     held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
     choice: Examples | None = None
@@ -192,7 +189,6 @@ def classification(
         ],
         held_out,
         choice=choice,
-        at_once=at_once,
         progress=progress,
         work=work,
         begun=lambda name: steps.task(METHODS[name]),
