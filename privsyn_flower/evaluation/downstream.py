@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.metrics import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
 from privsyn_flower.evaluation.rows import Rows, SpecialTokens, TokenRows, encoded, row_lengths
-from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
 from privsyn_flower.evaluation.tuning import Batch, Precision, Tuning, batches
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, silent
@@ -124,7 +124,7 @@ class Downstream:
             with own_generator(tuning.seed):
                 self.model = get_peft_model(self.model, lora(*vars(self.adapter).values()))
         if self.processes > 1:
-            from privsyn_flower.evaluation.several import fine_tune_by
+            from privsyn_flower.evaluation.process_pool import fine_tune_by
 
             own: dict[str, Any] = {"work": work, "choice": choice}
             given = self.processes, self.model, self.said(), rows, tuning

@@ -32,8 +32,8 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     trials,
 )
+from privsyn_flower.evaluation.process_pool import sums_after
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.evaluation.side_by_side import sums_after
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import build_folder, file_digest

@@ -15,8 +15,7 @@ from typing import Any
 from privsyn_flower.app.benchmark.feedback import Feedback
 from privsyn_flower.app.benchmark.fine_tunings import Folders, classification, next_token
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC, note, steps_of
-from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.app.benchmark.texts import Sets, distances, repeated
+from privsyn_flower.app.benchmark.private import Private, Sets, distances, repeated
 from privsyn_flower.arrays import F32
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
@@ -55,7 +54,7 @@ def run_benchmark(
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
     methods without. steps: those begun already (`steps_of`). work: where finished fine-tunings
     are kept until all are (`Work`). keep: the run folder, where held-out users' sums stay
-    (`evaluation.user_sums`).
+    (`evaluation.intervals`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation

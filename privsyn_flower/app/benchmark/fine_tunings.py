@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.app.benchmark.names import METHODS, PAIRS, RANDOM_PUBLIC, steps_of
-from privsyn_flower.app.benchmark.texts import Sets
+from privsyn_flower.app.benchmark.private import Sets
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
-from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.classification import (
     Classifier,
     Examples,
@@ -26,6 +25,8 @@ from privsyn_flower.evaluation.classification import (
     scores,
 )
 from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap, save_user_sums
+from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
 from privsyn_flower.evaluation.public import (
     downstream_of,
     public_start,
@@ -34,9 +35,7 @@ from privsyn_flower.evaluation.public import (
     tuning_of,
 )
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.user_sums import save_user_sums
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, Steps, silent
 from privsyn_flower.randomness import seeded

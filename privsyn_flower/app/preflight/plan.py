@@ -1,13 +1,13 @@
 """`privsyn plan`: what a run will promise, exchange, compute and need, before anything is begun.
 
 Privacy is read from the promise, findings from the other checks of this package, times from
-`forecast`. What is not known is said to be unknown.
-"""
+`forecast`. What is not known is said to be unknown."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
 from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.app.preflight.findings import Finding
 from privsyn_flower.app.preflight.forecast import Stage, forecast, too_large
-from privsyn_flower.app.preflight.launches import Launch, launches
 from privsyn_flower.app.preflight.machine import in_hub_cache
 from privsyn_flower.app.preflight.signal import Signal, signal_of, weak
 from privsyn_flower.app.preflight.sizes import model_files, size_of
@@ -30,6 +29,8 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.text.preference.launched import launch_command, launch_environment
+from privsyn_flower.text.serving.vllm_server import default_python, served_rank, server_command
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
@@ -225,3 +226,51 @@ def _disk(wanted: int, free: int) -> list[Finding]:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
+
+
+PORT, WORK = "PORT", "WORK"  # stand for what is chosen when the process is started
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process, or several that one command starts."""
+
+    what: str
+    environment: dict[str, str]
+    command: list[str]
+
+    def shown(self) -> str:
+        """As one would type it."""
+        names = [f"{name}={value}" for name, value in self.environment.items()]
+        return f"{self.what}: {' '.join([*names, shlex.join(self.command)])}"
+
+
+def launches(config: RunConfig, device: str) -> list[Launch]:
+    """vLLM's servers and the launcher of preference training; empty where a run has neither.
+
+    device: that of this machine, which decides whether vLLM gets GPUs.
+    """
+    return [*_servers(config, device), *_training(config, device)]
+
+
+def _servers(config: RunConfig, device: str) -> Iterator[Launch]:
+    where, cuda = config.generation, device.startswith("cuda")
+    if where.backend != "vllm" or where.addresses or "generator" not in used_models(config):
+        return
+    python = Path(where.vllm_python) if where.vllm_python else default_python()
+    for at, gpus in enumerate(where.gpus):
+        command = server_command(
+            python, config.models.generator, port=PORT, seed=config.seed,
+            lora_rank=served_rank(config.lora_rank), gpus=gpus if cuda else None, cuda=cuda,
+            arguments=shlex.split(where.vllm_arguments),
+        )  # fmt: skip
+        places = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if cuda and gpus else {}
+        yield Launch(f"vLLM server {at + 1} of {len(where.gpus)}", places, command)
+
+
+def _training(config: RunConfig, device: str) -> Iterator[Launch]:
+    count = config.models.training_processes
+    if count == 1 or not config.teaches_generator:
+        return
+    command = launch_command(WORK, count, shlex.split(config.models.accelerate_arguments))
+    yield Launch(f"training on pairs, {count} processes", launch_environment(device), command)
