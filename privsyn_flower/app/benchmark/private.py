@@ -13,7 +13,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
-from privsyn_flower.data.classes import classes_of
+from privsyn_flower.data.caches import classes_of
 from privsyn_flower.evaluation.duplicates import near_duplicates
 from privsyn_flower.evaluation.metrics import frechet_by_size, frechet_distance
 from privsyn_flower.protocol.question import Query

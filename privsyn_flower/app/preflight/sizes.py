@@ -20,8 +20,7 @@ from privsyn_flower.text.embedders import (
     shipped,
 )
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, hub_cache, local_folder
-from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, embedded
-from privsyn_flower.text.tiny.recipes import RECIPES
+from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, RECIPES, embedded
 
 LSTM = "lstm"
 HEADER = struct.Struct("<Q")  # bytes of a safetensors file's header, before it
@@ -154,7 +153,7 @@ def _tiny(kind: str) -> Size:
     recipe = RECIPES[kind]
     layer = 4 * recipe.width**2 + 3 * recipe.width * (8 * recipe.width // 3)
     parameters = recipe.layers * layer + recipe.vocabulary * recipe.width
-    return Size("tiny", parameters, recipe.width, "text/tiny/recipes.py, about", True)
+    return Size("tiny", parameters, recipe.width, "text/tiny/assets.py, about", True)
 
 
 def _lstm(config: RunConfig) -> Size:

@@ -202,7 +202,7 @@ def _embedding(config: RunConfig, task: Task, folder: Path, device: str) -> Timi
 
 
 def _mask_filling(config: RunConfig, task: Task, folder: Path, device: str) -> Timing:
-    from privsyn_flower.text.infillers import MaskFill
+    from privsyn_flower.text.variation import MaskFill
 
     own: dict[str, Any] = {"steps": 1, "max_tokens": task.tokens, "batch_size": 16}
     model, rng = MaskFill(folder, device=device, progress=False, **own), np.random.default_rng(0)

@@ -11,9 +11,15 @@ from typing import Literal
 
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
+from privsyn_flower.text.tiny.assets import (
+    RECIPES,
+    AssetError,
+    embedded,
+    find_asset,
+    recipe,
+    tuning_recipe,
+)
 from privsyn_flower.text.tiny.models import package_sides, private_packages
-from privsyn_flower.text.tiny.recipes import RECIPES, recipe, tuning_recipe
 
 LSTM_STEPS, LSTM_LONGEST = 2000, 64  # `text.models.lstm`, which imports torch
 TOKENS_PER_WORD = 4 / 3  # POPri, appendix F: 64 tokens are about 48 words
