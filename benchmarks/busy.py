@@ -55,7 +55,7 @@ def embedding() -> tuple[Work, int]:
 
 
 def mask_filling() -> tuple[Work, int]:
-    from privsyn_flower.text.infillers import MaskFill
+    from privsyn_flower.text.variation import MaskFill
 
     model = MaskFill(ASSETS / "infiller", max_tokens=80, device="cpu", progress=False)
     return lambda count: model.vary(texts(count), np.random.default_rng(0)), 768

@@ -39,10 +39,10 @@ from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.text import load_embedder
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.keywords import words_of
 from privsyn_flower.text.topics import TopicModel
+from privsyn_flower.text.words import words_of
 from privsyn_flower.training import LocalTraining
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import LoadedLM
 
 EPSILON, DELTA, RELEASES = 7.58, 3e-6, 9

@@ -27,9 +27,17 @@ import torch
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.files import cache_home, file_digest
-from privsyn_flower.text.tiny.assets import FURTHER, MANIFEST, SMALL, embedded, write_manifest
+from privsyn_flower.python_path import canonical
+from privsyn_flower.text.tiny.assets import (
+    FURTHER,
+    MANIFEST,
+    RECIPES,
+    SMALL,
+    content_key,
+    embedded,
+    write_manifest,
+)
 from privsyn_flower.text.tiny.models import package_sides
-from privsyn_flower.text.tiny.recipes import RECIPES, content_key
 from privsyn_flower.text.tiny.training import train_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,8 +134,6 @@ def train(options: argparse.Namespace) -> None:
 
 def public_origin(federation: Federation) -> list[str]:
     """`name version` of every public package of the federation."""
-    from privsyn_flower.data.docstrings import canonical
-
     settings = federation.meta["config"]
     names = f"{settings['public-packages']},{settings['minority-packages']}".split(",")
     wanted = {canonical(name.strip()) for name in names}

@@ -30,7 +30,6 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.queries.updates import shard_updates, update_bound
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.parameters import (
     Parameters,
     ParametersError,
@@ -38,11 +37,11 @@ from privsyn_flower.text.models.parameters import (
     longest_sequence,
     unpack_parameters,
 )
+from privsyn_flower.text.models.pretrained import encodes
 from privsyn_flower.training.conditions import ROWS, Asked, Conditions
-from privsyn_flower.training.layout import trained_layout
+from privsyn_flower.training.layout import LocalTraining, trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
 from privsyn_flower.training.models import LoadedLM, load_model
-from privsyn_flower.training.options import LocalTraining
 
 T = TypeVar("T")
 

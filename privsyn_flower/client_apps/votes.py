@@ -105,7 +105,7 @@ def asked_rows(
     query: Query, users: UserTexts, taking: Taking, node: Node, labels: list[str]
 ) -> Iterator[Asked]:
     """`user_rows` of those who are asked, block by block. labels: the public class list."""
-    from privsyn_flower.data.classes import classes_of
+    from privsyn_flower.data.caches import classes_of
     from privsyn_flower.data.findings import NODE_LOG
 
     cap = int(query.options["samples-cap"])

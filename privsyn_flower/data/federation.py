@@ -25,8 +25,8 @@ from privsyn_flower.units import VERSION
 
 from .partition import Split, split
 from .reading import text_file
-from .shards import Shard, read_users, write_users
 from .sources import Source, identity, load_source, place_name
+from .spool import Shard, read_users, write_users
 from .tables import damaged, read_table, write_table
 from .users import Sample, Tell, label_of, texts_of
 

@@ -26,9 +26,8 @@ from typing import Any, TextIO
 
 from privsyn_flower.files import DataError
 
-from .delimited import MAX_FIELDS, Piece, Record, records
+from .delimited import MAX_FIELDS, Piece, Record, records, shortened
 from .findings import UTF8
-from .long_lines import shortened
 from .tables import require_arrow
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value

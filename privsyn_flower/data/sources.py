@@ -11,15 +11,16 @@ from pathlib import Path
 
 from privsyn_flower.config import DataConfig, split_list
 from privsyn_flower.files import DataError, file_digest
+from privsyn_flower.python_path import canonical
 from privsyn_flower.units import pieces, units
 
-from .columns import Columns
-from .docstrings import Module, canonical, find_package, scan_packages
+from .docstrings import Module, find_package, scan_packages
 from .findings import LeftOut
 from .hub import hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
 from .spool import Group, stored_groups
 from .users import Rows, Sample, Tell, collect_rows, rows_of
+from .values import Columns
 
 Progress = Callable[[str], None]
 

@@ -15,12 +15,13 @@ from typing import Any, Protocol, Self
 
 from privsyn_flower.files import DataError
 
-from .columns import Columns, MissingColumn
 from .findings import LONG, NODE_LOG, UNICODE, Finding, Tally
 from .reading import Report, Row, column_names, read_rows
 from .values import (
     PLAIN_DATE,
     ROUNDED,
+    Columns,
+    MissingColumn,
     RoundedIds,
     date_problem,
     id_problem,

@@ -25,10 +25,9 @@ from privsyn_flower.text.conditions import (
     prompt,
 )
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.batches import IGNORED, pad_rows
+from privsyn_flower.text.models.batches import IGNORED, decoder_start, pad_rows
 from privsyn_flower.text.models.decoding import Seq2SeqBatch
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.text.models.encoder_decoders import decoder_start
 from privsyn_flower.text.models.pretrained import model_config
 
 if TYPE_CHECKING:

@@ -22,10 +22,9 @@ import numpy as np
 from privsyn_flower.arrays import F32, I64, Bools
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.generators import KEY, HuggingFaceGenerator, end_tokens
-from privsyn_flower.text.models.decoding import Seq2SeqBatch
+from privsyn_flower.text.models.decoding import Seq2SeqBatch, banned_tokens, choose_tokens
 from privsyn_flower.text.models.devices import empty_cache, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer, model_config
-from privsyn_flower.text.models.sampling import banned_tokens, choose_tokens
 
 if TYPE_CHECKING:
     import torch

@@ -22,9 +22,9 @@ from privsyn_flower.progress import Progress, silent
 from privsyn_flower.queries.nearest import nearest_candidates, prepare
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.encoders import unit
-from privsyn_flower.text.keywords import class_words
 from privsyn_flower.text.protocols import Embedder
 from privsyn_flower.text.topics import KEY, MOST_TOPICS, MOST_WORDS, TopicModel
+from privsyn_flower.text.words import class_words
 
 Clustering = Literal["k-means", "hdbscan"]
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from privsyn_flower.arrays import F32, F64, I64
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.training.layout import Layout
-from privsyn_flower.training.options import LocalTraining
+from privsyn_flower.training.layout import Layout, LocalTraining
 
 if TYPE_CHECKING:
     import torch

@@ -54,7 +54,7 @@ OTHERS = (
     "secagg.server",
     "secagg.standalone",
     "text.generators",
-    "text.infillers",
+    "text.variation",
     "text.models.parameters",
     "text.tiny",
     "training",

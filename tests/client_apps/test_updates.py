@@ -40,7 +40,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout, LocalTraining, trained_layout
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import LoadedLM, load_model
 from tests.conftest import loopback_message, node_context, sentences
 from tests.text.conftest import causal_folder  # noqa: F401 - a fixture

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privsyn_flower.data import long_lines
-from privsyn_flower.data.long_lines import shortened
+from privsyn_flower.data import delimited
+from privsyn_flower.data.delimited import shortened
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 NESTED = st.recursive(
@@ -44,7 +44,7 @@ def test_what_is_short_stays(row: Any, size: int, ascii_only: bool, indent: Any)
 def test_long_strings_are_cut_and_the_rest_is_there(text: str, size: int, ascii_only: bool) -> None:
     line = json.dumps({"text": text * 3, "user_id": "m"}, ensure_ascii=ascii_only)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(long_lines, "MAX_STRING", 30)
+        patch.setattr(delimited, "MAX_STRING", 30)
         found = json.loads(shortened(pieces(line, size)))
     assert found["user_id"] == "m"
     assert (text * 3).startswith(found["text"]) and len(found["text"]) >= 4
@@ -65,8 +65,8 @@ def test_no_object(line: str) -> None:
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_lines, "MAX_STRING", 2**12)
-    monkeypatch.setattr(long_lines, "MAX_COPY", 2**14)
+    monkeypatch.setattr(delimited, "MAX_STRING", 2**12)
+    monkeypatch.setattr(delimited, "MAX_COPY", 2**14)
     for unit in ("x", "\\\\", "[", '""', "1,"):
         tracemalloc.start()
         with contextlib.suppress(ValueError):

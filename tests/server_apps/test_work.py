@@ -20,7 +20,7 @@ from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
 from privsyn_flower.strategies.pretext import PrEText
 from privsyn_flower.strategies.private_evolution import PrivateEvolution
 from privsyn_flower.text.embedders import KnownRows
-from privsyn_flower.text.tiny.recipes import recipe, tuning_recipe
+from privsyn_flower.text.tiny.assets import recipe, tuning_recipe
 
 
 class Counting:

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.files import DataError
-from privsyn_flower.text import described as module
+from privsyn_flower.text import pairs as module
 from privsyn_flower.text.conditions import Pair
-from privsyn_flower.text.described import REQUEST, described, described_pairs, read_pairs
+from privsyn_flower.text.pairs import REQUEST, described, described_pairs, read_pairs
 from privsyn_flower.text.serving.http_client import ServerError
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 

@@ -14,7 +14,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
-from privsyn_flower.data.classes import classes_of
+from privsyn_flower.data.caches import classes_of
 from privsyn_flower.evaluation.distances import frechet_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from privsyn_flower.config import RunConfig
-from privsyn_flower.data.columns import Columns, quoted
 from privsyn_flower.data.docstrings import STDLIB, find_distribution
 from privsyn_flower.data.findings import LeftOut
 from privsyn_flower.data.partition import BEYOND, split
-from privsyn_flower.data.preview import WHOLE, Preview, preview
 from privsyn_flower.data.reading import NO_MIX, text_file
 from privsyn_flower.data.sources import (
     Source,
@@ -20,6 +18,8 @@ from privsyn_flower.data.sources import (
     public_groups,
 )
 from privsyn_flower.data.spool import OTHER_DATES
+from privsyn_flower.data.surveys import WHOLE, Preview, preview
+from privsyn_flower.data.values import Columns, quoted
 from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment

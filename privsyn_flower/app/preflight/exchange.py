@@ -156,7 +156,7 @@ def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | N
     if folder is None:
         return None, None
     from privsyn_flower.training import Layout
-    from privsyn_flower.training.initial import initial_parameters, trained_patterns
+    from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
     arrays = initial_parameters(
         folder, training.parameters, rank=training.lora_rank, factors=training.lora_factors,

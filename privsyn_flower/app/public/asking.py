@@ -2,7 +2,8 @@
 
 What filters, writes and converts public text (Wu et al. 2024, section 3) is one question for each
 text, or a chain in which an answer leads to further questions. No stage waits for another: the next
-request goes out when an answer comes in, so that the server's batch stays full.
+request goes out when an answer comes in, so that the server's batch stays full. Answers are kept in
+one SQLite file by what was asked, so that what is paid for once is not asked again.
 """
 
 from __future__ import annotations
@@ -10,17 +11,164 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import queue
+import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from privsyn_flower.app.public.answers import AnswerStore
-from privsyn_flower.app.public.lanes import Lanes
+from privsyn_flower.files import DataError
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
 from privsyn_flower.text.serving.http_client import RETRIED, ServerError
+
+FILE = "answers.sqlite"
+LOCK_SECONDS = 60.0  # that another process's write is waited for
+
+
+class AnswerStore:
+    """Replies by key, in `folder`/answers.sqlite; safe to use from several threads.
+
+    Raises DataError for a file that is no such store, or is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = sqlite3.connect(
+            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            # Written ahead: a commit is one append without an fsync, and no kill leaves half of it.
+            self._run("PRAGMA journal_mode = WAL")
+            self._run("PRAGMA synchronous = NORMAL")
+            self._run(
+                "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, text TEXT NOT NULL, "
+                "prompt_tokens INTEGER, tokens INTEGER)"
+            )
+            self._run("SELECT key, text, prompt_tokens, tokens FROM answers LIMIT 1")
+        except BaseException:
+            self.close()
+            raise
+
+    def get(self, key: bytes) -> Reply | None:
+        """The reply under a key, if there is one."""
+        found = self._run("SELECT text, prompt_tokens, tokens FROM answers WHERE key = ?", key)
+        return Reply(*found[0]) if found else None
+
+    def put(self, key: bytes, reply: Reply) -> None:
+        """Keep a reply with a text; after `close` nothing is kept."""
+        if self._database is not None:
+            self._run(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                key, reply.text, reply.prompt_tokens, reply.tokens,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the file. Safe to call twice."""
+        with self._lock:
+            database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def _run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            if self._database is None:
+                return []  # closed meanwhile: a thread of a stream that was left
+            try:
+                return self._database.execute(statement, values).fetchall()
+            except sqlite3.OperationalError as error:
+                raise OSError(f"{self.path}: {error}") from error
+            except sqlite3.DatabaseError as error:
+                raise DataError(
+                    f"{self.path} cannot be read ({error}): move it away, and what it held is "
+                    "asked for again"
+                ) from error
+
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+class Lanes(Generic[Job, Result]):
+    """`count` threads that do jobs, up to `width` of one kind at once; none starts before a job.
+
+    work: jobs -> a result for each; what it raises is the result of all of them. kind: jobs of
+    different kinds are not worked on together. When the block is left, jobs that no thread has
+    begun are dropped, and nobody waits for the others.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Sequence[Job]], Sequence[Result | BaseException]],
+        *,
+        count: int,
+        width: int = 1,
+        kind: Callable[[Job], object] = lambda job: None,
+    ) -> None:
+        self._work, self._width, self._kind = work, width, kind
+        self._count, self._started, self._ended = count, False, threading.Event()
+        self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Job, Result | BaseException]] = queue.SimpleQueue()
+
+    def __enter__(self) -> Lanes[Job, Result]:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        for _ in range(self._count if self._started else 0):
+            self._todo.put(None)
+
+    def put(self, job: Job) -> None:
+        """Have a job done when a thread is free, in the order of the calls."""
+        self._todo.put(job)
+        if not self._started:
+            self._started = True
+            for number in range(self._count):
+                # Daemons: a request of minutes does not hold up the end of the process.
+                threading.Thread(target=self._run, name=f"asking-{number}", daemon=True).start()
+
+    def take(self) -> tuple[Job, Result | BaseException]:
+        """Wait for a job that is done; with its result."""
+        return self._done.get()
+
+    def _run(self) -> None:
+        job = self._todo.get()
+        while job is not None and not self._ended.is_set():
+            jobs, following = self._together(job)
+            try:
+                results = self._work(jobs)
+            except BaseException as error:
+                results = [error] * len(jobs)
+            for pair in zip(jobs, results, strict=True):
+                self._done.put(pair)
+            job = following or self._todo.get()
+
+    def _together(self, job: Job) -> tuple[list[Job], Job | None]:
+        """Jobs of the first one's kind that wait behind it, and the next one of another kind."""
+        jobs = [job]
+        while len(jobs) < self._width:
+            try:
+                following = self._todo.get_nowait()
+            except queue.Empty:
+                break
+            if following is None:
+                self._todo.put(None)
+                break
+            if self._kind(following) != self._kind(job):
+                return jobs, following
+            jobs.append(following)
+        return jobs, None
+
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -16,21 +16,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from privsyn_flower.app.public import judge
 from privsyn_flower.app.public.asking import Answer, Asker, Request
 from privsyn_flower.app.public.chats import (
+    JUDGE_TEMPERATURE,
+    Persona,
     conversation_prompt,
     convert_prompt,
+    draw,
+    judge_prompt,
+    parse_judgement,
     parse_list,
     receivers_prompt,
     topics_prompt,
     turns,
 )
-from privsyn_flower.app.public.claims import STATEMENT, carried
 from privsyn_flower.app.public.journal import Journal, Position, lines_of, read_state
-from privsyn_flower.app.public.judge import judge_prompt, parse_judgement
-from privsyn_flower.app.public.personas import Persona, draw
-from privsyn_flower.app.public.source import Source
+from privsyn_flower.app.public.source import STATEMENT, Source, carried
 from privsyn_flower.config.public import PublicTextConfig, SampledConfig
 from privsyn_flower.files import DataError, write_atomic
 from privsyn_flower.progress import Progress, silent
@@ -78,7 +79,7 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
                 shown = _first_words(text, own.words)
                 yield Request(judge_prompt(shown), own.max_tokens, (position, text))
 
-        with opened() as model, _asker(config, model, judge.TEMPERATURE) as asker:
+        with opened() as model, _asker(config, model, JUDGE_TEMPERATURE) as asker:
             for answer in asker.ask(requests()):
                 position, text = answer.request.note
                 judgement = parse_judgement(answer.text or "")

@@ -118,8 +118,7 @@ def base_model(query: Query, node: Node) -> Path:
 
     Raises WireError(MODEL) when it is another one, or not there.
     """
-    from privsyn_flower.text.digests import DIGESTS_FILE, remembered
-    from privsyn_flower.text.fingerprints import folder_fingerprint
+    from privsyn_flower.text.fingerprints import DIGESTS_FILE, folder_fingerprint, remembered
 
     try:
         folder = node.downstream()

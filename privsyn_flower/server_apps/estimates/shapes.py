@@ -21,8 +21,7 @@ from privsyn_flower.text.embedders import (
     shipped,
 )
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, hub_cache, local_folder
-from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, embedded
-from privsyn_flower.text.tiny.recipes import RECIPES, Recipe
+from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS, RECIPES, Recipe, embedded
 
 LSTM = "lstm"
 HEADER = struct.Struct("<Q")  # bytes of a safetensors file's header, before it
@@ -245,7 +244,7 @@ def _tiny(recipe: Recipe) -> Shape:
     table = recipe.vocabulary * recipe.width
     return Shape(
         "tiny", body + table, body, table, recipe.width, recipe.layers, recipe.heads, inner,
-        recipe.width, recipe.vocabulary, recipe.width, "text/tiny/recipes.py, about", True,
+        recipe.width, recipe.vocabulary, recipe.width, "text/tiny/assets.py, about", True,
     )  # fmt: skip
 
 

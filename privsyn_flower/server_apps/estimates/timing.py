@@ -124,7 +124,7 @@ def _embedding(config: RunConfig, task: Task, folder: Path, machine: Machine) ->
 
 
 def _mask_filling(config: RunConfig, task: Task, folder: Path, machine: Machine) -> float:
-    from privsyn_flower.text.infillers import MaskFill
+    from privsyn_flower.text.variation import MaskFill
 
     model = MaskFill(
         folder, steps=1, max_tokens=task.tokens, batch_size=16,

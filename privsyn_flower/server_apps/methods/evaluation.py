@@ -26,8 +26,7 @@ from privsyn_flower.server_apps.methods.stages import scoring, tiny_models
 from privsyn_flower.strategies.evaluation import Caps, evaluate
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import ParametersError, longest_sequence, read_model
-from privsyn_flower.text.models.pretrained import ModelUnavailableError
-from privsyn_flower.text.models.tokens import same_tokens
+from privsyn_flower.text.models.pretrained import ModelUnavailableError, same_tokens
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -146,7 +146,7 @@ class POPriRecipe(Synthesis[POPri]):
 
     def strategy(self, folder: RunFolder) -> POPri:
         from privsyn_flower.text.preference import PreferenceTrainer
-        from privsyn_flower.text.preference.data import EXPAND_ENDING
+        from privsyn_flower.text.preference.tuning import EXPAND_ENDING
 
         config, popri, public = self.config, self.config.popri, self.models.public
         private_distance = self._private_distance()

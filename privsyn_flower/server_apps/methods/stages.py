@@ -12,9 +12,15 @@ from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
-from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
+from privsyn_flower.text.tiny.assets import (
+    RECIPES,
+    AssetError,
+    embedded,
+    find_asset,
+    recipe,
+    tuning_recipe,
+)
 from privsyn_flower.text.tiny.models import package_sides, private_packages
-from privsyn_flower.text.tiny.recipes import RECIPES, recipe, tuning_recipe
 from privsyn_flower.units import units
 
 if TYPE_CHECKING:
@@ -22,7 +28,7 @@ if TYPE_CHECKING:
 
 VLLM_BATCH = 256  # sequences that a vLLM server decodes together unless it is told otherwise
 LSTM_STEPS, LSTM_LONGEST = 2000, 64  # `text.models.lstm`, which imports torch
-FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.infillers`)
+FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.variation`)
 
 
 def embedding(stage: str, what: str, items: int, tokens: int, times: int = 1) -> Task:

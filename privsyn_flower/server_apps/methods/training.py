@@ -191,7 +191,7 @@ class Training(Updating, Recipe[TrainingStrategy]):
         return public_start(self.config, federation, self.downstream, self.run.progress)
 
     def strategy(self, folder: RunFolder) -> TrainingStrategy:
-        from privsyn_flower.training.initial import initial_parameters, trained_patterns
+        from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
         training = self.config.training
         kind, factors = training.parameters, training.lora_factors

@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING
 
 from privsyn_flower.text.conditions import Pair, encode_pairs, encode_sources, encode_texts
 from privsyn_flower.text.fingerprints import folder_fingerprint
-from privsyn_flower.text.models.batches import IGNORED, causal_loss, encode, pad_rows, unknown_token
-from privsyn_flower.text.models.devices import one_worker, resolve_device
-from privsyn_flower.text.models.encoder_decoders import (
-    auto_class,
+from privsyn_flower.text.models.batches import (
+    IGNORED,
+    causal_loss,
     decoder_start,
-    encodes,
+    encode,
+    pad_rows,
     seq2seq_loss,
+    unknown_token,
 )
+from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
+    auto_class,
+    encodes,
     load_model,
     load_tokenizer,
     local_folder,

@@ -11,9 +11,9 @@ from typing import Any
 
 from privsyn_flower.config.models import OPTIONAL
 from privsyn_flower.terminal import one_line
+from privsyn_flower.text.prompts import THINKING, without_thinking
 from privsyn_flower.text.protocols import Reply
 from privsyn_flower.text.serving.http_client import HalfAnswerError, ServerError
-from privsyn_flower.text.thinking import THINKING, without_thinking
 
 MOST_TOKENS = 2**31  # of an answer or a prompt: a number that is larger tells nothing
 OTHER = 200  # status of an error: the server answered, in another language than ours

@@ -21,8 +21,8 @@ import numpy as np
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.terminal import one_line
-from privsyn_flower.text.models.sampling import check_sampling
-from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.models.decoding import check_sampling
+from privsyn_flower.text.prompts import HEADING, THINKING
 from privsyn_flower.text.protocols import Reply, Sampling
 from privsyn_flower.text.serving.completions import (
     CHATS,
@@ -37,7 +37,6 @@ from privsyn_flower.text.serving.completions import (
 )
 from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
 from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
-from privsyn_flower.text.thinking import THINKING
 
 logger = logging.getLogger("privsyn_flower")
 

@@ -18,12 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.tiny.assets import Asset, embedded, find_asset
-from privsyn_flower.text.tiny.recipes import RECIPES, Groups, content_key, recipe, tuning_recipe
+from privsyn_flower.text.tiny.assets import (
+    RECIPES,
+    Asset,
+    Groups,
+    content_key,
+    embedded,
+    find_asset,
+    recipe,
+    tuning_recipe,
+)
 
 if TYPE_CHECKING:
     from privsyn_flower.config import RunConfig
-    from privsyn_flower.data import Federation
+    from privsyn_flower.text.protocols import PublicText
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -32,7 +40,7 @@ _AFTER = {kind: None if kind == "downstream" else "downstream" for kind in RECIP
 
 
 def ensure_model(
-    kind: str, federation: Federation, config: RunConfig, progress: Progress = silent
+    kind: str, federation: PublicText, config: RunConfig, progress: Progress = silent
 ) -> Path:
     """The folder of the embedded model `kind` for this run: shipped, cached, or made now.
 
@@ -82,7 +90,7 @@ def ensure_model(
 def tune(
     shipped: Asset,
     kind: str,
-    federation: Federation,
+    federation: PublicText,
     config: RunConfig,
     progress: Progress = silent,
 ) -> Path:

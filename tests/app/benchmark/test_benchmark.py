@@ -41,8 +41,8 @@ from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.text import load_embedder
+from privsyn_flower.text.tiny.assets import RECIPES
 from privsyn_flower.text.tiny.models import train
-from privsyn_flower.text.tiny.recipes import RECIPES
 
 pytestmark = pytest.mark.slow
 

@@ -1,28 +1,37 @@
-"""Variation by mask-filling: PrE-Text, section 3 (4), Algorithm 1 line 9.
+"""Ways to vary a text: mask-filling, retrieval of a public text near it, or a language model.
 
-MASK% of a text's tokens are masked at random and filled in by a masked language model, and that
-W_steps times over. How many tokens are masked is counted per text: the authors' code takes the
-minimum over the batch, which ties a text's variation to its neighbours in the batch.
+`MaskFill` is PrE-Text's Variation (section 3 (4), Algorithm 1 line 9). How many tokens are masked
+is counted per text: the authors' code takes the minimum over the batch, which ties a text's
+variation to its neighbours in the batch. `Retrieval` proposes a public text near a survivor: fluent
+by construction, cheap, and post-processing of what is public. `Rewrite` is Aug-PE's VARIATION_API
+(Xie et al. 2024, section 3): a model that follows instructions says a text again in a style that is
+drawn for it. `Continue` needs no such model: it goes on with a list whose only entry is the text.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from privsyn_flower.arrays import F64, I64, Bools
+from privsyn_flower.arrays import F32, F64, I64, Bools
 from privsyn_flower.config.api import named_as_arguments
+from privsyn_flower.config.pretext import STYLE, TEXT, check_instruction
 from privsyn_flower.progress import Progress, bar
+from privsyn_flower.text.models.decoding import banned_tokens, check_sampling, choose_tokens
 from privsyn_flower.text.models.devices import map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
-from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
+from privsyn_flower.text.prompts import expand_prompt, parse_completion
+from privsyn_flower.text.protocols import AdaptableGenerator, Embedder, Infiller
+from privsyn_flower.units import beginning, units
 
 if TYPE_CHECKING:
     import torch
+
 
 KEY = "models.infiller"
 
@@ -232,3 +241,185 @@ def _position_limit(model: Any) -> int:
     table = getattr(getattr(model.base_model, "embeddings", None), "position_embeddings", None)
     padding = getattr(table, "padding_idx", None)
     return limit if padding is None else limit - padding - 1
+
+
+BLOCK_VALUES = 1 << 24  # similarities held at once (64 MB)
+
+
+class Retrieval:
+    """Each text -> one of its nearest public texts, drawn uniformly (an Infiller).
+
+    Args:
+        pool: public texts; repeated ones count once.
+        pool_embeddings: (n, d) unit rows of `pool`, by `embedder`.
+        embedder: embeds texts that are not in the pool.
+        neighbors: how many nearest pool texts to draw from, the text itself excluded.
+        table: of the configuration, for errors.
+    """
+
+    @named_as_arguments
+    def __init__(
+        self,
+        pool: Sequence[str],
+        pool_embeddings: npt.NDArray[np.floating],
+        embedder: Embedder,
+        neighbors: int = 16,
+        table: str = "pretext",
+    ) -> None:
+        if pool_embeddings.shape != (len(pool), embedder.dimension):
+            raise ValueError(
+                f"pool embeddings have shape {pool_embeddings.shape}, "
+                f"expected ({len(pool)}, {embedder.dimension}): one row per pool text"
+            )
+        if not np.isfinite(pool_embeddings).all():
+            raise ValueError("pool embeddings hold NaN or infinity")
+        first: dict[str, int] = {}
+        for index, text in enumerate(pool):
+            first.setdefault(text, index)
+        if not 1 <= neighbors < len(first):
+            most = len(first) - 1
+            bound = f"must lie in [1, {most}]" if most > 0 else "there is nothing to retrieve"
+            raise ValueError(
+                f"{table}.retrieval-neighbors = {neighbors}: {bound} for a pool of {len(first)} "
+                "distinct public texts; change it, or give more text (data.public-path, "
+                "data.public-pool)"
+            )
+        self.embedder, self.neighbors = embedder, neighbors
+        self._texts = list(first)
+        self._row_of = {text: row for row, text in enumerate(self._texts)}
+        rows = pool_embeddings[list(first.values())]
+        self._rows: F32 = np.ascontiguousarray(rows, dtype=np.float32)
+
+    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+        """n texts -> n pool texts, none equal to the text it replaces."""
+        picks = rng.integers(self.neighbors, size=len(texts))
+        if not len(texts):
+            return []
+        queries, own = self._embed(texts)
+        block = max(1, BLOCK_VALUES // len(self._texts))
+        nearest = np.concatenate(
+            [
+                self._nearest(queries[start : start + block], own[start : start + block])
+                for start in range(0, len(texts), block)
+            ]
+        )
+        chosen = nearest[np.arange(len(texts)), picks]
+        return [self._texts[row] for row in chosen]
+
+    def _embed(self, texts: Sequence[str]) -> tuple[F32, I64]:
+        """(n, d) rows, and (n,) the text's own place in the pool or -1; pool rows are reused."""
+        own = np.array([self._row_of.get(text, -1) for text in texts])
+        rows = self._rows[own]
+        strangers = np.flatnonzero(own < 0)
+        if strangers.size:
+            distinct = list(dict.fromkeys(texts[i] for i in strangers.tolist()))
+            place = {text: k for k, text in enumerate(distinct)}
+            embedded = self.embedder.embed(distinct)
+            rows[strangers] = embedded[[place[texts[i]] for i in strangers.tolist()]]
+        return rows, own
+
+    def _nearest(self, queries: F32, own: I64) -> I64:
+        """(b, d) -> (b, neighbors) pool rows by falling cosine; equal ones by pool order."""
+        similarity = queries @ self._rows.T
+        inside = np.flatnonzero(own >= 0)
+        similarity[inside, own[inside]] = -np.inf
+        near = np.argpartition(-similarity, self.neighbors - 1, axis=1)[:, : self.neighbors]
+        near.sort(axis=1)
+        order = np.argsort(-np.take_along_axis(similarity, near, axis=1), axis=1, kind="stable")
+        return np.take_along_axis(near, order, axis=1)
+
+
+class Mixed:
+    """Vary each text by `first` with probability `share`, else by `second` (an Infiller)."""
+
+    @named_as_arguments
+    def __init__(self, first: Infiller, second: Infiller, share: float) -> None:
+        if not 0 <= share <= 1:
+            raise ValueError(f"pretext.retrieval-share = {share}: must lie in [0, 1]")
+        self.first, self.second, self.share = first, second, share
+
+    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+        """n texts -> n variations, in order."""
+        use_first = rng.random(len(texts)) < self.share
+        result = list(texts)
+        for infiller, mine in ((self.first, use_first), (self.second, ~use_first)):
+            places = np.flatnonzero(mine)
+            varied = infiller.vary([texts[i] for i in places.tolist()], rng)
+            for place, text in zip(places, varied, strict=True):
+                result[place] = text
+        return result
+
+
+class Rewrite:
+    """Each text written anew by instruction (an Infiller).
+
+    Args:
+        generator: follows instructions; it writes without an adapter.
+        instruction: the prompt; `{text}` stands for the text, `{style}` for its style.
+        styles: one is drawn for each text; empty: the instruction has no `{style}`.
+        min_words, max_words: a text whose variation is shorter stays as it is; longer ones are
+            cut (0: uncut).
+    """
+
+    def __init__(
+        self,
+        generator: AdaptableGenerator,
+        instruction: str,
+        styles: Sequence[str] = (),
+        *,
+        min_words: int = 4,
+        max_words: int = 0,
+    ) -> None:
+        check_instruction(instruction, bool(styles), "pretext.rewrite")
+        self.generator, self.instruction, self.styles = generator, instruction, tuple(styles)
+        self.min_words, self.max_words = min_words, max_words
+
+    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+        """n texts -> n variations, in order."""
+        styles = [""] * len(texts)
+        if self.styles:
+            styles = [self.styles[i] for i in rng.integers(len(self.styles), size=len(texts))]
+        prompts = [self._prompt(text, style) for text, style in zip(texts, styles, strict=True)]
+        found = _completed(self.generator, prompts, rng)
+        read = (" ".join(one.split()) for one in found)
+        return _usable(texts, read, self.min_words, self.max_words)
+
+    def _prompt(self, text: str, style: str) -> str:
+        # The style first: a text may hold the word {style}.
+        return self.instruction.replace(STYLE, style).replace(TEXT, " ".join(text.split()))
+
+
+class Continue:
+    """For each text the next entry of a list that begins with it (an Infiller).
+
+    Args: as those of Rewrite; the generator need not follow instructions.
+    """
+
+    def __init__(
+        self, generator: AdaptableGenerator, *, min_words: int = 4, max_words: int = 0
+    ) -> None:
+        self.generator, self.min_words, self.max_words = generator, min_words, max_words
+
+    def vary(self, texts: Sequence[str], rng: np.random.Generator) -> list[str]:
+        """n texts -> n variations, in order."""
+        found = _completed(self.generator, [expand_prompt([text]) for text in texts], rng)
+        read = (parse_completion(one, self.min_words) or "" for one in found)
+        return _usable(texts, read, self.min_words, self.max_words)
+
+
+def _completed(
+    generator: AdaptableGenerator, prompts: Sequence[str], rng: np.random.Generator
+) -> list[str]:
+    """One completion of each prompt by the base model."""
+    generator.use_adapter(None)
+    return [one for (one,) in generator.complete(prompts, 1, rng)]
+
+
+def _usable(
+    texts: Sequence[str], varied: Iterable[str], min_words: int, max_words: int
+) -> list[str]:
+    """The variations, cut to max_words; in the place of a short one, the text itself."""
+    result = []
+    for text, new in zip(texts, varied, strict=True):
+        result.append(beginning(new, max_words) if len(units(new)) >= min_words else text)
+    return result
