@@ -1,4 +1,4 @@
-"""What the nodes' integers cost in delta: the ratio of docs/proofs/integer-noise.md, lemmas 2, 3."""
+"""What the nodes' integers cost in delta: lemmas 2 and 3 of docs/proofs/integer-noise.md."""
 
 from __future__ import annotations
 
