@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.data import delimited
@@ -24,6 +24,7 @@ def pieces(line: str, size: int) -> list[str]:
     return [line[at : at + size] for at in range(0, len(line), size)]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(
     row=st.dictionaries(st.text(st.sampled_from('ab"\\{[]}\n\u2028'), max_size=4), NESTED),
     size=st.integers(1, 40),

@@ -261,7 +261,7 @@ class OpenAIGenerator:
     def _models(self) -> list[dict[str, Any]]:
         """What the server lists under /v1/models; empty where it has no such list."""
         try:
-            answer = self.client.get("/models", patient=False)
+            answer = self.client.get("/models")
         except ServerError as error:
             if error.status in {0, 401, 403}:
                 raise
