@@ -77,7 +77,7 @@ class ConditionalLM(HuggingFaceGenerator):
             raise ValueError("loss: at least one pair is needed")
         self._wake()
         total = 0.0
-        rows = sorted(self.taught(pairs, length), key=_tokens)
+        rows = sorted(self.training_rows(pairs, length), key=_tokens)
         for batch in within_budget(rows, BATCH_TOKENS, _tokens):
             inputs = {name: part.to(self.device) for name, part in self.collate(batch).items()}
             labels = inputs.pop("labels")
@@ -91,7 +91,7 @@ class ConditionalLM(HuggingFaceGenerator):
         """Tokens of a text, with its end, that have room after the longest condition."""
         return max(1, self._context - self.max_source)
 
-    def taught(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> list[Row]:
+    def training_rows(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> list[Row]:
         """What the model learns from: ids of each condition, and of its text with the end."""
         sources = self._encode([pair.condition for pair in pairs])
         most = min(length, self.longest_text)

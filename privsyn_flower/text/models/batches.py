@@ -135,7 +135,7 @@ def decoder_start(tokenizer: Any, config: Any) -> int:
     raise ValueError(f"{config.name_or_path!r} names no decoder_start_token_id")
 
 
-def decoded(
+def decoder_logits(
     model: Any,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
@@ -165,7 +165,7 @@ def seq2seq_loss(
     import torch
 
     sources, targets = [ids[:n] for ids, n in rows], [ids[n:] for ids, n in rows]
-    logits, labels = decoded(model, sources, targets, first, least)
+    logits, labels = decoder_logits(model, sources, targets, first, least)
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED
     )

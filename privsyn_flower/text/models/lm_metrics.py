@@ -62,7 +62,7 @@ class Scorer:
         self._busy = threading.Lock()
 
     @contextmanager
-    def wearing(self, parameters: Parameters) -> Iterator[None]:
+    def with_parameters(self, parameters: Parameters) -> Iterator[None]:
         """The base with these parameters on it (checked before), and the base exactly after."""
         import torch
 

@@ -31,12 +31,7 @@ from privsyn_flower.text.models.adapters import (
     save_adapter,
 )
 from privsyn_flower.text.models.devices import empty_cache, one_worker
-from privsyn_flower.text.models.libraries import (
-    latest_checkpoint,
-    one_device,
-    quiet,
-    seal,
-)
+from privsyn_flower.text.models.libraries import latest_checkpoint, one_device, quiet, seal
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.tuning import (
     CHECKPOINTS,

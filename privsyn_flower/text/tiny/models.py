@@ -72,9 +72,7 @@ def ensure_model(
     if shipped is not None:
         logger.info("the shipped %s has read %s, private in this run", kind, ", ".join(known))
     # Only docstrings know a minority; elsewhere the general text is all of it.
-    corpora: dict[str, Groups] = {
-        "downstream": [[text] for text in federation.public_general()],
-    }
+    corpora: dict[str, Groups] = {"downstream": [[text] for text in federation.public_general()]}
     corpora |= dict.fromkeys(RECIPES.keys() - corpora, federation.public_groups())
     steps, seconds = config.models.train_steps, config.models.train_seconds
     return train(
