@@ -1,4 +1,4 @@
-"""The measured parts of docs/results.md and README.md, from what `privsyn compare` found.
+"""The measured parts of docs/results/measured.md and README.md, from what `privsyn compare` found.
 
     python scripts/update_results.py      (`make results` runs the grid first)
 
@@ -31,7 +31,8 @@ COMPARED = {  # grid, and marker of its part -> its picture
     "compare-users": "accuracy-users.png",
     "compare-ctcl": "accuracy-epsilon.png",
 }
-PAGE, FRONT, IMAGES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "images"
+PAGE, IMAGES = ROOT / "docs" / "results" / "measured.md", ROOT / "docs" / "images"
+FRONT = ROOT / "README.md"
 MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
     "pretext": ("results", ""),
@@ -70,7 +71,7 @@ def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
             continue
         marker, prefix = PLACES[method.name]
         shown = PICTURES.get(method.name, {})
-        links = [f"![{text}](images/{prefix}{name})" for name, text in shown.items()]
+        links = [f"![{text}](../images/{prefix}{name})" for name, text in shown.items()]
         found[marker] = "\n\n".join([details(method, lines, MADE_BY), *links])
     if len(found) == len(grid.methods):
         found["compare"] = report(_first_runs(outcomes))
@@ -91,8 +92,8 @@ def compared_block(name: str, images: Path | None = None) -> str:
         with TemporaryDirectory() as folder:
             draw(grid, lines, found, Path(folder))
             shutil.copyfile(Path(folder) / picture, images / f"{name}-{picture}")
-    told = f"Measured: {len(done)} of the {len(cells)} runs of [{name}](../configs/{name}.toml)."
-    link = f"![{grid.title}](images/{name}-{picture})"
+    told = f"Measured: {len(done)} of the {len(cells)} runs of [{name}](../../configs/{name}.toml)."
+    link = f"![{grid.title}](../images/{name}-{picture})"
     deeper = [part.replace("## ", "### ", 1) for part in measured(grid, lines, found)]
     return "\n\n".join([told, link, *filter(None, deeper)])
 

@@ -62,6 +62,8 @@ from tests.strategies import test_popri as popri
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DOCS = ROOT / "docs"
+FIGURES, PROOFS = DOCS / "results", DOCS / "proofs"
+EVERY = [*PAGES, *sorted([*FIGURES.glob("*.md"), *PROOFS.glob("*.md")])]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -101,7 +103,7 @@ def test_the_tables_of_keys_are_up_to_date() -> None:
         update_docs.with_table("no markers", RunConfig())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_relative_links_resolve(page: Path) -> None:
     prose = FENCE.sub("", text_of(page))
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -135,7 +137,7 @@ def test_how_fine_the_integers_must_be(
 
 def test_every_test_that_a_page_names_exists() -> None:
     named = {
-        found for page in PAGES for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text_of(page))
+        found for page in EVERY for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text_of(page))
     }
     assert len(named) > 40
     for path in {path for path, _ in named}:
@@ -560,7 +562,8 @@ def test_contributing_points_to_the_one_place_of_the_contracts() -> None:
 
 
 def test_parts_that_others_fill_keep_their_markers() -> None:
-    performance, page_of_results = DOCS / "performance.md", DOCS / "results.md"
+    performance = DOCS / "results" / "performance.md"
+    page_of_results = DOCS / "results" / "measured.md"
     filled = [(page_of_results, "results"), (page_of_results, "popri-results")]
     filled.append((performance, "figures"))
     filled.append((ROOT / "README.md", "result"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from privsyn_flower.on_demand import on_demand
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
+    account,
     calibrate,
     compose_gaussians,
     epsilon,
@@ -19,6 +20,13 @@ from privsyn_flower.privacy.clipping import clip_l2
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
+    from privsyn_flower.privacy.correlated import (
+        NoiseKey,
+        Participation,
+        calibrate_correlated,
+        factorization,
+    )
+    from privsyn_flower.privacy.encoding.quantize import IntegerPlan
     from privsyn_flower.privacy.ledger.charges import Charge
     from privsyn_flower.privacy.ledger.journal import LedgerError
     from privsyn_flower.privacy.ledger.ledger import (
@@ -35,10 +43,15 @@ else:
         BudgetExceeded="ledger",
         Charge="ledger",
         DuplicateCharge="ledger",
+        IntegerPlan="encoding.quantize",
         Ledger="ledger",
         LedgerError="ledger",
         LedgerInUse="ledger",
+        NoiseKey="correlated",
+        Participation="correlated",
         PrivacyStatement="sentence",
+        calibrate_correlated="correlated",
+        factorization="correlated",
         gaussian="noise.gaussian",
         node_noise="noise.gaussian",
         system_gaussian="noise.gaussian",
@@ -49,18 +62,24 @@ __all__ = [
     "BudgetExceeded",
     "Charge",
     "DuplicateCharge",
+    "IntegerPlan",
     "Ledger",
     "LedgerError",
     "LedgerInUse",
+    "NoiseKey",
     "NoisySum",
+    "Participation",
     "PrivacyStatement",
     "ReleaseRefused",
     "Sampler",
     "TooFewSurvivors",
+    "account",
     "calibrate",
+    "calibrate_correlated",
     "clip_l2",
     "compose_gaussians",
     "epsilon",
+    "factorization",
     "gaussian",
     "gaussian_epsilon",
     "node_noise",

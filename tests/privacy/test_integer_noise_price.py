@@ -1,4 +1,4 @@
-"""What the nodes' integers cost in delta: the ratio of lemma 2 and 3 in docs/integer-noise.md."""
+"""What the nodes' integers cost in delta: the ratio of lemma 2 and 3 in docs/proofs/integer-noise.md."""
 
 from __future__ import annotations
 

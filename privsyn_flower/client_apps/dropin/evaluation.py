@@ -67,7 +67,7 @@ def private_evaluation(
     `start(..., evaluation=PrivateEvaluation(...))`: any other evaluate message is refused.
 
     Of the reply only the metrics that the server names count, cut to its public bounds, and
-    "num-examples" where it weights users by it. A user whose function fails, returns NaN or lacks
+    "num-examples" where it weights users by it. A user whose function raises, returns NaN or lacks
     one of these counts as zeros, and so does one with "num-examples" of 0. How long the function
     takes is seen by the server. check: as of `private_training`, a function like the evaluate
     function on made-up data; its reply must have the metrics that the server names. It is called

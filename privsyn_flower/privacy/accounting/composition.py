@@ -152,6 +152,9 @@ def epsilon(
     return composed_epsilon({(noise_multiplier, sampling_rate): rounds}, delta)
 
 
+account = epsilon  # the public name, a verb beside `calibrate`
+
+
 def composed_epsilon(releases: Releases, delta: float, interval: float = FINAL_INTERVAL) -> float:
     """Epsilon of all these releases together: that of `tightest`."""
     return tightest(releases, delta, interval)[0]

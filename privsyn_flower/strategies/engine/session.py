@@ -37,7 +37,7 @@ from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     forget_unasked,
     held,
@@ -162,7 +162,7 @@ class Session:
         with held(self.ledger, self.folder):
             yield self.ledger
 
-    def rounds(self, strategy: Strategy) -> Rounds:
+    def rounds(self, strategy: Method) -> Rounds:
         """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
         self._keep_promise()
         plan = self.plan()
@@ -188,7 +188,7 @@ class Session:
         return lambda row: self.tracking.released(name, [row], main=main)
 
     @contextmanager
-    def running(self, strategy: Strategy) -> Iterator[Rounds]:
+    def running(self, strategy: Method) -> Iterator[Rounds]:
         """`rounds` as `start` runs them. What failed on simulated nodes is shown at the end, and
         the statement is then that of the nodes that were there."""
         engine = self.rounds(strategy)

@@ -87,6 +87,18 @@ def find_asset(kind: str, folder: Path | None = None) -> Asset | None:
     return Asset(root / kind, hashlib.sha256(digests.encode()).hexdigest(), packages)
 
 
+def shipped_model(kind: str) -> Path:
+    """The folder of a language model in the wheel: "generator", "conditional" or "infiller" (a
+    million parameters each), or "small-generator" and so on (seven million).
+
+    Raises AssetError when there is none of that name, or when a file of it is damaged.
+    """
+    asset = find_asset(kind)
+    if asset is None:
+        raise AssetError(f"no model {kind!r} is shipped: reinstall the package, or name another")
+    return asset.folder
+
+
 Groups = Sequence[Sequence[str]]
 
 VOCABULARY = 4096
