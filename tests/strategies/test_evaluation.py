@@ -129,7 +129,7 @@ def truth(base: Path, parameters: Any) -> tuple[float, float]:
     """Accuracy and loss over all users' tokens, without any of the machinery between."""
     scorer = Scorer(base, "cpu")
     tokens, correct, nats = 0, 0, 0.0
-    with scorer.wearing(parameters):
+    with scorer.with_parameters(parameters):
         for texts in (texts for users in USERS.values() for texts in users.values()):
             rows = scorer.encode(texts, max_tokens=80, length=30)
             right, lost = scorer.sums(rows, 9.0)

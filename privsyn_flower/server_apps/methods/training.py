@@ -29,8 +29,6 @@ from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
-from privsyn_flower.server_apps.estimates.beside import here_at_once
-from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
 from privsyn_flower.server_apps.methods.from_scratch import (
@@ -48,6 +46,7 @@ from privsyn_flower.server_apps.methods.proximity import (
 )
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import (
+    Task,
     choosing,
     fine_tunings,
     lstms_anew,
@@ -315,7 +314,6 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
-                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark({**found, **told}, [], NO_ROWS, self.folder.path, said=self.run.caption)
         return {**found, **told}
@@ -366,8 +364,7 @@ def local_steps(config: RunConfig) -> Task:
     return Task(
         "rounds", f"local steps of {whose} on their nodes", "fine-tuning", config.trained,
         round(users * config.local_steps * training.batch_size),
-        config.evaluation.sequence_length, training.batch_size, times=config.rounds,
-        nodes=True, key="training.batch-size",
+        config.evaluation.sequence_length, config.rounds, nodes=True,
     )  # fmt: skip
 
 

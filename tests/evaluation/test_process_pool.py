@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.evaluation import several, side_by_side
+from privsyn_flower.evaluation import process_pool
 from privsyn_flower.evaluation.classification import Classifier
 from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.evaluation.process import CUT
-from privsyn_flower.evaluation.several import Line
-from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+from privsyn_flower.evaluation.process_pool import FineTuning, Line, sums_after, worth_at_once
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
 from tests.evaluation.test_fitting import texts
@@ -70,9 +69,28 @@ def test_at_once_is_one_after_the_other_to_the_last_bit(
     assert all(np.array_equal(before[name], after[name]) for name in before), "it was not needed"
     # Users' rows are gone with the folders; what was found is found again, by no process.
     assert {path.suffix for path in (tmp_path / "work").iterdir()} == {".json"}
-    monkeypatch.setattr(side_by_side, "sums_by_another", None)
+    monkeypatch.setattr(process_pool, "sums_by_another", None)
     again = sums_after(model, wanted, users, choice=choice, at_once=2, work=work)
     assert all(np.array_equal(again[name], sums) for name, sums in expected.items())
+
+
+def test_as_many_at_once_as_cores_and_memory_hold(
+    causal_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Downstream(causal_folder, length=16)
+    rows = model.encode(texts(1))
+    job = FineTuning("a", rows, replace(STEPS, steps=1_000_000_000), "on a")
+    monkeypatch.setattr(process_pool, "cpu_workers", lambda: 4)
+    monkeypatch.setattr(process_pool, "main_memory", lambda: 1 << 40)
+    assert worth_at_once(model, job) == 4
+    assert worth_at_once(model, replace(job, tuning=STEPS)) == 1, "over before a process has begun"
+    monkeypatch.setattr(process_pool, "main_memory", lambda: 5 * process_pool.PROCESS)
+    assert worth_at_once(model, job) == 2, "half of the memory is theirs"
+    monkeypatch.setattr(process_pool, "main_memory", lambda: 0)
+    assert worth_at_once(model, job) == 1
+    model.processes = 2  # they share each already
+    monkeypatch.setattr(process_pool, "main_memory", lambda: 1 << 40)
+    assert worth_at_once(model, job) == 1
 
 
 class _Counting:
@@ -102,7 +120,7 @@ def test_what_is_kept_is_of_the_models_content_and_not_of_its_place(tmp_path: Pa
 
     def tuned(name: str) -> int:
         model = _Counting(tmp_path / name)
-        sums_after(model, wanted, {"u": [[1, 2]]}, work=work)
+        sums_after(model, wanted, {"u": [[1, 2]]}, at_once=1, work=work)
         return model.tuned
 
     assert [tuned("one"), tuned("one"), tuned("copy"), tuned("other")] == [1, 0, 0, 1]
@@ -181,7 +199,7 @@ def faked(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], None]) -> list[s
             raise RuntimeError(f"{stage}: ended")
         return [[len(name)]]
 
-    monkeypatch.setattr(side_by_side, "sums_by_another", another)
+    monkeypatch.setattr(process_pool, "sums_by_another", another)
     return seen
 
 
@@ -197,7 +215,7 @@ def test_an_error_ends_the_others_and_is_the_one_that_is_told(
     with pytest.raises(RuntimeError, match="on bad"):
         sums_after(Named(), jobs("long", "good", "bad", "late"), {}, at_once=2, work=work)
     assert sorted(seen) == ["bad", "good", "long", "long cut"] and seen[-1] == "long cut"
-    monkeypatch.setattr(side_by_side, "sums_by_another", None)
+    monkeypatch.setattr(process_pool, "sums_by_another", None)
     assert sums_after(Named(), jobs("good"), {}, at_once=2, work=work)["good"].tolist() == [[4]]
 
 
@@ -226,7 +244,7 @@ def test_an_interruption_ends_all_and_loses_nothing_finished(
 def test_a_process_ends_with_whoever_wanted_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "privsyn_flower.evaluation.process", str(tmp_path)]
     with Line() as line:
-        os.mkfifo(tmp_path / several.JOB)  # it waits for its job for ever
+        os.mkfifo(tmp_path / process_pool.JOB)  # it waits for its job for ever
         process = subprocess.Popen(command, stdin=line.end)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.3)
