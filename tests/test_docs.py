@@ -42,12 +42,8 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
-from privsyn_flower.privacy.noise.integer_noise import (
-    distance_each,
-    gaussian_delta,
-    least_sensitivity,
-    release_distance,
-)
+from privsyn_flower.privacy.encoding.sizing import distance_each, least_sensitivity
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta, release_distance
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello, hello, read_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
