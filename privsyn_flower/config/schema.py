@@ -15,7 +15,6 @@ from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from privsyn_flower.app.tracking.named import NAMES
 from privsyn_flower.config.ctcl import CtclConfig
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.dp_prompt import DPPromptConfig
@@ -37,6 +36,8 @@ from privsyn_flower.config.section import (
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
 from privsyn_flower.files import cache_home
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also a library's module, and an extra
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
     "pretext": ("pretext", "sft"),
@@ -165,9 +166,9 @@ class RunConfig(Section):
         self._check_sampler()
         self._check_tables()
         for name in split_list(self.trackers):
-            if name not in NAMES:
+            if name not in TRACKERS:
                 raise ValueError(
-                    f"trackers = {self.trackers!r}: {name!r} is none of {', '.join(NAMES)}"
+                    f"trackers = {self.trackers!r}: {name!r} is none of {', '.join(TRACKERS)}"
                 )
         if self.nodes > self.data.users:
             raise ValueError(

@@ -1,32 +1,78 @@
 """Strategies to plug into a Flower ServerApp.
 
 `from privsyn_flower.strategies import CTCL, DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
+
+Each is imported when first asked for: one strategy loads no other.
 """
 
-from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
-from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
-from privsyn_flower.strategies.ctcl import CTCL
-from privsyn_flower.strategies.dp_fedavg import DPFedAvg
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.rounds import (
-    NoRelease,
-    NothingLearned,
-    NothingSurvived,
-    Rounds,
-    Strategy,
-)
-from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
-from privsyn_flower.strategies.popri import NoPairs, POPri
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.private_evolution import PrivateEvolution
-from privsyn_flower.strategies.synthesis.preferences import preference_pairs
-from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
+    from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
+    from privsyn_flower.strategies.ctcl import CTCL
+    from privsyn_flower.strategies.dp_fedavg import DPFedAvg
+    from privsyn_flower.strategies.dp_ftrl import DPFTRL
+    from privsyn_flower.strategies.engine.callbacks import (
+        Callback,
+        CheckFailed,
+        Question,
+        RunStart,
+    )
+    from privsyn_flower.strategies.engine.cohort import RoundPlan
+    from privsyn_flower.strategies.engine.rounds import (
+        NoRelease,
+        NothingLearned,
+        NothingSurvived,
+        Rounds,
+        Strategy,
+    )
+    from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
+    from privsyn_flower.strategies.popri import NoPairs, POPri
+    from privsyn_flower.strategies.pretext import PrEText
+    from privsyn_flower.strategies.private_evolution import PrivateEvolution
+    from privsyn_flower.strategies.synthesis.preferences import preference_pairs
+    from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
+else:
+    __getattr__ = on_demand(
+        __name__,
+        CTCL="ctcl",
+        Callback="engine.callbacks",
+        Caps="evaluation",
+        CheckFailed="engine.callbacks",
+        DPFTRL="dp_ftrl",
+        DPFedAvg="dp_fedavg",
+        FederatedEvaluation="evaluation",
+        NoPairs="popri",
+        NoRelease="engine.rounds",
+        NothingLearned="engine.rounds",
+        NothingSurvived="engine.rounds",
+        POPri="popri",
+        PrEText="pretext",
+        PrivateEvaluation="averaging.app_evaluation",
+        PrivateEvolution="private_evolution",
+        Question="engine.callbacks",
+        RoundPlan="engine.cohort",
+        Rounds="engine.rounds",
+        RunStart="engine.callbacks",
+        Strategy="engine.rounds",
+        SynthesisResult="synthesis.start",
+        SynthesisStrategy="synthesis.start",
+        TrainingResult="averaging.start",
+        TrainingStrategy="averaging.start",
+        better="evaluation",
+        evaluate="evaluation",
+        preference_pairs="synthesis.preferences",
+    )
 
 __all__ = [
     "CTCL",
     "DPFTRL",
+    "Callback",
     "Caps",
+    "CheckFailed",
     "DPFedAvg",
     "FederatedEvaluation",
     "NoPairs",
@@ -37,8 +83,10 @@ __all__ = [
     "PrEText",
     "PrivateEvaluation",
     "PrivateEvolution",
+    "Question",
     "RoundPlan",
     "Rounds",
+    "RunStart",
     "Strategy",
     "SynthesisResult",
     "SynthesisStrategy",

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.client_apps.answers import contribution, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
@@ -23,6 +22,7 @@ from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.protocol.question import Noise, Query, Ticket
 from privsyn_flower.queries import vote_histogram
 from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.server_apps.costs import read_timings
 from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
@@ -25,6 +24,7 @@ from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.question import Noise, Query, Source, Ticket, encoded_bound
+from privsyn_flower.server_apps.costs import read_timings
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from tests.conftest import node_context
 

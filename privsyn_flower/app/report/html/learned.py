@@ -29,7 +29,8 @@ from privsyn_flower.app.report.html.parts import (
     small,
     stripped,
 )
-from privsyn_flower.app.report.reading import SEEDS, RunFolder, first_texts
+from privsyn_flower.app.report.reading import RunFolder, first_texts
+from privsyn_flower.runs import SEEDS
 from privsyn_flower.units import units, unspaced, words
 
 UNPROTECTED = "expand-private"  # made of the private text itself
