@@ -105,8 +105,10 @@ def asked_rows(
     query: Query, users: UserTexts, taking: Taking, node: Node, labels: list[str]
 ) -> Iterator[Asked]:
     """`user_rows` of those who are asked, block by block. labels: the public class list."""
-    from privsyn_flower.data.classes import classes_of
     from privsyn_flower.data.findings import NODE_LOG
+
+    if labels:
+        from privsyn_flower.data.classes import classes_of
 
     cap = int(query.options["samples-cap"])
     for block in user_rows(query, users, node):

@@ -8,7 +8,6 @@ these keys (`scripts/update_app_config.py`) and compared with them in a test.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
@@ -35,7 +34,7 @@ from privsyn_flower.config.section import (
     split_list,
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
-from privsyn_flower.files import cache_home
+from privsyn_flower.files import default_cache
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also a library's module, and an extra
 
@@ -302,13 +301,7 @@ class RunConfig(Section):
 
 def cache_folder(config: RunConfig) -> Path:
     """Where caches live: the configured folder or the user's cache folder."""
-    return Path(config.cache).expanduser() if config.cache else cache_home() / "privsyn-flower"
-
-
-def ledger_folder() -> Path:
-    """Where populations' ledgers lie by default: data, not a cache that may be emptied."""
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "privsyn-flower" / "ledgers"
+    return Path(config.cache).expanduser() if config.cache else default_cache()
 
 
 def flat_defaults() -> dict[str, Scalar]:

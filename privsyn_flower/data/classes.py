@@ -8,7 +8,7 @@ import numpy as np
 
 from privsyn_flower.arrays import I32, I64
 from privsyn_flower.data.findings import NODE_LOG
-from privsyn_flower.data.users import label_of
+from privsyn_flower.data.values import label_of
 
 
 def classes_of(

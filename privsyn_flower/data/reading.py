@@ -22,14 +22,15 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from os.path import samestat
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from privsyn_flower.files import DataError
 
-from .delimited import MAX_FIELDS, Piece, Record, records
 from .findings import UTF8
 from .long_lines import shortened
-from .tables import require_arrow
+
+if TYPE_CHECKING:
+    from .delimited import Piece, Record
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value
 Report = Callable[[int, str, str], None]  # line, problem, advice; never given any text
@@ -231,6 +232,8 @@ def _csv_rows(
 
 def _csv_records(path: Path, report: Report, dialect: Dialect) -> Iterator[Record]:
     """By two readers of one file: another's quotes would not be where the first found them."""
+    from .delimited import records
+
     end = _line_end(path)
     with _opened(path, end) as handle, _opened(path, end) as second:
         if not samestat(os.fstat(handle.fileno()), os.fstat(second.fileno())):
@@ -243,6 +246,8 @@ def _csv_records(path: Path, report: Report, dialect: Dialect) -> Iterator[Recor
 
 
 def _header(record: Record, file: str, columns: Collection[str]) -> list[str]:
+    from .delimited import MAX_FIELDS
+
     where = f"{file}: the header in line {record.line}"
     if not record.count:
         raise DataError(
@@ -301,6 +306,8 @@ def _python_rows(batch: Any) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def _parquet(path: Path) -> Iterator[Any]:
     """The open file. Raises DataError where it is no parquet file, or a damaged one."""
+    from .tables import require_arrow
+
     require_arrow()
     from pyarrow import parquet
 

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 EXACT = 2**53  # the largest number up to which a float holds every integer
 ENOUGH = 3  # different ids that all look rounded: by chance, once in a million
@@ -203,3 +203,22 @@ def _date_text(value: object) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return str(value).strip()
+
+
+class LabelledText(str):
+    """A text with its label, which is as private or as public as the text: the text itself to
+    whatever does not ask for labels."""
+
+    __slots__ = ("label",)
+    label: str
+
+    def __new__(cls, text: str, label: str = "") -> Self:
+        """text: the characters. label: its class."""
+        made = super().__new__(cls, text)
+        made.label = label
+        return made
+
+
+def label_of(text: str) -> str:
+    """The label of a user's text, PRIVATE; empty when it has none."""
+    return text.label if isinstance(text, LabelledText) else ""

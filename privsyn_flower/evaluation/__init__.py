@@ -1,11 +1,23 @@
 """Measures of synthetic text: next-token prediction, distances of distributions, intervals.
 
-Importing this package loads numpy only. Nothing here opens private or held-out text: that
-is the room `benchmark`, in simulation only.
+Importing this package loads nothing: names are imported when first asked for. Nothing here opens
+private or held-out text: that is the room `benchmark`, in simulation only.
 """
 
-from .bootstrap import paired_bootstrap
-from .distances import frechet_distance
-from .next_token import next_token_metrics
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.evaluation.bootstrap import paired_bootstrap
+    from privsyn_flower.evaluation.distances import frechet_distance
+    from privsyn_flower.evaluation.next_token import next_token_metrics
+else:
+    __getattr__ = on_demand(
+        __name__,
+        frechet_distance="distances",
+        next_token_metrics="next_token",
+        paired_bootstrap="bootstrap",
+    )
 
 __all__ = ["frechet_distance", "next_token_metrics", "paired_bootstrap"]

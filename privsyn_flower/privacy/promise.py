@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from privsyn_flower.privacy.accounting.composition import (
     calibrate_beside,
@@ -26,11 +26,13 @@ from privsyn_flower.privacy.accounting.composition import (
 )
 from privsyn_flower.privacy.accounting.curve import Curve, privacy_curve
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
-from privsyn_flower.privacy.correlated import Factorization, Participation
 from privsyn_flower.privacy.ledger.filters import Kind, Plan, sampled_plan
 from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.privacy.wording import at_most, noise_at_least
+
+if TYPE_CHECKING:
+    from privsyn_flower.privacy.correlated import Factorization, Participation
 
 # Names of phases: what a method is about, and models measured on the users' data beside it.
 ROUNDS, EVALUATIONS = "rounds", "evaluation"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers
 from privsyn_flower.protocol.question import total_variation
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import integer_noise
+from privsyn_flower.strategies.engine.mechanisms import integer_noise
 from tests.client_apps.test_answers import question
 
 

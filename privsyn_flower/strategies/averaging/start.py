@@ -15,7 +15,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from privsyn_flower.arrays import F64
-from privsyn_flower.config import AveragingConfig, RunConfig, cache_folder
+from privsyn_flower.config import AveragingConfig
+from privsyn_flower.files import default_cache
 from privsyn_flower.privacy.promise import Phase, Promise, evaluation_phases, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
@@ -191,7 +192,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg):
             population_name=population_name,
             seed=self.seed,
         )
-        failures = NodeFailures(cache_folder(RunConfig()) / DROP_IN, show=True)
+        failures = NodeFailures(default_cache() / DROP_IN, show=True)
         session = Session(
             grid,
             RunFolder(folder),

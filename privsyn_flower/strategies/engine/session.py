@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.config import ledger_folder
+from privsyn_flower.files import ledger_folder
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
@@ -31,7 +30,7 @@ from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
+from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
 from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
@@ -42,6 +41,9 @@ from privsyn_flower.strategies.engine.run_ledger import (
     open_ledger,
     run_id,
 )
+
+if TYPE_CHECKING:
+    from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
 PROMISED = "promised"  # name of the value in the run folder
 ARGUMENTS = "arguments"  # another: of its first start
@@ -383,6 +385,9 @@ def in_cluster() -> bool:
 def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> AggregatorNoise:
     """A trusted aggregator's noise for a phase, or for one of its questions when they are
     independent; its key in `keys` (PRIVATE) under the name `run`."""
+    from privsyn_flower.privacy.correlated import Participation, factorization
+    from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
+
     if phase.correlation is None or phase.participation is None:
         one, once = factorization("independent", 1), Participation(1)
         return AggregatorNoise(one, once, phase.multiplier, keys, run)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.files import default_cache
 from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
@@ -140,7 +140,7 @@ class SynthesisStrategy(Arguments, Strategy):
             ledger=ledger,
             population_name=population_name,
         )
-        failures = NodeFailures(cache_folder(RunConfig()) / NODES, show=True)
+        failures = NodeFailures(default_cache() / NODES, show=True)
         session = Session(
             grid,
             RunFolder(folder),
