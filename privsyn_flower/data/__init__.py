@@ -1,7 +1,7 @@
 """Federated text sets: users -> samples, the public pool, partitions and caches.
 
-Importing this package loads none of its modules: names are imported when first asked for, and no
-name here needs torch or pandas.
+Importing this package loads none of its modules: names are imported when first asked for, and none
+of them needs torch or pandas.
 """
 
 from typing import TYPE_CHECKING

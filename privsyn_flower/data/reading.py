@@ -22,15 +22,12 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from os.path import samestat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 from privsyn_flower.files import DataError
 
+from .delimited import MAX_FIELDS, Piece, Record, records, shorten_json
 from .findings import UTF8
-from .long_lines import shortened
-
-if TYPE_CHECKING:
-    from .delimited import Piece, Record
 
 Row = tuple[int, Mapping[str, Any]]  # line it begins in (parquet: row) from 1, column -> value
 Report = Callable[[int, str, str], None]  # line, problem, advice; never given any text
@@ -116,7 +113,7 @@ def _json_row(parts: list[str], rest: Iterator[str]) -> dict[str, Any]:
         with contextlib.suppress(RecursionError, ValueError):
             row = json.loads(parts[0])
     if row is None:
-        row = json.loads(shortened(chain(parts, rest)), parse_int=_short_integer)
+        row = json.loads(shorten_json(chain(parts, rest)), parse_int=_short_integer)
     if not isinstance(row, dict):
         raise TypeError(type(row).__name__)
     return row
@@ -232,8 +229,6 @@ def _csv_rows(
 
 def _csv_records(path: Path, report: Report, dialect: Dialect) -> Iterator[Record]:
     """By two readers of one file: another's quotes would not be where the first found them."""
-    from .delimited import records
-
     end = _line_end(path)
     with _opened(path, end) as handle, _opened(path, end) as second:
         if not samestat(os.fstat(handle.fileno()), os.fstat(second.fileno())):
@@ -246,8 +241,6 @@ def _csv_records(path: Path, report: Report, dialect: Dialect) -> Iterator[Recor
 
 
 def _header(record: Record, file: str, columns: Collection[str]) -> list[str]:
-    from .delimited import MAX_FIELDS
-
     where = f"{file}: the header in line {record.line}"
     if not record.count:
         raise DataError(

@@ -1,7 +1,7 @@
 """Measures of synthetic text: next-token prediction, distances of distributions, intervals.
 
 Importing this package loads nothing: names are imported when first asked for. Nothing here opens
-private or held-out text: that is the room `benchmark`, in simulation only.
+private or held-out text: that is the package `benchmark`, in simulation only.
 """
 
 from typing import TYPE_CHECKING
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
-    from privsyn_flower.evaluation.bootstrap import paired_bootstrap
-    from privsyn_flower.evaluation.distances import frechet_distance
-    from privsyn_flower.evaluation.next_token import next_token_metrics
+    from privsyn_flower.evaluation.intervals import paired_bootstrap
+    from privsyn_flower.evaluation.metrics import frechet_distance, next_token_metrics
 else:
     __getattr__ = on_demand(
         __name__,
-        frechet_distance="distances",
-        next_token_metrics="next_token",
-        paired_bootstrap="bootstrap",
+        frechet_distance="metrics",
+        next_token_metrics="metrics",
+        paired_bootstrap="intervals",
     )
 
 __all__ = ["frechet_distance", "next_token_metrics", "paired_bootstrap"]

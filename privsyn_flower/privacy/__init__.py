@@ -1,56 +1,54 @@
-"""Privacy: clipping, noise, accounting, the ledger, and the one door out.
+"""Privacy: clipping, noise, accounting, the ledger, and the release gate.
 
-Light to import: accounting loads dp_accounting only when a number is asked for, and names are
-imported when first asked for.
+Light to import: accounting loads dp_accounting only when a number is asked for, and what only
+the server does is imported when first asked for.
 """
 
 from typing import TYPE_CHECKING
 
 from privsyn_flower.on_demand import on_demand
+from privsyn_flower.privacy.accounting.composition import (
+    AccountingError,
+    account,
+    compose_gaussians,
+    epsilon,
+    gaussian_epsilon,
+)
+from privsyn_flower.privacy.accounting.sampling import Sampler
+from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
-    from privsyn_flower.privacy.accounting.composition import (
-        AccountingError,
-        calibrate,
-        compose_gaussians,
-        epsilon,
-        gaussian_epsilon,
-    )
-    from privsyn_flower.privacy.accounting.sampling import Sampler
+    from privsyn_flower.privacy.accounting.calibration import calibrate
     from privsyn_flower.privacy.clipping import clip_l2
-    from privsyn_flower.privacy.ledger.charges import Charge
-    from privsyn_flower.privacy.ledger.journal import LedgerError
-    from privsyn_flower.privacy.ledger.ledger import (
-        BudgetExceeded,
-        DuplicateCharge,
-        Ledger,
-        LedgerInUse,
+    from privsyn_flower.privacy.correlated import (
+        NoiseKey,
+        Participation,
+        calibrate_correlated,
+        factorization,
     )
-    from privsyn_flower.privacy.noise.gaussian import gaussian, node_noise, system_gaussian
-    from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors
+    from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+    from privsyn_flower.privacy.ledger.journal import Charge, LedgerError
+    from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
+    from privsyn_flower.privacy.ledger.usage import LedgerInUse
+    from privsyn_flower.privacy.noise.gaussian import system_gaussian
     from privsyn_flower.privacy.sentence import PrivacyStatement
 else:
     __getattr__ = on_demand(
         __name__,
-        AccountingError="accounting.composition",
         BudgetExceeded="ledger",
         Charge="ledger",
         DuplicateCharge="ledger",
+        IntegerPlan="encoding.quantize",
         Ledger="ledger",
         LedgerError="ledger",
         LedgerInUse="ledger",
-        NoisySum="release",
+        NoiseKey="correlated",
+        Participation="correlated",
         PrivacyStatement="sentence",
-        ReleaseRefused="release",
-        Sampler="accounting.sampling",
-        TooFewSurvivors="release",
-        calibrate="accounting.composition",
+        calibrate="accounting.calibration",
+        calibrate_correlated="correlated",
         clip_l2="clipping",
-        compose_gaussians="accounting.composition",
-        epsilon="accounting.composition",
-        gaussian="noise.gaussian",
-        gaussian_epsilon="accounting.composition",
-        node_noise="noise.gaussian",
+        factorization="correlated",
         system_gaussian="noise.gaussian",
     )
 
@@ -59,20 +57,25 @@ __all__ = [
     "BudgetExceeded",
     "Charge",
     "DuplicateCharge",
+    "IntegerPlan",
     "Ledger",
     "LedgerError",
     "LedgerInUse",
+    "NoiseKey",
     "NoisySum",
+    "Participation",
     "PrivacyStatement",
     "ReleaseRefused",
     "Sampler",
     "TooFewSurvivors",
+    "account",
     "calibrate",
+    "calibrate_correlated",
     "clip_l2",
     "compose_gaussians",
     "epsilon",
-    "gaussian",
+    "factorization",
     "gaussian_epsilon",
-    "node_noise",
+    "release",
     "system_gaussian",
 ]

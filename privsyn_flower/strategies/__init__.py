@@ -1,8 +1,6 @@
-"""Strategies to plug into a Flower ServerApp.
+"""Strategies to plug into a Flower ServerApp, and what methods of your own are made of.
 
-`from privsyn_flower.strategies import CTCL, DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
-
-Each is imported when first asked for: one strategy loads no other.
+Names are imported when first used: a strategy loads what it needs and no other method.
 """
 
 from typing import TYPE_CHECKING
@@ -23,13 +21,15 @@ if TYPE_CHECKING:
     )
     from privsyn_flower.strategies.engine.cohort import RoundPlan
     from privsyn_flower.strategies.engine.rounds import (
+        Method,
         NoRelease,
         NothingLearned,
         NothingSurvived,
         Rounds,
-        Strategy,
     )
+    from privsyn_flower.strategies.engine.session import Session
     from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
+    from privsyn_flower.strategies.flower_accountant import PldAccountant
     from privsyn_flower.strategies.popri import NoPairs, POPri
     from privsyn_flower.strategies.pretext import PrEText
     from privsyn_flower.strategies.private_evolution import PrivateEvolution
@@ -50,6 +50,7 @@ else:
         NothingLearned="engine.rounds",
         NothingSurvived="engine.rounds",
         POPri="popri",
+        PldAccountant="flower_accountant",
         PrEText="pretext",
         PrivateEvaluation="averaging.app_evaluation",
         PrivateEvolution="private_evolution",
@@ -57,7 +58,8 @@ else:
         RoundPlan="engine.cohort",
         Rounds="engine.rounds",
         RunStart="engine.callbacks",
-        Strategy="engine.rounds",
+        Session="engine.session",
+        Method="engine.rounds",
         SynthesisResult="synthesis.start",
         SynthesisStrategy="synthesis.start",
         TrainingResult="averaging.start",
@@ -75,11 +77,13 @@ __all__ = [
     "CheckFailed",
     "DPFedAvg",
     "FederatedEvaluation",
+    "Method",
     "NoPairs",
     "NoRelease",
     "NothingLearned",
     "NothingSurvived",
     "POPri",
+    "PldAccountant",
     "PrEText",
     "PrivateEvaluation",
     "PrivateEvolution",
@@ -87,7 +91,7 @@ __all__ = [
     "RoundPlan",
     "Rounds",
     "RunStart",
-    "Strategy",
+    "Session",
     "SynthesisResult",
     "SynthesisStrategy",
     "TrainingResult",

@@ -23,10 +23,8 @@ from privsyn_flower.config import (
     ExpandConfig,
     FtrlConfig,
     TrainingConfig,
-    differences,
 )
 from privsyn_flower.config.section import checked
-from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import silent
@@ -51,7 +49,7 @@ from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.conditions import Conditions
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
 TOPICS = "topics"  # the phase of the histogram, and the folder of its release
 ASKED = "ctcl-histogram"  # what the histogram was asked with, in the run folder
@@ -294,6 +292,8 @@ class CTCL(SynthesisStrategy):
                 target.unlink(missing_ok=True)
                 shutil.rmtree(model, ignore_errors=True)
                 run.save_value(WRITTEN, result.rounds)
+            from privsyn_flower.evaluation.public import export_model
+
             export_model(self.generator, self.parameters(), model)
             if not target.exists():
                 shares = self.proportions()
@@ -355,6 +355,8 @@ class CTCL(SynthesisStrategy):
 
 def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
+    from privsyn_flower.config import differences
+
     if changed := differences(asked, folder.load_value(ASKED) or asked):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "

@@ -6,7 +6,6 @@ from typing import Any
 
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
-from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
@@ -41,6 +40,10 @@ class DPFedAvg(TrainingStrategy):
         super().__init__(config, seed=seed, **keys)
         self.sampler = sampler
 
+    def settings(self) -> dict[str, Any]:
+        """And who takes part in a round."""
+        return {**super().settings(), "sampler": self.sampler.name}
+
     def expected_users(self, users: int, nodes: int) -> float:
         """n q: those whose coins come up on average, or the share of the nodes that is drawn."""
         drawn = self.sampler.nodes / nodes if self.sampler.nodes else 1.0
@@ -54,6 +57,8 @@ class DPFedAvg(TrainingStrategy):
                 "draw fewer"
             )
         if self.config.noise == "aggregator":
+            from privsyn_flower.privacy.correlated import Participation, factorization
+
             one, always = factorization("independent", rounds), Participation(rounds)
             return Phase(ROUNDS, rounds, spare_rounds, self.sampler, "aggregator", one, always)
         return Phase(ROUNDS, rounds, spare_rounds, self.sampler)

@@ -24,7 +24,7 @@ from privsyn_flower.privacy.correlated import (
     gaussians,
     stream,
 )
-from privsyn_flower.privacy.correlated.gaussians import CHUNK, KeyedGaussians
+from privsyn_flower.privacy.noise.gaussian import CHUNK, KeyedGaussians
 
 SHAPES = {
     "independent": {},

@@ -116,7 +116,7 @@ class Trackers(Callback):
         self._log("result", "", public_result(summary), self._rounds)
         short = summary.get("privacy_short")
         status = FINISHED[1 if summary.get("ended_early") else 0]
-        self._end(status, short if is_line(short) else "")
+        self._end(status, str(short) if is_line(short) else "")
 
     def run_failed(self, error: BaseException) -> None:
         """An error, or somebody's stop."""

@@ -17,7 +17,8 @@ from flwr.serverapp.strategy import Result
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.files import default_cache
-from privsyn_flower.privacy.promise import Phase, Promise, evaluation_phases, promise
+from privsyn_flower.privacy.planning import evaluation_phases, promise
+from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.protocol.question import TO_COME
@@ -38,6 +39,7 @@ from privsyn_flower.strategies.averaging.app_records import (
     node_figures,
     server_figures,
 )
+from privsyn_flower.strategies.averaging.flower_strategy import SecureStrategy
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments
@@ -87,8 +89,8 @@ class Evaluations(Protocol):
         last; {} when none are due. What fails on the nodes leaves the training alone."""
 
 
-class TrainingStrategy(Arguments, GeneralisedFedAvg):
-    """A training method that `start` runs over a Flower grid.
+class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
+    """A training method that `start` runs over a Flower grid, as a strategy of Flower's.
 
     evaluations: of the run, when it has some. method: what `privsyn run` calls it.
     """
@@ -119,7 +121,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg):
         return metrics
 
     @log_failure_reason
-    def start(
+    def start(  # type: ignore[override]  # a budget has no default
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
@@ -207,6 +209,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg):
             callbacks=Callbacks([failures, *callbacks]),
             arguments=self.arguments,
         )
+        self.summary()
         logger.info("privacy: %s", session.statement.sentence())
         self.doubt(session)
         name = type(self).__name__

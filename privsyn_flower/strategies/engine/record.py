@@ -26,7 +26,8 @@ from privsyn_flower.privacy.sentence import FILE as STATEMENT
 
 PACKAGE = Path(__file__).resolve().parents[2]
 FORMS = "privsyn_flower.app"  # where it is installed, its report renders privacy.yaml
-FILES = ("**/*.py", "privacy/coefficients/*.json")  # what Flower's copy of the app has
+# What Flower's copy of the app has.
+FILES = ("**/*.py", "privacy/coefficients/*.json", "app/report/templates/*.md")
 
 
 def claim_record(statement: PrivacyStatement | Baseline) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 from privsyn_flower.files import ledger_folder
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.planning import statement_of
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
@@ -33,7 +34,7 @@ from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNod
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
-from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     forget_unasked,
     held,
@@ -97,7 +98,8 @@ class Session:
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
-        self.statement = self.promise.statement(
+        self.statement = statement_of(
+            self.promise,
             min_surviving_weight=self.terms.min_surviving_weight,
             colluding_weight=self.terms.colluding_weight,
             aggregation=self.aggregation.name,
@@ -163,7 +165,7 @@ class Session:
         with held(self.ledger, self.folder):
             yield self.ledger
 
-    def rounds(self, strategy: Strategy) -> Rounds:
+    def rounds(self, strategy: Method) -> Rounds:
         """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
         self._keep_promise()
         plan = self.plan()
@@ -182,7 +184,7 @@ class Session:
         )
 
     @contextmanager
-    def running(self, strategy: Strategy) -> Iterator[Rounds]:
+    def running(self, strategy: Method) -> Iterator[Rounds]:
         """`rounds` as `start` runs them; the statement then tells of the nodes that were there."""
         engine = self.rounds(strategy)
         self._tell_begun(strategy.rounds)

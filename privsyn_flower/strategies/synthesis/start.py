@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Literal
 from flwr.serverapp import Grid
 
 from privsyn_flower.files import default_cache
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
+from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
@@ -20,7 +21,7 @@ from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
 from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
 from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
 from privsyn_flower.strategies.engine.outcome import observed, write_summary
-from privsyn_flower.strategies.engine.rounds import Strategy
+from privsyn_flower.strategies.engine.rounds import Method
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text.prompts import LabelledText
 
@@ -44,7 +45,7 @@ class SynthesisResult:
     ended_early: str = ""
 
 
-class SynthesisStrategy(Arguments, Strategy):
+class SynthesisStrategy(Arguments, Method):
     """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp.
 
     noise_keys: folder for the key of an aggregator's noise, where a method has such noise. method:
