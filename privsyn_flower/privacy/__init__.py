@@ -15,7 +15,6 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
     from privsyn_flower.privacy.accounting.calibration import calibrate
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
     from privsyn_flower.privacy.ledger.usage import LedgerInUse
     from privsyn_flower.privacy.noise.gaussian import system_gaussian
+    from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors
     from privsyn_flower.privacy.sentence import PrivacyStatement
 else:
     __getattr__ = on_demand(
@@ -43,8 +43,11 @@ else:
         LedgerError="ledger",
         LedgerInUse="ledger",
         NoiseKey="correlated",
+        NoisySum="release",
         Participation="correlated",
         PrivacyStatement="sentence",
+        ReleaseRefused="release",
+        TooFewSurvivors="release",
         calibrate="accounting.calibration",
         calibrate_correlated="correlated",
         clip_l2="clipping",
@@ -76,6 +79,5 @@ __all__ = [
     "epsilon",
     "factorization",
     "gaussian_epsilon",
-    "release",
     "system_gaussian",
 ]
