@@ -34,8 +34,8 @@ from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.outcome import note_samples
+from privsyn_flower.strategies.engine.rounds import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.strategies.synthesis.topic_counts import (
