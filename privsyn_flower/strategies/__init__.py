@@ -1,27 +1,68 @@
-"""Strategies to plug into a Flower ServerApp.
+"""Strategies to plug into a Flower ServerApp, and what methods of your own are made of.
 
-`from privsyn_flower.strategies import CTCL, DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
+Names are imported when first used: a strategy loads what it needs and no other method.
 """
 
-from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
-from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
-from privsyn_flower.strategies.ctcl import CTCL
-from privsyn_flower.strategies.dp_fedavg import DPFedAvg
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.rounds import (
-    Method,
-    NoRelease,
-    NothingLearned,
-    NothingSurvived,
-    Rounds,
-)
-from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
-from privsyn_flower.strategies.popri import NoPairs, POPri
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.private_evolution import PrivateEvolution
-from privsyn_flower.strategies.synthesis.preferences import preference_pairs
-from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
+    from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
+    from privsyn_flower.strategies.ctcl.strategy import CTCL
+    from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
+    from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
+    from privsyn_flower.strategies.engine.cohort import RoundPlan
+    from privsyn_flower.strategies.engine.rounds import (
+        Method,
+        NoRelease,
+        NothingLearned,
+        NothingSurvived,
+        Rounds,
+    )
+    from privsyn_flower.strategies.engine.session import Session
+    from privsyn_flower.strategies.evaluation.strategy import (
+        Caps,
+        FederatedEvaluation,
+        better,
+        evaluate,
+    )
+    from privsyn_flower.strategies.flower_accountant import PldAccountant
+    from privsyn_flower.strategies.pe.strategy import PrivateEvolution
+    from privsyn_flower.strategies.popri.strategy import NoPairs, POPri
+    from privsyn_flower.strategies.pretext.strategy import PrEText
+    from privsyn_flower.strategies.synthesis.preferences import preference_pairs
+    from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
+else:
+    __getattr__ = on_demand(
+        __name__,
+        CTCL="ctcl.strategy",
+        Caps="evaluation.strategy",
+        DPFTRL="dp_ftrl.strategy",
+        DPFedAvg="dp_fedavg.strategy",
+        FederatedEvaluation="evaluation.strategy",
+        Method="engine.rounds",
+        NoPairs="popri.strategy",
+        NoRelease="engine.rounds",
+        NothingLearned="engine.rounds",
+        NothingSurvived="engine.rounds",
+        POPri="popri.strategy",
+        PldAccountant="flower_accountant",
+        PrEText="pretext.strategy",
+        PrivateEvaluation="averaging.app_evaluation",
+        PrivateEvolution="pe.strategy",
+        RoundPlan="engine.cohort",
+        Rounds="engine.rounds",
+        Session="engine.session",
+        SynthesisResult="synthesis.start",
+        SynthesisStrategy="synthesis.start",
+        TrainingResult="averaging.start",
+        TrainingStrategy="averaging.start",
+        better="evaluation.strategy",
+        evaluate="evaluation.strategy",
+        preference_pairs="synthesis.preferences",
+    )
 
 __all__ = [
     "CTCL",
@@ -35,11 +76,13 @@ __all__ = [
     "NothingLearned",
     "NothingSurvived",
     "POPri",
+    "PldAccountant",
     "PrEText",
     "PrivateEvaluation",
     "PrivateEvolution",
     "RoundPlan",
     "Rounds",
+    "Session",
     "SynthesisResult",
     "SynthesisStrategy",
     "TrainingResult",

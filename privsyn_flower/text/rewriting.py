@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from privsyn_flower.config.pretext import STYLE, TEXT, check_instruction
+from privsyn_flower.config.evolution import STYLE, TEXT, check_instruction
 from privsyn_flower.text.prompts import expand_prompt, parse_completion
 from privsyn_flower.text.protocols import AdaptableGenerator
 from privsyn_flower.units import beginning, units

@@ -17,8 +17,8 @@ from privsyn_flower.server_apps.estimates.shapes import NAMED
 from privsyn_flower.server_apps.estimates.work import Task, operations
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.private_evolution import PrivateEvolution
+from privsyn_flower.strategies.pe.strategy import PrivateEvolution
+from privsyn_flower.strategies.pretext.strategy import PrEText
 from privsyn_flower.text.embedders import KnownRows
 from privsyn_flower.text.tiny.recipes import recipe, tuning_recipe
 

@@ -21,7 +21,7 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.promise import ROUNDS, promise
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL
-from privsyn_flower.strategies.ctcl import TOPICS, ctcl_phases, trainer_of
+from privsyn_flower.strategies.ctcl.strategy import TOPICS, ctcl_phases, trainer_of
 from privsyn_flower.strategies.engine.aggregation import PlainSum
 from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.rounds import NoRelease

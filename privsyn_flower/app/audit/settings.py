@@ -16,7 +16,7 @@ from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.promise import Phase, evaluation_phases
 from privsyn_flower.server_apps.promised import ledger_terms, promised
-from privsyn_flower.strategies.ctcl import TOPICS
+from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise

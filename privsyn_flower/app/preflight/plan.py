@@ -40,6 +40,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.strategies.popri.config import PopriConfig
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
@@ -300,7 +301,7 @@ def disk_of(
         if recipe_of(config).retrieves(config):
             cache += 4 * embedder.dimension * data.public_pool
     if config.uses("popri") and generator is not None:
-        own = config.popri
+        own = config[PopriConfig]
         run += config.rounds * own.epochs * 4 * generator.lora(own.lora_rank)
         text = recipe_of(config).length(config) * data.sample_words * WORD_BYTES
         run += config.rounds * text

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig
+from privsyn_flower.data import Federation
+from privsyn_flower.evaluation.work import Work
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import ROUNDS, Phase
-from privsyn_flower.runs import RunFolder
+from privsyn_flower.progress import ProgressLog
+from privsyn_flower.runs import RunFolder, StageClock
 from privsyn_flower.server_apps.estimates.work import Task
+from privsyn_flower.server_apps.models import Models
+from privsyn_flower.server_apps.public_text import PublicText
 from privsyn_flower.strategies.engine.cohort import Cohort
-
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.models import Models
-    from privsyn_flower.server_apps.run import Run
+from privsyn_flower.strategies.engine.session import Session
 
 S = TypeVar("S")  # a Strategy, but for methods without rounds
 
@@ -27,6 +29,35 @@ NOISE = "noise"  # the control that every method has, besides random public text
 def sampler_of(config: RunConfig) -> Sampler:
     """Draws who takes part in a round, and is what is accounted."""
     return Sampler(config.sampler, config.sampling_rate, config.cohort_nodes)
+
+
+class RunContext(Protocol):
+    """What a recipe has of its run (`server_apps.run.Run`).
+
+    clock: `with clock(STAGE):` measures it. caption: what stands above the run's pictures. asks:
+    whether the users are sent any query; `session` raises ConfigError where they are not.
+    """
+
+    config: RunConfig
+    folder: RunFolder
+    progress: ProgressLog
+    clock: StageClock
+    public: PublicText
+    asks: bool
+
+    @property
+    def session(self) -> Session:
+        """Of a run that sends queries."""
+
+    @property
+    def caption(self) -> str:
+        """What stands above the run's pictures."""
+
+    def federation(self) -> Federation:
+        """The simulated one."""
+
+    def work(self) -> Work:
+        """What the benchmark of this run has finished."""
 
 
 class Recipe(ABC, Generic[S]):
@@ -119,7 +150,7 @@ class Recipe(ABC, Generic[S]):
 
     # Of a run, in their order ------------------------------------------------------------
 
-    def __init__(self, run: Run, models: Models) -> None:
+    def __init__(self, run: RunContext, models: Models) -> None:
         self.run, self.models = run, models
         self.config, self.folder = run.config, run.folder
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
 from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
+from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.tiny.assets import AssetError, embedded, find_asset
 from privsyn_flower.text.tiny.models import package_sides, private_packages
@@ -126,7 +127,7 @@ def imitation(config: RunConfig, seeds: int, tokens: int) -> list[Task]:
 
 def preferences(config: RunConfig, pairs: int, shown: int, times: int) -> Task:
     """Training on so many pairs, all passes over them counted."""
-    own = config.popri
+    own = config[PopriConfig]
     return Task(
         "rounds", "training on preferences", "preferences", "generator", pairs,
         shown + config.expand.max_tokens, min(own.micro_batch_size, own.batch_size),
