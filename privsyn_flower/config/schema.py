@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, create_model, model_validator
@@ -27,11 +26,9 @@ from privsyn_flower.files import cache_home
 
 def _entries() -> Iterator[MethodEntry]:
     """Those of all folders, in no order. A new folder is found, and listed nowhere."""
-    folders = import_module(f"{__package__.rpartition('.')[0]}.strategies")
-    for folder in iter_modules(folders.__path__):
-        place = Path(str(folders.__path__[0])) / folder.name / "config.py"
-        if folder.ispkg and place.is_file():
-            yield from import_module(f"{folders.__name__}.{folder.name}.config").METHODS
+    strategies = import_module(f"{__package__.rpartition('.')[0]}.strategies")
+    for place in sorted(Path(strategies.__path__[0]).glob("*/config.py")):
+        yield from import_module(f"{strategies.__name__}.{place.parent.name}.config").METHODS
 
 
 METHODS = {entry.name: entry for entry in sorted(_entries(), key=lambda entry: entry.order)}

@@ -9,13 +9,11 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
-from privsyn_flower.server_apps.methods.stages import generation
+from privsyn_flower.server_apps.methods.stages import Task, generation
 from privsyn_flower.strategies.pe.config import PeConfig
 from privsyn_flower.strategies.pe.strategy import PrivateEvolution
 from privsyn_flower.text.prompts import InstructionPrompts, LabelledText, generate
-from privsyn_flower.units import units
 
 
 class PeRecipe(PrETextRecipe):
@@ -58,8 +56,7 @@ class PeRecipe(PrETextRecipe):
         own = config[PeConfig]
         if own.initial == "public":
             return super().writing(config)
-        shown = tokens_of(len(units(own.prompt)))
-        first = generation(config, "models", "the first candidates", own.candidates, shown)
+        first = generation(config, "models", "the first candidates", own.candidates)
         return [first, *super().writing(config)]
 
     def strategy(self, folder: RunFolder) -> PrivateEvolution:
@@ -97,11 +94,12 @@ class PeRecipe(PrETextRecipe):
         """The generator's answers to `pe.prompt`; each class is asked for by itself, so that none
         has fewer than it needs, however many of its texts are usable."""
         config, generator = self.config, self.models.generator()
+        own = config[PeConfig]
         generator.use_adapter(None)
         rng, found = seeded(config.seed, "initial", "texts"), list[LabelledText]()
-        for own in [[name] for name in classes] or [[]]:
+        for named in [[name] for name in classes] or [[]]:
             found += generate(
-                InstructionPrompts(config[PeConfig].prompt, own),
+                InstructionPrompts(own.prompt, named),
                 generator,
                 samples=-(-config[PeConfig].population // max(1, len(classes)))
                 * config[PeConfig].copies,

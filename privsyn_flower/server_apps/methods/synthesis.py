@@ -15,7 +15,7 @@ import numpy as np
 
 from privsyn_flower.app.benchmark.benchmark import run_benchmark
 from privsyn_flower.app.benchmark.feedback import Feedback
-from privsyn_flower.app.benchmark.names import METHODS, steps_of
+from privsyn_flower.app.benchmark.names import METHODS, RANDOM_PUBLIC, steps_of
 from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.app.report.reading import first_texts
@@ -26,10 +26,8 @@ from privsyn_flower.data import label_of
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
-from privsyn_flower.server_apps.estimates.beside import here_at_once
-from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
+from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, tiny_models
 from privsyn_flower.server_apps.usable import unreadable
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
@@ -47,6 +45,7 @@ S = TypeVar("S", bound=SynthesisStrategy)
 class Writing(Recipe[T]):
     """A method whose result is `synthetic.jsonl`."""
 
+    controls: ClassVar[tuple[str, ...]] = (NOISE, RANDOM_PUBLIC)
     synthetic: list[LabelledText]
 
     @abstractmethod
@@ -93,10 +92,6 @@ class Writing(Recipe[T]):
     def compared_work(cls, config: RunConfig) -> list[Task]:
         """Of the benchmark's other texts, a stage for each."""
         return []
-
-    def begin(self) -> T:
-        with self.run.clock("models"):
-            return self.strategy(self.folder)
 
     def result(self, strategy: T) -> int:
         with self.run.clock("expansion"):
@@ -228,7 +223,6 @@ class Writing(Recipe[T]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
-                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark(
                 found.summary, found.candidates, found.held_out, self.folder.path,
