@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.evaluation import EvaluationConfig
     from privsyn_flower.config.evolution import EvolutionConfig, SftConfig
     from privsyn_flower.config.models import ExpandConfig, GenerationConfig, ModelsConfig
-    from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
+    from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
     from privsyn_flower.config.toml import (
         absolute_paths,
         changed,
@@ -61,7 +61,6 @@ else:
         cache_folder="schema",
         changed="toml",
         flat_defaults="schema",
-        ledger_folder="schema",
         differences="toml",
         load_config="toml",
         parse_override="toml",
@@ -105,7 +104,6 @@ __all__ = [
     "explain",
     "flat_defaults",
     "flatten",
-    "ledger_folder",
     "load_config",
     "parse_override",
     "relocated",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from privsyn_flower.app.tracking.named import NAMES
 from privsyn_flower.config.common import CommonConfig
 from privsyn_flower.config.section import split_list
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also a library's module, and an extra
 
 
 def check_run(config: CommonConfig) -> None:
@@ -22,9 +23,9 @@ def check_run(config: CommonConfig) -> None:
     check_sampler(config)
     check_tables(config)
     for name in split_list(config.trackers):
-        if name not in NAMES:
+        if name not in TRACKERS:
             raise ValueError(
-                f"trackers = {config.trackers!r}: {name!r} is none of {', '.join(NAMES)}"
+                f"trackers = {config.trackers!r}: {name!r} is none of {', '.join(TRACKERS)}"
             )
     if config.nodes > config.data.users:
         raise ValueError(

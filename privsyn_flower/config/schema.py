@@ -10,7 +10,6 @@ A method is whatever has an entry in `METHODS` of `strategies/NAME/config.py`.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -21,7 +20,7 @@ from pydantic import Field, create_model, model_validator
 from privsyn_flower.config.checks import check_run
 from privsyn_flower.config.common import KINDS, CommonConfig, MethodEntry
 from privsyn_flower.config.section import Scalar
-from privsyn_flower.files import cache_home
+from privsyn_flower.files import default_cache
 
 
 def _entries() -> Iterator[MethodEntry]:
@@ -75,13 +74,7 @@ else:
 
 def cache_folder(config: CommonConfig) -> Path:
     """Where caches live: the configured folder or the user's cache folder."""
-    return Path(config.cache).expanduser() if config.cache else cache_home() / "privsyn-flower"
-
-
-def ledger_folder() -> Path:
-    """Where populations' ledgers lie by default: data, not a cache that may be emptied."""
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "privsyn-flower" / "ledgers"
+    return Path(config.cache).expanduser() if config.cache else default_cache()
 
 
 def flat_defaults() -> dict[str, Scalar]:

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from privsyn_flower.strategies.ctcl.strategy import CTCL
     from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
     from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
+    from privsyn_flower.strategies.engine.callbacks import (
+        Callback,
+        CheckFailed,
+        Question,
+        RunStart,
+    )
     from privsyn_flower.strategies.engine.cohort import RoundPlan
     from privsyn_flower.strategies.engine.rounds import (
         Method,
@@ -38,7 +44,9 @@ else:
     __getattr__ = on_demand(
         __name__,
         CTCL="ctcl.strategy",
+        Callback="engine.callbacks",
         Caps="evaluation.strategy",
+        CheckFailed="engine.callbacks",
         DPFTRL="dp_ftrl.strategy",
         DPFedAvg="dp_fedavg.strategy",
         FederatedEvaluation="evaluation.strategy",
@@ -51,8 +59,10 @@ else:
         PrEText="pretext.strategy",
         PrivateEvaluation="averaging.app_evaluation",
         PrivateEvolution="pe.strategy",
+        Question="engine.callbacks",
         RoundPlan="engine.cohort",
         Rounds="engine.rounds",
+        RunStart="engine.callbacks",
         Session="engine.session",
         Method="engine.rounds",
         SynthesisResult="synthesis.start",
@@ -67,7 +77,9 @@ else:
 __all__ = [
     "CTCL",
     "DPFTRL",
+    "Callback",
     "Caps",
+    "CheckFailed",
     "DPFedAvg",
     "FederatedEvaluation",
     "Method",
@@ -80,8 +92,10 @@ __all__ = [
     "PrEText",
     "PrivateEvaluation",
     "PrivateEvolution",
+    "Question",
     "RoundPlan",
     "Rounds",
+    "RunStart",
     "Session",
     "SynthesisResult",
     "SynthesisStrategy",

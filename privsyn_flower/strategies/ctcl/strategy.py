@@ -18,9 +18,8 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64, I64
-from privsyn_flower.config import ExpandConfig, FtrlConfig, TrainingConfig, differences
+from privsyn_flower.config import ExpandConfig, FtrlConfig, TrainingConfig
 from privsyn_flower.config.section import checked
-from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import silent
@@ -289,6 +288,8 @@ class CTCL(SynthesisStrategy):
                 target.unlink(missing_ok=True)
                 shutil.rmtree(model, ignore_errors=True)
                 run.save_value(WRITTEN, result.rounds)
+            from privsyn_flower.evaluation.public import export_model
+
             export_model(self.generator, self.parameters(), model)
             if not target.exists():
                 shares = self.proportions()
@@ -350,6 +351,8 @@ class CTCL(SynthesisStrategy):
 
 def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
+    from privsyn_flower.config import differences
+
     if changed := differences(asked, folder.load_value(ASKED) or asked):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "
