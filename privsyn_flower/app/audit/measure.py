@@ -37,7 +37,8 @@ from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.noise import encoded_bound, encoded_length
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.strategies.ctcl import TOPICS
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
@@ -112,7 +113,7 @@ def kinds(config: RunConfig) -> list[str]:
     """The kinds of query that a run asks: the rounds', and CTCL's histogram, "topics"."""
     if not config.uses("ctcl"):
         return [recipe_of(config).question(config)[0]]
-    own = {"update": config.updates, TOPICS: config.ctcl.histogram}
+    own = {"update": config.updates, TOPICS: config[CtclConfig].histogram}
     return [kind for kind, is_asked in own.items() if is_asked]
 
 

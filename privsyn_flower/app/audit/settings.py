@@ -17,7 +17,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.planning import evaluation_phases
 from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.server_apps.promised import ledger_terms, promised
-from privsyn_flower.strategies.ctcl import TOPICS
+from privsyn_flower.strategies.ctcl.strategy import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan

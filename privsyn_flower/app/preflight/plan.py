@@ -29,6 +29,7 @@ from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.strategies.popri.config import PopriConfig
 from privsyn_flower.text.preference.launched import launch_command, launch_environment
 from privsyn_flower.text.serving.vllm_server import default_python, max_lora_rank, server_command
 
@@ -188,7 +189,7 @@ def disk_of(
         if recipe.retrieves(config):
             cache += 4 * embedder.dimension * data.public_pool
     if config.uses("popri") and generator is not None:
-        own = config.popri
+        own = config[PopriConfig]
         run += config.rounds * own.epochs * 4 * generator.adapter(own.lora_rank)
         run += config.rounds * recipe.length(config) * data.sample_words * WORD_BYTES
     fetched = sum({model.name: model.download or 0 for model in models}.values())

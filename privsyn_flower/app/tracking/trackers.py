@@ -33,7 +33,7 @@ from privsyn_flower.app.tracking.public import (
     public_settings,
     public_stage,
 )
-from privsyn_flower.config.schema import TRACKERS
+from privsyn_flower.config.checks import TRACKERS
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.python_path import finding_us
 from privsyn_flower.strategies.engine.callbacks import Callback, Row, RunStart

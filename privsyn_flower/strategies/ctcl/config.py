@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section, split_list
+from privsyn_flower.config.common import (
+    SYNTHETIC,
+    CommonConfig,
+    MethodEntry,
+    MethodTable,
+    Place,
+)
+from privsyn_flower.config.section import split_list
 
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
 
-
-class CtclConfig(Section):
+class CtclConfig(MethodTable):
     """`[ctcl]`: CTCL (Tan et al. 2025, arXiv 2503.12347, sections 3 and 4).
 
     How much text is written, and how it is drawn, are keys of `[expand]`; the local and the
     server's training have `[training]`, and `[ftrl]` where an aggregator adds the noise.
     """
+
+    table: ClassVar[str] = "ctcl"
+    arguments: ClassVar[Mapping[str, str]] = {"topics": "load_topics(folder)"}
+    trained: ClassVar[str] = "conditional"
 
     topics: str = Field(
         "train",
@@ -126,7 +135,19 @@ class CtclConfig(Section):
         """The public class list; empty without classes."""
         return tuple(split_list(self.labels))
 
-    def check(self, config: RunConfig) -> None:
+    @property
+    def updates(self) -> bool:
+        return self.generator_training
+
+    def uses(self, table: str, config: CommonConfig) -> bool:
+        """The rounds are DP-FTRL's with a trusted aggregator, and DP-FedAvg's else."""
+        return table != "ftrl" or config.training.noise == "aggregator"
+
+    def relocated(self, path: Place, model: Place) -> Self:
+        topics = self.topics if self.topics == "train" else path(self.topics)
+        return self.model_copy(update={"topics": topics})
+
+    def check(self, config: CommonConfig) -> None:
         """What CTCL needs of the other tables."""
         if self.labels and not config.data.label_column:
             raise ValueError(
@@ -153,3 +174,6 @@ class CtclConfig(Section):
                 "ctcl.generator-training = false with training.noise = 'aggregator': the histogram "
                 "alone has noise of the nodes; leave training.noise out"
             )
+
+
+METHODS = (MethodEntry("ctcl", SYNTHETIC, CtclConfig, ("training", "ftrl"), order=6),)

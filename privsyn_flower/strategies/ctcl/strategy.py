@@ -18,12 +18,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64, I64
-from privsyn_flower.config import (
-    CtclConfig,
-    ExpandConfig,
-    FtrlConfig,
-    TrainingConfig,
-)
+from privsyn_flower.config import ExpandConfig, FtrlConfig, TrainingConfig
 from privsyn_flower.config.section import checked
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.promise import Phase, Promise
@@ -32,8 +27,9 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.strategies.dp_fedavg import DPFedAvg
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
+from privsyn_flower.strategies.ctcl.config import CtclConfig
+from privsyn_flower.strategies.dp_fedavg.strategy import DPFedAvg
+from privsyn_flower.strategies.dp_ftrl.strategy import DPFTRL
 from privsyn_flower.strategies.engine.outcome import note_samples
 from privsyn_flower.strategies.engine.rounds import OneQuestion
 from privsyn_flower.strategies.engine.session import Session

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import ClassVar, Self
 
 from pydantic import Field, field_validator
 
-from privsyn_flower.config.section import Section, split_list
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
+from privsyn_flower.config.common import (
+    MEASURING,
+    CommonConfig,
+    MethodEntry,
+    MethodTable,
+    Place,
+)
+from privsyn_flower.config.section import split_list
 
 MOST_MODELS = 16  # in one question: nodes take no more
 CAUSAL = ("downstream", "generator", "conditional")  # keys of [models] that name a causal LM
 
 
-class MeasureConfig(Section):
+class MeasureConfig(MethodTable):
     """`[measure]`: given models, measured on the users' text in one release."""
+
+    table: ClassVar[str] = "measure"
 
     models: str = Field(
         "",
@@ -57,23 +62,25 @@ class MeasureConfig(Section):
         """The keys of `[models]` that are named, instead of a folder."""
         return set(self.named.values()) & set(CAUSAL)
 
-    def relocated(self, place: Callable[[str], str]) -> MeasureConfig:
-        """With `place` of every model that is no key of `[models]`."""
+    def relocated(self, path: Place, model: Place) -> Self:
+        """A key of `[models]` stays."""
         moved = (
-            f"{name}={model if model in CAUSAL else place(model)}"
-            for name, model in self.named.items()
+            f"{name}={own if own in CAUSAL else model(own)}" for name, own in self.named.items()
         )
         return self.model_copy(update={"models": ", ".join(moved)})
 
-    def tokens(self, config: RunConfig) -> int:
+    def tokens(self, config: CommonConfig) -> int:
         """Predicted tokens of one user that count, at most."""
         length = config.evaluation.sequence_length
         return self.max_tokens or config.data.samples_per_user * length
 
-    def check(self, config: RunConfig) -> None:
+    def check(self, config: CommonConfig) -> None:
         """What only the models' evaluation cannot go with."""
         if config.benchmark:
             raise ValueError(
                 "benchmark = true with method = 'evaluation', which makes nothing that could be "
                 "compared: set it to false"
             )
+
+
+METHODS = (MethodEntry("evaluation", MEASURING, MeasureConfig, order=7),)

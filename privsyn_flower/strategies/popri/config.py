@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
+from privsyn_flower.config.common import SYNTHETIC, CommonConfig, MethodEntry, MethodTable
+from privsyn_flower.config.section import Scalar
 
 
-class PopriConfig(Section):
+class PopriConfig(MethodTable):
     """`[popri]`: POPri, Algorithms 1 to 5 of the paper. Sampling of responses is `[expand]`'s."""
+
+    table: ClassVar[str] = "popri"
+    elsewhere: ClassVar[bool] = True
+    without_benchmark: ClassVar[Mapping[str, tuple[Scalar, ...]]] = {
+        "checkpoint": ("last", "public")
+    }
 
     prompts: int = Field(128, ge=1, description="K: prompts in a round")
     responses: int = Field(8, ge=2, description="J: responses to one prompt")
@@ -67,7 +72,15 @@ class PopriConfig(Section):
             raise ValueError("popri.examples = 0 needs popri.instruction, the prompt itself")
         return self
 
-    def check(self, config: RunConfig) -> None:
+    @property
+    def adapter_rank(self) -> int:
+        return self.lora_rank
+
+    @property
+    def evaluates_on_nodes(self) -> bool:
+        return self.select == "federated"
+
+    def check(self, config: CommonConfig) -> None:
         """What POPri needs of the other tables."""
         if self.checkpoint == "private" and not config.benchmark:
             raise ValueError(
@@ -99,3 +112,6 @@ class PopriConfig(Section):
                 f"evaluation.task = {config.evaluation.task!r} names another kind of model: set "
                 "popri.select to 'last' or 'public'"
             )
+
+
+METHODS = (MethodEntry("popri", SYNTHETIC, PopriConfig, order=3),)

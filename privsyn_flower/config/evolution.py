@@ -1,25 +1,27 @@
-"""`[pretext]`: the keys of PrE-Text, which private evolution shares."""
+"""Keys that PrE-Text and private evolution share, and `[sft]`: fine-tuning on what they found."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from privsyn_flower.config.section import Section, split_list
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
 
 TEXT, STYLE = "{text}", "{style}"
 LABEL = "{label}"  # in an instruction: the class of what is to be written
 MOST_CLASSES = 1024  # in one question: nodes take no more
 
 
-class PreTextConfig(Section):
-    """`[pretext]`: PrE-Text, Algorithms 1 and 2 of the paper."""
+class EvolutionConfig(Section):
+    """Keys of a population of texts that users vote on (PrE-Text, Algorithms 1 and 2)."""
 
-    table: ClassVar[str] = "pretext"  # for errors
+    table: ClassVar[str] = "evolution"  # for errors
+    arguments: ClassVar[Mapping[str, str]] = {
+        "retrieval-neighbors": "Retrieval(neighbors)",
+        "retrieval-share": "Mixed(share)",
+    }
 
     population: int = Field(256, ge=2, description="N_syn: candidates in a round")
     lookahead: int = Field(
@@ -116,9 +118,9 @@ class PreTextConfig(Section):
                 f"{self.table}.neighbors = {self.neighbors}: raise the population"
             )
 
-    def check(self, config: RunConfig) -> None:
+    def check_labels(self, label_column: str) -> None:
         """What classes need of the data."""
-        if self.labels and not config.data.label_column:
+        if self.labels and not label_column:
             raise ValueError(
                 f"{self.table}.labels needs data.label-column, where a text's class stands"
             )
@@ -130,3 +132,14 @@ def check_instruction(instruction: str, styled: bool, key: str) -> None:
         raise ValueError(
             f"{key} = {instruction!r} must hold {TEXT}, and {STYLE} if and only if there are styles"
         )
+
+
+class SftConfig(Section):
+    """`[sft]`: the generator learns the survivors before it writes (POPri, section 3: PE+SFT)."""
+
+    epochs: int = Field(0, ge=0, description="passes over the survivors; 0: no fine-tuning")
+    learning_rate: float = Field(1e-4, gt=0, description="AdamW's peak")
+    batch_size: int = Field(24, ge=1, description="survivors of one optimiser step")
+    micro_batch_size: int = Field(8, ge=1, description="survivors in memory at once")
+    lora_rank: int = Field(4, ge=1, description="of the adapter, on all projections")
+    lora_alpha: float = Field(8.0, gt=0, description="its scale is alpha / rank")

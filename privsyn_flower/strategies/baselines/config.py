@@ -1,22 +1,23 @@
-"""`[dp-prompt]`: the keys of DP-Prompt."""
+"""Baselines that send users no query, and `[dp-prompt]`: the keys of DP-Prompt."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from privsyn_flower.config.section import Section
-
-if TYPE_CHECKING:
-    from privsyn_flower.config.schema import RunConfig
+from privsyn_flower.config.common import BASELINE, CommonConfig, MethodEntry, MethodTable
+from privsyn_flower.strategies.popri.config import PopriConfig
 
 
-class DPPromptConfig(Section):
+class DPPromptConfig(MethodTable):
     """`[dp-prompt]`: paraphrases under local privacy (Utpala et al. 2023), a simulated baseline.
 
     There is no temperature: it follows from epsilon, of a user with `data.samples-per-user` texts.
     """
+
+    table: ClassVar[str] = "dp_prompt"
+    elsewhere: ClassVar[bool] = True
 
     max_tokens: int = Field(64, ge=1, description="n: most tokens of a paraphrase, each is paid")
     logit_low: float = Field(0.0, description="b1: logits are raised to it")
@@ -38,10 +39,18 @@ class DPPromptConfig(Section):
             )
         return self
 
-    def check(self, config: RunConfig) -> None:
+    def check(self, config: CommonConfig) -> None:
         """Clipping needs the logits themselves."""
         if config.generation.backend != "huggingface":
             raise ValueError(
                 f"generation.backend = {config.generation.backend!r} gives no logits to clip: set "
                 "'huggingface' for method = 'dp-prompt'"
             )
+
+
+METHODS = (
+    MethodEntry("public-only", BASELINE, PopriConfig, order=8),  # its classes
+    MethodEntry("expand-only", BASELINE, order=8),
+    MethodEntry("expand-private", BASELINE, order=8),
+    MethodEntry("dp-prompt", BASELINE, DPPromptConfig, order=8),
+)
