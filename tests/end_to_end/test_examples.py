@@ -68,8 +68,8 @@ def test_an_example_is_an_app_as_flowers_hub_takes_it(app: Path) -> None:
     assert any(row.startswith("flwr[simulation]>=") for row in own["dependencies"])
 
 
-def test_all_are_run_and_their_readmes_are_short() -> None:
-    expected = "llm-on-a-gpu new-method on-devices private-drop-in quickstart-pretext"
+def test_there_are_six_and_their_readmes_are_short() -> None:
+    expected = "llm-on-a-gpu new-method on-devices own-callback private-drop-in quickstart-pretext"
     assert expected.split() == NAMES
     for name in NAMES:
         lines = text_of(EXAMPLES / name / "README.md").splitlines()
@@ -155,6 +155,17 @@ def test_new_method(tmp_path: Path, environment: dict[str, str]) -> None:
     (row,) = [json.loads(line) for line in text_of(folder / "metrics.jsonl").splitlines()]
     assert [charge["kind"] for charge in charges] == ["reserve", "sent", "commit"]
     assert {charge["id"] for charge in charges} == {row["charge"]} and row["round"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+def test_own_callback(tmp_path: Path, environment: dict[str, str]) -> None:
+    log = printed("own-callback", environment, tmp_path)
+    (file,) = (tmp_path / "privsyn-runs").glob("*.txt")
+    lines = text_of(file).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["round 1", "round 2", "round 3"]
+    assert float(lines[0].rpartition(" ")[2]) > 1.0  # of noise alone: about 1
+    assert lines[2] in log and "callback SignalToNoise" not in log  # no error of it
 
 
 @pytest.mark.slow

@@ -23,9 +23,10 @@ from rich.text import Text
 from privsyn_flower.app.report.evaluations import measured_rows
 from privsyn_flower.app.report.four_lines import claim_lines
 from privsyn_flower.app.report.places import dataset_name
-from privsyn_flower.app.report.reading import SEEDS, first_texts
+from privsyn_flower.app.report.reading import first_texts
 from privsyn_flower.app.report.stages import CAPPED, counted, kind_of, named
 from privsyn_flower.app.report.summaries import epsilon_of, unusable_lines, verdict_lines
+from privsyn_flower.runs import SEEDS
 from privsyn_flower.terminal import one_line
 
 SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there

@@ -6,37 +6,13 @@ of one form is then true of all. claim: the run's own (`claim` in summary.json).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 from privsyn_flower.app.report.summaries import ReportError, Summary
 from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.wording import CHOSEN_TEXT, KEYS, at_least, at_most, percent
 
 ADDS = {"nodes": "the nodes'", "aggregator": "the aggregator's"}
-
-
-def claimed(statement: PrivacyStatement | Baseline) -> dict[str, Any]:
-    """The part of a summary that is the claim; known before anything is asked."""
-    rho, asks = statement.rho_zcdp, isinstance(statement, PrivacyStatement)
-    return {
-        "unit": statement.unit,
-        "adjacency": statement.adjacency,
-        "threat_model": statement.threat_model,
-        # JSON has no infinity: null is that.
-        "epsilon": statement.epsilon if math.isfinite(statement.epsilon) else None,
-        "delta": statement.delta,
-        "accountant": statement.accountant,
-        "rho_zcdp": rho,
-        "mu_gdp": None if rho is None else math.sqrt(2 * rho),
-        "noise_multiplier": statement.noise_multiplier,
-        "claim": asdict(statement) if asks else None,
-        "privacy": statement.sentence(),
-        "privacy_short": statement.short(),
-    }
 
 
 def claim_of(summary: Summary) -> PrivacyStatement | None:

@@ -23,8 +23,6 @@ from privsyn_flower.app.report.guarantee import Guarantee
 from privsyn_flower.app.report.methods import PRODUCTS, Product
 from privsyn_flower.app.report.summaries import Summary
 from privsyn_flower.files import write_atomic
-from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 
 FILE = "privacy.yaml"
@@ -41,13 +39,6 @@ MADE: Mapping[Product, str] = {
     "Summary statistics": "Figures of given models",
     "Dataset": "Public text",
 }
-
-
-def write_statement(folder: Path, statement: PrivacyStatement | Baseline, summary: Summary) -> None:
-    """The statement of a run that begins, in words and as a record. summary: what is known of it,
-    with the claim (`claims.claimed`)."""
-    write_atomic(folder / STATEMENT, statement.page().encode())
-    write_record(folder, summary)
 
 
 def write_record(folder: Path, summary: Summary) -> None:
