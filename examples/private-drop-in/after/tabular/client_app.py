@@ -3,7 +3,7 @@
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from privsyn_flower.client_apps import private_evaluation, private_training
+from privsyn_flower import private_evaluation, private_training
 from tabular.task import Model, accuracy, clinic_rows, fit
 
 app = ClientApp()

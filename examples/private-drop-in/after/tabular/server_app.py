@@ -5,8 +5,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.config import AveragingConfig
-from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation
+from privsyn_flower import DPFedAvg, PrivateEvaluation
 from tabular.task import Model, accuracy, public_rows
 
 app = ServerApp()
@@ -21,7 +20,7 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     clinics, rounds = int(context.run_config["clinics"]), int(context.run_config["rounds"])
-    strategy = DPFedAvg(AveragingConfig(clip_norm=0.5))
+    strategy = DPFedAvg(clip_norm=0.5)
     result = strategy.start(
         grid,
         initial_arrays=ArrayRecord(Model().state_dict()),
@@ -32,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
         epsilon=4.0,
         delta=1e-5,
         users=clinics,
-        folder=Path.home() / "tabular-runs" / str(context.run_id),
+        folder=Path.home() / "privsyn-runs" / str(context.run_id),
     )
     print("on the clinics' patients:", result.evaluate_metrics_clientapp.get(rounds))
     print(f"accuracy on public patients: {evaluate(rounds, result.arrays)['accuracy']:.3f}")
