@@ -21,7 +21,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from privsyn_flower.app.report.evaluations import measured_rows
-from privsyn_flower.app.report.four_lines import claim_lines
+from privsyn_flower.app.report.forms import claim_lines
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.reading import SEEDS, first_texts
 from privsyn_flower.app.report.stages import CAPPED, counted, kind_of, named

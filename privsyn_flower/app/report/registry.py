@@ -18,8 +18,8 @@ from typing import Any
 import yaml
 
 from privsyn_flower.app.report.claims import claim_of
-from privsyn_flower.app.report.forms import guarantee_of
-from privsyn_flower.app.report.guarantee import Guarantee
+from privsyn_flower.app.report.forms import COMPOSITION, MECHANISMS
+from privsyn_flower.app.report.guarantee import Guarantee, guarantee_of
 from privsyn_flower.app.report.methods import PRODUCTS, Product
 from privsyn_flower.app.report.summaries import Summary
 from privsyn_flower.files import write_atomic
@@ -70,8 +70,8 @@ def record(summary: Summary, day: date) -> dict[str, Any]:
             "basic": _basic(said, summary, day),
             "dp_variant": {
                 **({"variant_name": said.variant} if said.variant else {}),
-                "data_domain": " ".join(said.domain),
-                "unprotected_quantities": _listed(said.unprotected),
+                "data_domain": " ".join(said.of("domain")),
+                "unprotected_quantities": _listed(said.of("unprotected")),
             },
             "privacy_loss": _loss(said, summary),
             "deployment_model": _model(said),
@@ -92,7 +92,7 @@ def _basic(said: Guarantee, summary: Summary, day: date) -> dict[str, Any]:
     simulated = ["A SIMULATION, not a deployment."] if said.simulated else []
     asked = claim_of(summary) is not None
     sums = ["It is made of noisy sums of what users' devices answered."] if asked else []
-    made = [*said.warnings, *simulated, f"{MADE[product]}{how}.", *sums]
+    made = [*said.of("warnings"), *simulated, f"{MADE[product]}{how}.", *sums]
     return {
         "name": f"{MADE[product]}: {method}" if method else MADE[product],
         "data_curators": [
@@ -124,10 +124,10 @@ def _loss(said: Guarantee, summary: Summary) -> dict[str, Any]:
     protects = bool(said.model)
     users = summary.get("users")
     named = {"epsilon": said.epsilon, "delta": said.delta, "rho": said.rho}
-    details = [*said.warnings, *said.formal, *said.measures, *said.delta_of_users]
+    details = said.of("warnings", "formal", "measures", "delta_of_users")
     return {
         **({"privacy_unit": "User-level"} if protects else {}),
-        "privacy_unit_details": " ".join([*said.unit, *said.adjacency]),
+        "privacy_unit_details": " ".join(said.of("unit", "adjacency")),
         **({"number_of_privacy_units": int(users)} if protects and users else {}),
         "privacy_parameters": {
             name: float(value) for name, value in named.items() if value is not None
@@ -145,8 +145,8 @@ def _model(said: Guarantee) -> dict[str, Any]:
         }
     return {
         **({"model_name": said.model} if said.model else {}),
-        "trust_assumptions": " ".join(said.setting),
-        "actors": _listed(said.actors),
+        "trust_assumptions": " ".join(said.of("setting")),
+        "actors": _listed(said.of("actors")),
         "release_type": "One release",
         "release_type_details": (
             "One run's result, with all releases on the way to it. Whether the same users are "
@@ -154,32 +154,26 @@ def _model(said: Guarantee) -> dict[str, Any]:
         ),
         **source,
         "access_type": "Non-interactive",
-        "access_type_details": " ".join(said.queries),
+        "access_type_details": " ".join(said.of("queries")),
     }
 
 
 def _implementation(said: Guarantee, summary: Summary) -> dict[str, Any]:
     return {
-        "preprocessing_and_hyperparameter_tuning": _listed(said.tuning),
+        "preprocessing_and_hyperparameter_tuning": _listed(said.of("tuning")),
         "mechanisms": _listed(
-            [
-                *said.mechanisms,
-                *said.arithmetic,
-                *said.channels,
-                *said.security,
-                *said.collection,
-                *said.verifiable,
-            ]
+            said.of(*MECHANISMS.split(), *"arithmetic channels security collection".split())
+            + said.of("verifiable", "audit")
         ),
-        "composition": _listed(said.composition),
-        "post_processing": " ".join(said.post_processing),
+        "composition": _listed(said.of(*COMPOSITION.split())),
+        "post_processing": " ".join(said.of("post_processing")),
         "justification": (
             "Epsilon, delta, bounds and rounds are those of the configuration, whose reasons the "
             "run does not know. Why the mechanism gives what is stated is in the documentation of "
             "privsyn-flower (privacy, integer noise, correlated noise, threat model), with the "
             "tests that show it."
         ),
-        "utility": " ".join(said.utility),
+        "utility": " ".join(said.of("utility")),
         "additional_information": str(summary["privacy"]),
     }
 

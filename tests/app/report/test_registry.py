@@ -15,9 +15,8 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.app.report.asked import SEEDED
 from privsyn_flower.app.report.claims import claimed
-from privsyn_flower.app.report.guarantee import SPLIT
+from privsyn_flower.app.report.guarantee import SEEDED, SPLIT
 from privsyn_flower.app.report.registry import (
     BLANK,
     HEAD,

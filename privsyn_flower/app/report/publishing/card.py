@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from privsyn_flower.app.report.evaluations import interval, table
-from privsyn_flower.app.report.fact_sheet import fact_sheet
+from privsyn_flower.app.report.forms import fact_sheet
 from privsyn_flower.app.report.guarantee import carried
 from privsyn_flower.app.report.methods import METHODS, PUBLIC_AS_IT_WAS
 from privsyn_flower.app.report.publishing import sources
