@@ -89,7 +89,7 @@ $(VENV)/.docs-installed: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	touch $@
 
-results: install  ## docs/results.md: the demos over seeds and epsilons, as far as they are missing
+results: install  ## docs/results/measured.md: the demos over seeds and epsilons, as far as they are missing
 	$(BIN)/privsyn compare configs/compare-results.toml
 	$(BIN)/python scripts/update_results.py
 

@@ -28,7 +28,7 @@ from privsyn_flower.queries.updates import shard_updates
 from privsyn_flower.strategies.averaging.server_optimizers import server_optimizer
 from privsyn_flower.text.models.batches import causal_loss
 from privsyn_flower.training import LocalTraining
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import LoadedLM, load_model
 
 CLIP = 1.0

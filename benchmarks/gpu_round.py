@@ -43,7 +43,7 @@ from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.devices import empty_cache, resolve_device
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference import PreferenceTrainer
-from privsyn_flower.text.preference.data import EXPAND_ENDING, encode_pairs
+from privsyn_flower.text.preference.tuning import EXPAND_ENDING, encode_pairs
 from privsyn_flower.text.prompts import ExamplePrompts
 from privsyn_flower.text.serving.vllm_server import VllmGenerator, VllmServer, default_python
 

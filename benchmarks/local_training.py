@@ -34,7 +34,7 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import LocalTraining, trained_layout
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
 EMBEDDED = Path(updates.__file__).parents[1] / "assets" / "downstream"
 GROUP = 8  # users in a row on one side before the other side's turn

@@ -19,7 +19,7 @@ author = copyright = "The privsyn-flower authors"
 release = version = importlib.metadata.version(project)
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "examples", "results/*"]
+exclude_patterns = ["_build", "examples", "results/*.json", "results/*.toml"]
 html_theme = "sphinx_book_theme"
 html_title = f"{project} {release}"
 html_copy_source = False
@@ -58,7 +58,8 @@ def copy_root() -> None:
 def for_the_site(name: str, source: list[str]) -> None:
     """A page's links that lead out of docs/, and intervals that stay on one line, in place."""
     if not name.startswith(COPIES.name):
-        source[0] = relinked(source[0], DOCS, DOCS)
+        folder = (DOCS / name).parent
+        source[0] = relinked(source[0], folder, folder)
     source[0] = INTERVAL.sub("\\1,\N{NO-BREAK SPACE}\\2", source[0])
 
 

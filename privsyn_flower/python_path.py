@@ -1,13 +1,19 @@
-"""How a Python that this process starts comes to run the same package."""
+"""Python packages: one spelling of a name, and how a Python that we start runs this package."""
 
 from __future__ import annotations
 
 import os
+import re
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
 HOLDER = Path(__file__).resolve().parents[1]  # the folder that the running package lies in
+
+
+def canonical(name: str) -> str:
+    """A distribution's normalised name (PEP 503), so that one package has one spelling."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def finding_us(environment: Mapping[str, str], holder: Path = HOLDER) -> dict[str, str]:

@@ -19,17 +19,26 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from privsyn_flower.config import load_config
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.files import cache_home, file_digest
-from privsyn_flower.text.tiny.assets import FURTHER, MANIFEST, SMALL, embedded, write_manifest
+from privsyn_flower.python_path import canonical
+from privsyn_flower.text.tiny.assets import (
+    FURTHER,
+    MANIFEST,
+    RECIPES,
+    SMALL,
+    content_key,
+    embedded,
+)
 from privsyn_flower.text.tiny.models import package_sides
-from privsyn_flower.text.tiny.recipes import RECIPES, content_key
 from privsyn_flower.text.tiny.training import train_model
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,10 +133,27 @@ def train(options: argparse.Namespace) -> None:
     write_manifest(options.assets, packages=package_sides(config), versions=versions, models=models)
 
 
+def write_manifest(
+    root: Path,
+    *,
+    packages: Mapping[str, Sequence[str]],
+    versions: Mapping[str, str],
+    models: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write MANIFEST.json for the models in `root`; `models`: kind -> what to say about it."""
+    entries = {
+        kind: {
+            **about,
+            "sha256": {p.name: file_digest(p) for p in sorted((root / kind).iterdir())},
+        }
+        for kind, about in models.items()
+    }
+    manifest = {"packages": packages, "versions": versions, "models": entries}
+    (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
 def public_origin(federation: Federation) -> list[str]:
     """`name version` of every public package of the federation."""
-    from privsyn_flower.data.docstrings import canonical
-
     settings = federation.meta["config"]
     names = f"{settings['public-packages']},{settings['minority-packages']}".split(",")
     wanted = {canonical(name.strip()) for name in names}

@@ -32,7 +32,6 @@ from privsyn_flower.files import file_digest
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.batches import pad_rows, token_batches
 from privsyn_flower.text.prompts import expand_prompt
-from privsyn_flower.text.tiny.muon import linear_schedule
 from privsyn_flower.text.tiny.training import (
     BOS,
     EOS,
@@ -41,6 +40,7 @@ from privsyn_flower.text.tiny.training import (
     SPECIAL,
     expand_runs,
     fast_tokenizer,
+    linear_schedule,
     train_tokenizer,
 )
 

@@ -1,4 +1,4 @@
-"""The measured parts of docs/results.md and README.md, from what `privsyn compare` found.
+"""The measured parts of docs/results/measured.md and README.md, from what `privsyn compare` found.
 
     python scripts/update_results.py      (`make results` runs the grid first)
 
@@ -15,9 +15,14 @@ from tempfile import TemporaryDirectory
 
 from privsyn_flower.app.cli.compare.cells import Outcome, cells_of, look
 from privsyn_flower.app.cli.compare.details import details, introduction, training_texts
-from privsyn_flower.app.cli.compare.estimates import differences, lines_of
+from privsyn_flower.app.cli.compare.estimates import (
+    completed,
+    differences,
+    lines_of,
+    load_pairs,
+    place,
+)
 from privsyn_flower.app.cli.compare.figures import draw
-from privsyn_flower.app.cli.compare.pairs import completed, load_pairs, place
 from privsyn_flower.app.cli.compare.tables import measured, point_label
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid
@@ -31,7 +36,8 @@ COMPARED = {  # grid, and marker of its part -> its picture
     "compare-users": "accuracy-users.png",
     "compare-ctcl": "accuracy-epsilon.png",
 }
-PAGE, FRONT, IMAGES = ROOT / "docs" / "results.md", ROOT / "README.md", ROOT / "docs" / "images"
+PAGE, IMAGES = ROOT / "docs" / "results" / "measured.md", ROOT / "docs" / "images"
+FRONT = ROOT / "README.md"
 MADE_BY = "make results"
 PLACES = {  # method -> marker of its part, and what its pictures' names begin with
     "pretext": ("results", ""),
@@ -70,7 +76,7 @@ def blocks(grid: GridConfig, outcomes: Sequence[Outcome]) -> dict[str, str]:
             continue
         marker, prefix = PLACES[method.name]
         shown = PICTURES.get(method.name, {})
-        links = [f"![{text}](images/{prefix}{name})" for name, text in shown.items()]
+        links = [f"![{text}](../images/{prefix}{name})" for name, text in shown.items()]
         found[marker] = "\n\n".join([details(method, lines, MADE_BY), *links])
     if len(found) == len(grid.methods):
         found["compare"] = report(_first_runs(outcomes))
@@ -91,8 +97,8 @@ def compared_block(name: str, images: Path | None = None) -> str:
         with TemporaryDirectory() as folder:
             draw(grid, lines, found, Path(folder))
             shutil.copyfile(Path(folder) / picture, images / f"{name}-{picture}")
-    told = f"Measured: {len(done)} of the {len(cells)} runs of [{name}](../configs/{name}.toml)."
-    link = f"![{grid.title}](images/{name}-{picture})"
+    told = f"Measured: {len(done)} of the {len(cells)} runs of [{name}](../../configs/{name}.toml)."
+    link = f"![{grid.title}](../images/{name}-{picture})"
     deeper = [part.replace("## ", "### ", 1) for part in measured(grid, lines, found)]
     return "\n\n".join([told, link, *filter(None, deeper)])
 

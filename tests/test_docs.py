@@ -42,12 +42,8 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
-from privsyn_flower.privacy.noise.integer_noise import (
-    distance_each,
-    gaussian_delta,
-    least_sensitivity,
-    release_distance,
-)
+from privsyn_flower.privacy.encoding.sizing import distance_each, least_sensitivity
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta, release_distance
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello, hello, read_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
@@ -62,6 +58,8 @@ from tests.strategies import test_popri as popri
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 DOCS = ROOT / "docs"
+FIGURES, PROOFS = DOCS / "results", DOCS / "proofs"
+EVERY = [*PAGES, *sorted([*FIGURES.glob("*.md"), *PROOFS.glob("*.md")])]
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -101,7 +99,7 @@ def test_the_tables_of_keys_are_up_to_date() -> None:
         update_docs.with_table("no markers", RunConfig())
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EVERY, ids=lambda page: f"{page.parent.name}-{page.stem}")
 def test_relative_links_resolve(page: Path) -> None:
     prose = FENCE.sub("", text_of(page))
     for target in re.findall(r"\]\(([^)\s]+)\)", prose):
@@ -135,7 +133,7 @@ def test_how_fine_the_integers_must_be(
 
 def test_every_test_that_a_page_names_exists() -> None:
     named = {
-        found for page in PAGES for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text_of(page))
+        found for page in EVERY for found in re.findall(r"(tests/[\w/]+\.py)::(\w+)", text_of(page))
     }
     assert len(named) > 40
     for path in {path for path, _ in named}:
@@ -396,19 +394,19 @@ def test_the_readme_leads_to_every_page_and_a_page_to_every_configuration() -> N
     listed = set(re.findall(r"\]\(([\w./-]+)", readme.partition("\n## More")[2]))
     assert pages - listed == set()
     linked = {
-        (DOCS / target).resolve()
-        for page in ("papers.md", "runs.md")
-        for target in re.findall(r"\]\(([\w./-]+)", text_of(DOCS / page))
+        (page.parent / target).resolve()
+        for page in (FIGURES / "papers.md", DOCS / "runs.md")
+        for target in re.findall(r"\]\(([\w./-]+)", text_of(page))
     }
     assert set(CONFIGS) - linked == set()
     assert COMPARED and set(COMPARED) - linked == set()
 
 
 def test_every_paper_configuration_has_its_command() -> None:
-    rows = [line for line in text_of(DOCS / "papers.md").splitlines() if line.startswith("| [")]
+    rows = [line for line in text_of(FIGURES / "papers.md").splitlines() if line.startswith("| [")]
     assert len(rows) > 50
     for row in rows:
-        target = re.findall(r"\]\(\.\./(configs/\S+\.toml)\)", row)
+        target = re.findall(r"\]\(\.\./\.\./(configs/\S+\.toml)\)", row)
         assert re.findall(r"\| `privsyn run (\S+)` \|$", row) == target, row
 
 
@@ -478,13 +476,13 @@ def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
     rows = re.findall(
         r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| [^|]* \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
         r"([\d.]+) \| `.*` \|$",
-        text_of(DOCS / "papers.md"),
+        text_of(FIGURES / "papers.md"),
         re.MULTILINE,
     )
     assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs").rglob("pretext-*.toml")}
     for name, path, *figures in rows:
         assert Path(path).name == f"{name}.toml"
-        config = load_config(DOCS / path)
+        config = load_config(FIGURES / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -500,14 +498,14 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
     rows = re.findall(
         r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| (POPri[^|]*) \| [^|]* \| (\S+) \| (\S+) x (\S+) \| "
         r"(\d+) \| (\d+) x (\d+) \| `.*` \|$",
-        text_of(DOCS / "papers.md"),
+        text_of(FIGURES / "papers.md"),
         re.MULTILINE,
     )
     files = {path.stem for path in (ROOT / "configs").rglob("popri-*.toml")}
     assert {row[0] for row in rows} == files - {"popri-demo", "popri-coins-demo", "popri-test"}
     for name, path, variant, *figures in rows:
         assert Path(path).name == f"{name}.toml"
-        config = load_config(DOCS / path)
+        config = load_config(FIGURES / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -560,7 +558,8 @@ def test_contributing_points_to_the_one_place_of_the_contracts() -> None:
 
 
 def test_parts_that_others_fill_keep_their_markers() -> None:
-    performance, page_of_results = DOCS / "performance.md", DOCS / "results.md"
+    performance = DOCS / "results" / "performance.md"
+    page_of_results = DOCS / "results" / "measured.md"
     filled = [(page_of_results, "results"), (page_of_results, "popri-results")]
     filled.append((performance, "figures"))
     filled.append((ROOT / "README.md", "result"))

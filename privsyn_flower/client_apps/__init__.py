@@ -1,12 +1,43 @@
-"""The device side: a ClientApp that answers with bounded, noised vectors and nothing else."""
+"""The device side: a ClientApp that answers with bounded, noised vectors and nothing else.
+
+The decorators are for an app that exists; the other names for handlers of your own.
+"""
 
 from typing import TYPE_CHECKING
 
 from privsyn_flower.on_demand import on_demand
 
 if TYPE_CHECKING:
+    from privsyn_flower.client_apps.answers import Kind, Taking, guarded, reply
     from privsyn_flower.client_apps.dropin import private_evaluation, private_training
+    from privsyn_flower.client_apps.node.device import Node, UserTexts, open_node
+    from privsyn_flower.client_apps.votes import VOTES, check_votes
 else:
-    __getattr__ = on_demand(__name__, private_evaluation="dropin", private_training="dropin")
+    __getattr__ = on_demand(
+        __name__,
+        Kind="answers",
+        Node="node.device",
+        Taking="answers",
+        UserTexts="node.device",
+        VOTES="votes",
+        check_votes="votes",
+        guarded="answers",
+        open_node="node.device",
+        private_evaluation="dropin",
+        private_training="dropin",
+        reply="answers",
+    )
 
-__all__ = ["private_evaluation", "private_training"]
+__all__ = [
+    "VOTES",
+    "Kind",
+    "Node",
+    "Taking",
+    "UserTexts",
+    "check_votes",
+    "guarded",
+    "open_node",
+    "private_evaluation",
+    "private_training",
+    "reply",
+]

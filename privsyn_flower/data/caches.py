@@ -23,11 +23,33 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from privsyn_flower.arrays import F32, I32
+from privsyn_flower.arrays import F32, I32, I64
 from privsyn_flower.files import DataError, UnavailableError, build_file
 
 from .findings import NODE_LOG
+from .users import label_of
 from .vectors import VectorFile
+
+
+def classes_of(
+    texts: Iterable[Sequence[str]], owner: I32, users: int, labels: Sequence[str]
+) -> I64:
+    """The class of each row, PRIVATE: its label's place in the public list, -1 outside it.
+
+    texts: of each of so many users, in order. owner: (n,) the user of each row, counted from 0. A
+    user has a row for each text, or none at all where its texts could not be embedded.
+    """
+    place = {name: number for number, name in enumerate(labels)}
+    rows = np.bincount(owner, minlength=users)
+    found = [
+        [place.get(label_of(text), -1) for text in own] if count else []
+        for count, own in zip(rows, texts, strict=True)
+    ]
+    classes = np.array([number for own in found for number in own], dtype=np.int64)
+    if outside := int((classes < 0).sum()):
+        NODE_LOG.warning("%d texts are of no class that is asked about", outside)
+    return classes
+
 
 Embed = Callable[[list[str]], npt.NDArray[np.floating]]
 Users = Mapping[str, Sequence[str]]

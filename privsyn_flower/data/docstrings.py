@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import platform
-import re
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from privsyn_flower.files import DataError, build_file, locked
+from privsyn_flower.python_path import canonical
 
 from . import docstring_worker
 from .tables import read_table, write_table
@@ -111,11 +111,6 @@ def find_distribution(name: str) -> importlib.metadata.Distribution:
         return importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         raise DataError(_not_installed(name)) from None
-
-
-def canonical(name: str) -> str:
-    """A distribution's normalised name (PEP 503), so that one package has one spelling."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def available_cores() -> int:

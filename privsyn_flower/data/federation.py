@@ -16,17 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from privsyn_flower.config import DataConfig
-from privsyn_flower.files import (
-    DataError,
-    build_folder,
-    private_folder,
-)
+from privsyn_flower.files import DataError, build_folder, private_folder
 from privsyn_flower.units import VERSION
 
 from .partition import Split, split
 from .reading import text_file
-from .shards import Shard, read_users, write_users
 from .sources import Source, identity, load_source, place_name
+from .spool import Shard, read_users, write_users
 from .tables import damaged, read_table, write_table
 from .users import Sample, Tell, label_of, texts_of
 

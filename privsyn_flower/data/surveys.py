@@ -10,12 +10,12 @@ from typing import Any
 from privsyn_flower.config import DataConfig, toml_value
 from privsyn_flower.units import units
 
-from .columns import Columns
 from .dedup import keep_own
 from .findings import Kind, LeftOut, Tally
 from .partition import BEYOND, NEAR
-from .reading import column_names, form_of
-from .users import examine
+from .reading import column_names, form_of, read_rows
+from .users import RowCollector, Sample, SampleStore, examine
+from .values import Columns
 
 SECURE_NODES = 3  # fewest nodes of secure aggregation
 SIZES = ("texts_per_user", "words", "characters")
@@ -169,7 +169,7 @@ def survey(
         kept = len(keep_own([sample.text for sample in own]))
         left_out[NEAR] += len(own) - kept
         left_out[f"{BEYOND} = {most}"] += max(0, kept - most)
-    refused = read.error or (read.shared and read.shared_in(where.name)) or read.all_outside
+    refused = read.error or (read.shared and read.shared_id_message(where.name)) or read.all_outside
     return Survey(
         path=where,
         columns=columns,
@@ -194,3 +194,52 @@ def _range(values: Sequence[int]) -> list[int]:
     """Least, median and most."""
     ordered = sorted(values)
     return [ordered[0], ordered[len(ordered) // 2], ordered[-1]] if ordered else []
+
+
+WHOLE = 4 * 2**20  # bytes: a file up to this is read to its end
+ROWS, CHARACTERS = 1_000, 2**22  # what is looked at of a longer one
+
+
+@dataclass
+class Preview:
+    """What a file's first rows hold. PRIVATE where the file is.
+
+    whole: the file ended within the look. rows: readable ones; records: the others, too. columns:
+    of all of them. samples: of each user, without exact repetitions. read: what else was found.
+    """
+
+    columns: set[str]
+    rows: int
+    records: int
+    whole: bool
+    samples: dict[str, list[Sample]]
+    read: RowCollector
+
+    def users(self, least: int = 0) -> int:
+        """Users with at least this many different texts."""
+        return sum(len(own) >= least for own in self.samples.values())
+
+    @property
+    def texts(self) -> list[str]:
+        """Different texts of each user, one user after the other."""
+        return [sample.text for own in self.samples.values() for sample in own]
+
+
+def preview(path: Path, columns: Columns) -> Preview:
+    """Look at a file, all of it if it is small. Raises DataError, OSError as reading does."""
+    whole, complete = True, path.stat().st_size <= WHOLE
+    present = set(column_names(path)) if path.suffix.lower() == ".parquet" else set[str]()
+    wanted = [name for name in columns.named().values() if name in present]  # decode no others
+    tally, rows, characters = Tally(), 0, 0
+    held = SampleStore(tally.report)
+    read = RowCollector(columns, tally.report, held)
+    for line, row in read_rows(path, tally.report, wanted):
+        if not complete and (rows == ROWS or characters > CHARACTERS):
+            whole = False
+            break
+        rows += bool(row)
+        text = row.get(columns.text)
+        characters += len(text) if isinstance(text, str) else 0
+        read.add(line, row)
+    read.finish()
+    return Preview(read.present | present, rows, read.rows, whole, held.users, read)

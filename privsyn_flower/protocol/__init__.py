@@ -1,1 +1,22 @@
 """What the two sides say to each other: typed questions and answers <-> Flower's records."""
+
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.protocol.greeting import Hello, answer_hello
+    from privsyn_flower.protocol.question import Query
+else:
+    __getattr__ = on_demand(
+        __name__,
+        Hello="greeting",
+        Query="question",
+        answer_hello="greeting",
+    )
+
+__all__ = [
+    "Hello",
+    "Query",
+    "answer_hello",
+]

@@ -9,11 +9,20 @@ from privsyn_flower.on_demand import on_demand
 from privsyn_flower.queries.votes import shard_votes, vote_histogram, vote_sensitivity
 
 if TYPE_CHECKING:
+    from privsyn_flower.queries.metrics import Reading, metrics_bound
     from privsyn_flower.queries.scores import shard_scores, similarity_scores
 else:
-    __getattr__ = on_demand(__name__, shard_scores="scores", similarity_scores="scores")
+    __getattr__ = on_demand(
+        __name__,
+        Reading="metrics",
+        metrics_bound="metrics",
+        shard_scores="scores",
+        similarity_scores="scores",
+    )
 
 __all__ = [
+    "Reading",
+    "metrics_bound",
     "shard_scores",
     "shard_votes",
     "similarity_scores",

@@ -16,7 +16,7 @@ from privsyn_flower.progress import Progress
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
-from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
+from privsyn_flower.strategies.engine.rounds import Method, NothingLearned
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -24,7 +24,7 @@ CONTROL = "control"  # what the key of a control's correlated noise is called
 
 
 def replay(
-    strategy: Strategy,
+    strategy: Method,
     rounds: Iterable[int],
     answers: Callable[[int], tuple[F64, float]],
     folder: RunFolder,

@@ -70,12 +70,12 @@ class Models:
             return self._retrieval()
         if options.written_by_generator:
             return self._rewriting()
-        from privsyn_flower.text.retrieval import Mixed
+        from privsyn_flower.text.variation import Mixed
 
         return Mixed(self._retrieval(), self._mask_fill(), options.retrieval_share)
 
     def _rewriting(self) -> Infiller | dict[str, Infiller]:
-        from privsyn_flower.text.rewriting import Continue, Rewrite
+        from privsyn_flower.text.variation import Continue, Rewrite
 
         options, words = self.config.evolution, self.config.data.sample_words
         lengths = {"min_words": self.config.expand.min_words, "max_words": words}
@@ -90,7 +90,7 @@ class Models:
         }
 
     def _mask_fill(self) -> Infiller:
-        from privsyn_flower.text.infillers import MaskFill
+        from privsyn_flower.text.variation import MaskFill
 
         options = self.config.evolution
         return MaskFill(
@@ -107,7 +107,7 @@ class Models:
         )
 
     def _retrieval(self) -> Infiller:
-        from privsyn_flower.text.retrieval import Retrieval
+        from privsyn_flower.text.variation import Retrieval
 
         embedder, pool = self.embedder(), self.public.pool
         options = self.config.evolution

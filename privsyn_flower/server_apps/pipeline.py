@@ -24,7 +24,7 @@ from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.usable import nothing_predicted
 from privsyn_flower.strategies.engine.outcome import judged
-from privsyn_flower.strategies.engine.rounds import Strategy
+from privsyn_flower.strategies.engine.rounds import Method
 
 MADE_OF, BENCHMARK = "made-of", "benchmark"  # in the run folder: after how many rounds; figures
 
@@ -76,7 +76,7 @@ class Pipeline(Run):
         write_record(self.folder.path, summary)
         write_json(self.folder.path / "summary.json", summary)
 
-    def _asked(self, method: Recipe[Any], strategy: Strategy) -> int:
+    def _asked(self, method: Recipe[Any], strategy: Method) -> int:
         """The rounds, and what is asked before and after them, on the ledger; how many were
         released."""
         done = 0
@@ -105,7 +105,7 @@ class Pipeline(Run):
         found = judged(self.folder, self.session.promise, rows, figures, what)
         return {**figures, "verdict": found}
 
-    def _rounds(self, method: Recipe[Any], strategy: Strategy) -> int:
+    def _rounds(self, method: Recipe[Any], strategy: Method) -> int:
         """All rounds; how many were released."""
         engine = self.session.rounds(strategy)
         method.between(strategy, engine.cohort)

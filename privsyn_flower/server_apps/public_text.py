@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from privsyn_flower.app.public.claims import carried
+from privsyn_flower.app.public.source import carried
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import Federation, prepare
 from privsyn_flower.data.findings import LeftOut

@@ -11,8 +11,8 @@ from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.files import build_folder
 from privsyn_flower.progress import Progress
 from privsyn_flower.text.conditions import end_of_text
-from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.parameters import longest_sequence
+from privsyn_flower.text.models.pretrained import encodes
 from privsyn_flower.text.protocols import Embedder
 from privsyn_flower.text.topic_training import make_topics
 from privsyn_flower.text.topics import TopicModel, save_topics

@@ -1,27 +1,63 @@
-"""Strategies to plug into a Flower ServerApp.
+"""Strategies to plug into a Flower ServerApp, and what methods of your own are made of.
 
-`from privsyn_flower.strategies import CTCL, DPFedAvg, DPFTRL, POPri, PrEText, PrivateEvolution`
+Names are imported when first used: a strategy loads what it needs and no other method.
 """
 
-from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
-from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
-from privsyn_flower.strategies.ctcl import CTCL
-from privsyn_flower.strategies.dp_fedavg import DPFedAvg
-from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.rounds import (
-    NoRelease,
-    NothingLearned,
-    NothingSurvived,
-    Rounds,
-    Strategy,
-)
-from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
-from privsyn_flower.strategies.popri import NoPairs, POPri
-from privsyn_flower.strategies.pretext import PrEText
-from privsyn_flower.strategies.private_evolution import PrivateEvolution
-from privsyn_flower.strategies.synthesis.preferences import preference_pairs
-from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.strategies.averaging.app_evaluation import PrivateEvaluation
+    from privsyn_flower.strategies.averaging.start import TrainingResult, TrainingStrategy
+    from privsyn_flower.strategies.ctcl import CTCL
+    from privsyn_flower.strategies.dp_fedavg import DPFedAvg
+    from privsyn_flower.strategies.dp_ftrl import DPFTRL
+    from privsyn_flower.strategies.engine.cohort import RoundPlan
+    from privsyn_flower.strategies.engine.rounds import (
+        Method,
+        NoRelease,
+        NothingLearned,
+        NothingSurvived,
+        Rounds,
+    )
+    from privsyn_flower.strategies.engine.session import Session
+    from privsyn_flower.strategies.evaluation import Caps, FederatedEvaluation, better, evaluate
+    from privsyn_flower.strategies.flower_accountant import PldAccountant
+    from privsyn_flower.strategies.popri import NoPairs, POPri
+    from privsyn_flower.strategies.pretext import PrEText
+    from privsyn_flower.strategies.private_evolution import PrivateEvolution
+    from privsyn_flower.strategies.synthesis.preferences import preference_pairs
+    from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
+else:
+    __getattr__ = on_demand(
+        __name__,
+        CTCL="ctcl",
+        Caps="evaluation",
+        DPFTRL="dp_ftrl",
+        DPFedAvg="dp_fedavg",
+        FederatedEvaluation="evaluation",
+        NoPairs="popri",
+        NoRelease="engine.rounds",
+        NothingLearned="engine.rounds",
+        NothingSurvived="engine.rounds",
+        POPri="popri",
+        PldAccountant="flower_accountant",
+        PrEText="pretext",
+        PrivateEvaluation="averaging.app_evaluation",
+        PrivateEvolution="private_evolution",
+        RoundPlan="engine.cohort",
+        Rounds="engine.rounds",
+        Session="engine.session",
+        Method="engine.rounds",
+        SynthesisResult="synthesis.start",
+        SynthesisStrategy="synthesis.start",
+        TrainingResult="averaging.start",
+        TrainingStrategy="averaging.start",
+        better="evaluation",
+        evaluate="evaluation",
+        preference_pairs="synthesis.preferences",
+    )
 
 __all__ = [
     "CTCL",
@@ -29,17 +65,19 @@ __all__ = [
     "Caps",
     "DPFedAvg",
     "FederatedEvaluation",
+    "Method",
     "NoPairs",
     "NoRelease",
     "NothingLearned",
     "NothingSurvived",
     "POPri",
+    "PldAccountant",
     "PrEText",
     "PrivateEvaluation",
     "PrivateEvolution",
     "RoundPlan",
     "Rounds",
-    "Strategy",
+    "Session",
     "SynthesisResult",
     "SynthesisStrategy",
     "TrainingResult",

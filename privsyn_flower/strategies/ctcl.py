@@ -51,7 +51,7 @@ from privsyn_flower.text.prompts import LabelledText
 from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training import LocalTraining
 from privsyn_flower.training.conditions import Conditions
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 
 TOPICS = "topics"  # the phase of the histogram, and the folder of its release
 ASKED = "ctcl-histogram"  # what the histogram was asked with, in the run folder

@@ -41,6 +41,10 @@ class DPFedAvg(TrainingStrategy):
         super().__init__(config, seed=seed, **keys)
         self.sampler = sampler
 
+    def settings(self) -> dict[str, Any]:
+        """And who takes part in a round."""
+        return {**super().settings(), "sampler": self.sampler.name}
+
     def expected_users(self, users: int, nodes: int) -> float:
         """n q: those whose coins come up on average, or the share of the nodes that is drawn."""
         drawn = self.sampler.nodes / nodes if self.sampler.nodes else 1.0

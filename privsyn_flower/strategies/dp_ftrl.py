@@ -54,6 +54,11 @@ class DPFTRL(TrainingStrategy):
             "cycle": self.cycle if self.by_user else 0,
         }
 
+    def settings(self) -> dict[str, Any]:
+        """And how the noise is correlated, and whose turn it is."""
+        own = {"mechanism": self.ftrl.mechanism, **self.ftrl.model_dump(exclude_defaults=True)}
+        return {**super().settings(), **own}
+
     def expected_users(self, users: int, nodes: int) -> float:
         """Those whose turn it is."""
         return users / max(1, self.cycle)

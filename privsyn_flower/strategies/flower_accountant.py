@@ -44,7 +44,8 @@ class PldAccountant:
     """Exact composition of unsampled Gaussians; privacy loss distributions of Poisson-sampled ones.
 
     Sampling without replacement claims no amplification: Flower pairs it with replace-one,
-    which doubles the sensitivity of a sum, so its noise counts half.
+    which doubles the sensitivity of a sum, so its noise counts half. config: delta, population,
+    adjacency and sampling, as Flower's RdpAccountant takes them.
     """
 
     def __init__(self, config: PrivacyConfig) -> None:

@@ -75,7 +75,7 @@ class POPri(SynthesisStrategy):
     validation : public texts that the generator's are compared with.
     private_distance : for checkpoint = "private" only, which epsilon does not cover: a benchmark
         gives a distance to private text here, nothing else may.
-    seed : choices on the server; never noise.
+    seed : choices on the server; never noise. progress: told how far the rounds are.
 
     After the last round `adapter()` is the generator's final state, and `seeds` are the responses
     chosen in the last round that had any.

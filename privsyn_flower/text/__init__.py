@@ -1,4 +1,4 @@
-"""Text models: embedders, infillers, generators and prompts.
+"""Text models: embedders, variations, generators and prompts.
 
 Importing this package, or any module in it, loads neither torch nor transformers; the classes
 that need them import them when they are made. Names are imported when first asked for.
@@ -19,26 +19,37 @@ from privsyn_flower.text.protocols import (
 if TYPE_CHECKING:
     from privsyn_flower.text.embedders import embedder_fingerprint, load_embedder
     from privsyn_flower.text.generators import HuggingFaceGenerator
-    from privsyn_flower.text.infillers import MaskFill
     from privsyn_flower.text.models.devices import resolve_device
     from privsyn_flower.text.models.pretrained import ModelUnavailableError
+    from privsyn_flower.text.pair_training import PairTraining, train_on_pairs
+    from privsyn_flower.text.pairs import described_pairs, public_pairs
+    from privsyn_flower.text.preference.trainer import PreferenceTrainer
     from privsyn_flower.text.prompts import (
         TooFewTextsError,
         expand,
         expand_prompt,
         parse_completion,
     )
-    from privsyn_flower.text.retrieval import Mixed, Retrieval
+    from privsyn_flower.text.serving.http_generator import OpenAIGenerator
+    from privsyn_flower.text.tiny.assets import shipped_model
     from privsyn_flower.text.topic_training import make_topics
     from privsyn_flower.text.topics import TopicModel, load_topics, save_topics
+    from privsyn_flower.text.variation import MaskFill, Mixed, Retrieval
 else:
     __getattr__ = on_demand(
         __name__,
+        described_pairs="pairs",
+        PairTraining="pair_training",
+        train_on_pairs="pair_training",
+        public_pairs="pairs",
+        PreferenceTrainer="preference.trainer",
+        OpenAIGenerator="serving.http_generator",
+        shipped_model="tiny.assets",
         HuggingFaceGenerator="generators",
-        MaskFill="infillers",
-        Mixed="retrieval",
+        MaskFill="variation",
+        Mixed="variation",
         ModelUnavailableError="models.pretrained",
-        Retrieval="retrieval",
+        Retrieval="variation",
         TooFewTextsError="prompts",
         TopicModel="topics",
         embedder_fingerprint="embedders",
@@ -61,11 +72,15 @@ __all__ = [
     "MaskFill",
     "Mixed",
     "ModelUnavailableError",
+    "OpenAIGenerator",
+    "PairTraining",
+    "PreferenceTrainer",
     "Retrieval",
     "TooFewTextsError",
     "TopicModel",
     "Trained",
     "Trainer",
+    "described_pairs",
     "embedder_fingerprint",
     "expand",
     "expand_prompt",
@@ -73,6 +88,9 @@ __all__ = [
     "load_topics",
     "make_topics",
     "parse_completion",
+    "public_pairs",
     "resolve_device",
     "save_topics",
+    "shipped_model",
+    "train_on_pairs",
 ]

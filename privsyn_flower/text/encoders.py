@@ -19,11 +19,11 @@ import numpy.typing as npt
 
 from privsyn_flower.arrays import F32
 from privsyn_flower.progress import Progress, bar
-from privsyn_flower.text.digests import file_digest
 from privsyn_flower.text.fingerprints import (
     FACTS,
     GRAPH,
     TOKENIZER,
+    file_digest,
     folder_fingerprint,
     read_facts,
 )

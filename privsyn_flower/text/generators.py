@@ -21,13 +21,18 @@ from privsyn_flower.arrays import F32, I64, Bools
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.text.models.adapters import attach, base_of, check_adapter, detach
-from privsyn_flower.text.models.decoding import STOP_EVERY, CausalBatch, cache_argument
+from privsyn_flower.text.models.decoding import (
+    STOP_EVERY,
+    CausalBatch,
+    banned_tokens,
+    cache_argument,
+    check_sampling,
+    choose_tokens,
+)
 from privsyn_flower.text.models.devices import empty_cache, map_batches, resolve_device
 from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer
-from privsyn_flower.text.models.sampling import banned_tokens, check_sampling, choose_tokens
-from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.prompts import HEADING, THINKING, without_thinking
 from privsyn_flower.text.protocols import Reply, Sampling
-from privsyn_flower.text.thinking import THINKING, without_thinking
 
 if TYPE_CHECKING:
     import torch
@@ -248,11 +253,7 @@ class HuggingFaceGenerator:
             )  # fmt: skip
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        attention: torch.Tensor,
-        positions: torch.Tensor,
-        cache: Any,
+        self, ids: torch.Tensor, attention: torch.Tensor, positions: torch.Tensor, cache: Any
     ) -> torch.Tensor:
         """New tokens (r, l), attention over all tokens so far -> logits (r, v) after the last."""
         arguments: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """What the methods need of text models: small protocols, no base classes.
 
-An implementation is any object with these members; `embedders.py`, `infillers.py`,
-`retrieval.py`, `generators.py` and `preference` hold the ones that ship.
+An implementation is any object with these members; `embedders.py`, `variation.py`,
+`generators.py` and `preference` hold the ones that ship.
 """
 
 from __future__ import annotations
@@ -34,6 +34,19 @@ class Embedder(Protocol):
         Texts of one call may share rounding and failures; those of different users never share
         a call (`data.EmbeddingCache`).
         """
+
+
+class PublicText(Protocol):
+    """The public side of a federation (`data.Federation`), which models train on."""
+
+    def public(self) -> list[str]:
+        """The pool of public texts, in random order."""
+
+    def public_general(self) -> list[str]:
+        """The public corpus without its minority."""
+
+    def public_groups(self) -> list[list[str]]:
+        """The public corpus by module or author, texts in their original order."""
 
 
 @runtime_checkable

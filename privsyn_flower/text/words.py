@@ -1,19 +1,203 @@
-"""Words as the keyboard's LSTM reads them, and a vocabulary of them, without any model.
+"""Words, sentences and keywords of public text, without any model.
 
-The same library and the same steps as `models.lstm.word_tokenizer`: the units of `units`, Unicode's
-composed form, lower case, runs of letters and digits, and runs of marks.
+Keywords: of a class of texts, or of one text, by class-based TF-IDF. Source: those of CTCL's topics
+(Tan et al. 2025, arXiv 2503.12347, section 3.2) are those of BERTopic (Grootendorst 2022, arXiv
+2203.05794, section 3.3): a word w of class c weighs tf(w, c) * log(1 + A / f(w)), with tf its count
+in the class, f its count in all classes and A the mean number of words of a class. Stop words are
+English; a frequent word of another language weighs little because its f is large.
+
+`degenerate` is the filter of CTCL's published code for generated texts. `Vocabulary` reads words as
+the keyboard's LSTM does: by the same library and steps as `models.lstm.word_tokenizer`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from privsyn_flower.files import DataError
-from privsyn_flower.units import spaced
+from privsyn_flower.units import marks, spaced, unspaced
+
+LONGEST = 40  # letters of a word: what is longer is a path or a hash
+_STOP_WORDS = frozenset(
+    """
+    about above across after again against all almost alone along already also although always am
+    among an and another any anybody anyone anything are aren't around as at away back be became
+    because become becomes been before behind being below between both but by came can can't cannot
+    come comes could couldn't did didn't do does doesn't doing don't done down during each either
+    else enough etc even ever every everybody everyone everything few for from further gave get gets
+    getting give given gives go goes going gone got had hadn't has hasn't have haven't having he
+    he'd he'll her here hers herself him himself his how however i'd i'll i'm i've if in indeed
+    instead into is isn't it it'd it'll its itself just keep kept least less let like likely made
+    make makes making many may maybe me might mine more moreover most much must my myself near
+    neither never nevertheless next no nobody none nor not nothing now of off often on once one only
+    onto or other others otherwise our ours ourselves out over own per perhaps put quite rather
+    really said same say says see seem seemed seems shall she she'd she'll should shouldn't since so
+    some somebody someone something sometimes somewhere still such take taken takes than that the
+    their theirs them themselves then there therefore these they they'd they'll they're they've
+    thing things this those though through throughout thus to together too took toward towards two
+    under unless until up upon us use used uses using very via want wants was wasn't way we we'd
+    we'll we're we've well were weren't what when where whereas whether which while who whoever
+    whole whom whose why will with within without won't would wouldn't yes yet you you'd you'll
+    you're you've your yours yourself yourselves
+    """.split()
+)
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text in order, lower-case, repeated as they are; no stop words, no numbers.
+
+    A word has 2 to 40 letters, or is one character of a script written without spaces;
+    underscores, punctuation and the ends of units end it, and a possessive 's is taken off.
+    """
+    found = _word().findall(spaced(text.lower().replace("’", "'")))
+    plain = (word.removesuffix("'s") for word in found)
+    kept = (word for word in plain if 2 - unspaced(word) <= len(word) <= LONGEST)
+    return [word for word in kept if word not in _STOP_WORDS]
+
+
+@functools.cache
+def _word() -> re.Pattern[str]:
+    """Letters with their marks; in a word one apostrophe, hyphen or digit may stand between them:
+    "don't", "x-ray", "conv2d"."""
+    return re.compile(rf"[^\W\d_][{marks()}]*(?:['\-]?[^\W_][{marks()}]*)*")
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """counts: f(w), how often each word occurs in all classes. mean: A, words of a class."""
+
+    counts: Mapping[str, int]
+    mean: float
+
+    def weight(self, word: str) -> float:
+        """log(1 + A / f(w)); a word that no class has counts as one that occurs once."""
+        return math.log1p(self.mean / self.counts.get(word, 1))
+
+
+def word_frequencies(groups: Iterable[Iterable[str]]) -> Frequencies:
+    """Classes of texts -> their word counts; each text may be a class of its own."""
+    counts: Counter[str] = Counter()
+    classes = 0
+    for texts in groups:
+        classes += 1
+        for text in texts:
+            counts.update(words_of(text))
+    return Frequencies(counts, counts.total() / max(1, classes))
+
+
+def class_words(groups: Sequence[Sequence[str]], count: int) -> list[tuple[str, ...]]:
+    """The `count` words of the greatest weight of each class of texts, best first.
+
+    A class whose texts have fewer distinct words has fewer, or none. Ties: the word that comes
+    first in the alphabet. Memory: the counts of all words, and those of one class at a time, so
+    texts are cut into words twice.
+    """
+    frequencies = word_frequencies(groups)
+    return [_heaviest(_counted(texts), frequencies, count) for texts in groups]
+
+
+def text_words(text: str, frequencies: Frequencies, count: int) -> tuple[str, ...]:
+    """The `count` words of the greatest weight of one text, best first; () for one without words.
+
+    frequencies: of the texts that it is one of, each a class (`word_frequencies`).
+    """
+    return _heaviest(_counted([text]), frequencies, count)
+
+
+def _counted(texts: Iterable[str]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(words_of(text))
+    return counts
+
+
+def _heaviest(counts: Counter[str], frequencies: Frequencies, count: int) -> tuple[str, ...]:
+    weights = {word: number * frequencies.weight(word) for word, number in counts.items()}
+    return tuple(sorted(weights, key=lambda word: (-weights[word], word))[:count])
+
+
+LONGEST_TOKEN = 25  # characters; a longer one is a run of letters, or a path
+MOST_REPEATS = 20  # of one word in one text
+# They repeat in any long text.
+FREQUENT = frozenset(("the", "a", ",", ".", "的", "の", "、", "，", "。"))
+
+
+def degenerate(text: str) -> bool:
+    """Whether a text has no word of letters, a word of more than 25 characters, or a word that is
+    not in FREQUENT and occurs more than 20 times, upper and lower case alike."""
+    counts = Counter(_tokens().findall(spaced(text.lower())))
+    if not any(_bare().sub("", word).isalpha() for word in counts):
+        return True
+    if any(len(word) > LONGEST_TOKEN for word in counts):
+        return True
+    return any(n > MOST_REPEATS for word, n in counts.items() if word not in FREQUENT)
+
+
+@functools.cache
+def _tokens() -> re.Pattern[str]:
+    """A word may go on after one of '-./ and a mark by itself is a word: "3.5", "well-known"."""
+    letter = rf"[\w{marks()}]"
+    return re.compile(rf"{letter}+(?:['’\-./]{letter}+)*|[^\w\s]")
+
+
+@functools.cache
+def _bare() -> re.Pattern[str]:
+    """What may stand in a word of letters beside them."""
+    return re.compile(rf"[{marks()}'’\-]")
+
+
+# Their full stop does not end a sentence; lower case.
+_ABBREVIATIONS = frozenset(
+    "mr mrs ms dr prof sr jr st mt vs etc e.g i.e eg ie inc ltd co corp vol pp fig al approx dept "
+    "est gen gov hon lt col sgt capt rev sen rep u.s u.k u.n a.m p.m jan feb mar apr jun jul aug "
+    "sep sept oct nov dec".split()
+)
+# Marks with what closes after them, a space, and the beginning of another sentence.
+_SENTENCE_END = re.compile(
+    r"""(?<=[.!?…।॥؟۔။។])(["'”’»)\]]*)\s+(?=["'“‘«(\[]*[^\W_a-zß-öø-ÿ])"""
+    r"|(?<=[。！？])[”’」』）]*\s*"
+)
+_BEFORE_MARK = re.compile(r"[\w.]*")
+_LOOKED_AT = 40  # characters before a full stop: more than any abbreviation has
+
+
+def sentences(text: str) -> list[str]:
+    """A text -> its sentences with their punctuation, white space made single; none is empty.
+
+    A sentence ends with a line, or with a mark before a space and a letter that is no lower-case
+    one, a digit or a quotation; not after initials and the commonest English abbreviations. So a
+    title before a name is kept with it, and a sentence that ends in an abbreviation goes on with
+    the next.
+    """
+    found = []
+    for line in text.splitlines():
+        start = 0
+        for end in _SENTENCE_END.finditer(line):
+            if _goes_on(line, end.start() - 1):
+                continue
+            found.append(line[start : end.end()])
+            start = end.end()
+        found.append(line[start:])
+    return [one for one in (" ".join(piece.split()) for piece in found) if one]
+
+
+def _goes_on(line: str, mark: int) -> bool:
+    """Whether the mark at a place of a line is the full stop of an abbreviation or an initial."""
+    if line[mark] != ".":
+        return False
+    backwards = _BEFORE_MARK.match(line[max(0, mark - _LOOKED_AT) : mark][::-1])
+    last = backwards[0][::-1].lower() if backwards else ""
+    return last in _ABBREVIATIONS or (len(last) == 1 and last.isalpha() and last != "i")
+
 
 BLOCK = 1024  # texts that are read at once: all that is in memory of a stream
 UNKNOWN = "<unk>"
@@ -31,7 +215,7 @@ class Vocabulary:
         self.words: Sequence[str] = list(dict.fromkeys(words))
         if not self.words:
             raise ValueError("a vocabulary needs at least one word")
-        self._tokenizer = _tokenizer(self.words)
+        self._tokenizer = _word_tokenizer(self.words)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -86,7 +270,7 @@ def _of_model(path: Path) -> list[str]:
     return [word for word in sorted(numbers, key=numbers.__getitem__) if word not in special]
 
 
-def _tokenizer(words: Sequence[str]) -> Any:
+def _word_tokenizer(words: Sequence[str]) -> Any:
     """A tokenizer of the library: number 0 for what is unknown, from 1 on the words."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 

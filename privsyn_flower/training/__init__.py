@@ -3,7 +3,6 @@
 Importing this package, `layout` and `options` loads numpy only.
 """
 
-from privsyn_flower.training.layout import Layout, trained_layout
-from privsyn_flower.training.options import LocalTraining
+from privsyn_flower.training.layout import Layout, LocalTraining, trained_layout
 
 __all__ = ["Layout", "LocalTraining", "trained_layout"]

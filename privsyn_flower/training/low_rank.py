@@ -5,6 +5,9 @@ never formed: the factors act on the layer's inputs, so a user's step costs no g
 copy of a whole weight. Hu et al. 2022, "LoRA" (arXiv 2106.09685), with alpha = rank; training one
 factor over a fixed random one is FFA-LoRA (Sun et al. 2024, arXiv 2403.12313, "Improving LoRA in
 privacy-preserving federated learning").
+
+`initial_parameters` is what a federation's training starts from, for the server: the arrays that
+travel. Nodes have the base model; what is not in the arrays stays the base's. PUBLIC.
 """
 
 from __future__ import annotations
@@ -13,17 +16,20 @@ import contextlib
 import functools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.randomness import seeded
-from privsyn_flower.text.digests import file_digest
-from privsyn_flower.text.models.parameters import DOWN, UP, empty_model
+from privsyn_flower.text.fingerprints import file_digest
+from privsyn_flower.text.models.parameters import DOWN, UP, base_shapes, empty_model
+from privsyn_flower.text.models.pretrained import auto_class
+from privsyn_flower.training.layout import matches
 
 if TYPE_CHECKING:
     import torch
+
 
 WEIGHT = ".weight"
 
@@ -66,7 +72,7 @@ def factor_targets(
 
 
 @contextlib.contextmanager
-def added(
+def add_factors(
     model: torch.nn.Module, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[None]:
     """Inside, the layers of these weights add inputs times the product of their factors.
@@ -125,3 +131,77 @@ def initial_factors(
         parameters[name + UP] = random if transposed else zeros
         parameters[name + DOWN] = zeros if transposed else random
     return parameters
+
+
+Kind = Literal["full", "layers", "lora"]
+Factors = Literal["both", "up"]
+Arrays = dict[str, NDArray[Any]]
+
+
+def initial_parameters(
+    folder: Path,
+    kind: Kind,
+    *,
+    rank: int = 8,
+    factors: Factors = "both",
+    patterns: str = "",
+    seed: int = 0,
+) -> Arrays:
+    """The named arrays of a run's first question, float32 (fixed random factors: float16).
+
+    folder: the base model, which the nodes have too. kind: "full", all of its parameters;
+    "layers", those whose names match `patterns` (globs with commas between); "lora", factors of
+    this rank for its linear layers, those that match `patterns` where there are any. The training
+    is told which arrays it may change by `trained_patterns`. Raises ValueError when nothing
+    matches, and on a rank that is too large.
+    """
+    shapes = base_shapes(folder)
+    if kind == "lora":
+        targets = _targets(folder, patterns)
+        return initial_factors(shapes, targets, rank=rank, factors=factors, seed=seed)
+    chosen = [name for name in shapes if kind == "full" or matches(name, patterns)]
+    if not chosen:
+        raise _nothing(patterns, sorted(shapes))
+    base = _weights(folder)
+    return {name: base[name] for name in chosen}
+
+
+def trained_patterns(
+    folder: Path, kind: Kind, *, factors: Factors = "both", patterns: str = ""
+) -> str:
+    """Which of the `initial_parameters` are trained: the value of LocalTraining.trained.
+
+    factors "up": only the factors on the output's side are (FFA-LoRA).
+    """
+    if kind != "lora":
+        return patterns if kind == "layers" else "*"
+    if factors == "both":
+        return f"*{UP},*{DOWN}"
+    sides = {DOWN if transposed else UP for transposed in _targets(folder, patterns).values()}
+    if len(sides) == 1:
+        return f"*{sides.pop()}"
+    targets = _targets(folder, patterns)
+    return ",".join(name + (DOWN if transposed else UP) for name, transposed in targets.items())
+
+
+def _targets(folder: Path, patterns: str) -> dict[str, bool]:
+    weights = linear_weights(folder)
+    kept = {name: flag for name, flag in weights.items() if matches(name, patterns or "*")}
+    if not kept:
+        raise _nothing(patterns, sorted(weights))
+    return kept
+
+
+def _nothing(patterns: str, names: list[str]) -> ValueError:
+    return ValueError(
+        f"training.layers = {patterns!r} matches no parameter of models.downstream: it has "
+        f"{', '.join(names[:4])} and {max(0, len(names) - 4)} more"
+    )
+
+
+def _weights(folder: Path) -> Arrays:
+    """The base's parameters by name, float32."""
+    from privsyn_flower.text.models.pretrained import load_model
+
+    model = load_model(auto_class(folder), folder, "models.downstream", "cpu", "float32")
+    return {name: value.numpy().astype(np.float32) for name, value in model.named_parameters()}

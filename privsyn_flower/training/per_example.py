@@ -20,8 +20,7 @@ import numpy as np
 
 from privsyn_flower.arrays import F32, F64, I64
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.training.layout import Layout
-from privsyn_flower.training.options import LocalTraining
+from privsyn_flower.training.layout import Layout, LocalTraining
 
 if TYPE_CHECKING:
     import torch
@@ -57,8 +56,8 @@ class GroupGradients:
     """Deltas of one plain SGD step, for groups of users at once.
 
     model: in evaluation, with the round's parameters in it. leaves: what is trained, in the
-    layout's order. pairs: the low-rank factors that the model's hooks read (`low_rank.added`), by
-    the name of their weight, some of them leaves. rate: of the step. shape: users of a group, texts
+    layout's order. pairs: the low-rank factors that the model's hooks read (`add_factors`), by the
+    name of their weight, some of them leaves. rate: of the step. shape: users of a group, texts
     of a user, tokens of a text.
     """
 

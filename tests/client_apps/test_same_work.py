@@ -26,8 +26,9 @@ from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Ticket
-from privsyn_flower.text import digests
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.text import fingerprints
 from privsyn_flower.training.models import LoadedLM
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare
 from tests.client_apps.test_answers import question
@@ -45,7 +46,7 @@ Calls = Counter[tuple[Any, ...]]  # safetensors shuffles its arrays, so the orde
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loopback: Any) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(digests, "RESTED", -1)  # of a young model's files, too, they are kept
+    monkeypatch.setattr(fingerprints, "RESTED", -1)  # of a young model's files, too, they are kept
 
 
 @pytest.fixture(autouse=True, scope="module")

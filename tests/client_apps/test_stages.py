@@ -15,7 +15,7 @@ from privsyn_flower import files
 from privsyn_flower.client_apps.node.device import Node, base_model
 from privsyn_flower.client_apps.node.embedder import check_embedder
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.text import digests
+from privsyn_flower.text import fingerprints
 from privsyn_flower.text.fingerprints import folder_fingerprint
 
 # Three devices in one process. Before each message the rooms below are thrown out of it, so that
@@ -31,8 +31,9 @@ from privsyn_flower.client_apps.main import app
 at_start = sorted(sys.modules)
 from privsyn_flower import client_apps, messaging
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket
-from privsyn_flower.secagg import Transport, run_session
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import Transport, run_session
 from privsyn_flower.text import load_embedder
 
 folder, connect, opened = Path(sys.argv[1]), sqlite3.connect, []
@@ -165,8 +166,8 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return real(path)
 
     monkeypatch.setattr(files, "file_digest", counting)
-    monkeypatch.setattr(digests, "RESTED", -1)
-    monkeypatch.setattr(digests, "_seen", {})
+    monkeypatch.setattr(fingerprints, "RESTED", -1)
+    monkeypatch.setattr(fingerprints, "_seen", {})
     return found
 
 
@@ -193,7 +194,7 @@ def test_a_second_process_hashes_no_model(
     check = check_embedder if asked == "embedder" else base_model
     for process in (1, 2):
         hashed.clear()
-        digests._seen.clear()
+        fingerprints._seen.clear()
         check(query, node)
         assert ("model.safetensors" in hashed) == (process == 1)
     assert hashed == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 import stat
-import time
 from pathlib import Path
 
 import numpy as np
@@ -191,7 +190,7 @@ def test_several_processes_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_users_and_a_repeat_is_cheaper(tmp_path: Path) -> None:
+def test_many_users_and_a_repeat_is_free(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     users = {
         f"user-{i}": [f"text {k} of {i} " + "word " * 40 for k in range(8)] for i in range(3000)
@@ -200,19 +199,17 @@ def test_many_users_and_a_repeat_is_cheaper(tmp_path: Path) -> None:
     def embed(texts: list[str]) -> npt.NDArray[np.float32]:
         return rng.standard_normal((len(texts), 384), dtype=np.float32)
 
+    def refuse(texts: list[str]) -> npt.NDArray[np.float32]:
+        raise AssertionError("all rows are kept")
+
     cache = EmbeddingCache(tmp_path, "m")
     written, _ = cache.get(users, embed)
     caches._memo.clear()
-    start = time.perf_counter()
-    rows, owner = cache.get(users, embed)
-    fresh = time.perf_counter() - start
-    start = time.perf_counter()
-    assert cache.get({user: list(own) for user, own in users.items()}, embed)[0] is rows
-    repeat = time.perf_counter() - start
+    rows, owner = cache.get(users, refuse)
+    (tmp_path / "embeddings.sqlite").unlink()  # nor is the file read again
+    assert cache.get({user: list(own) for user, own in users.items()}, refuse)[0] is rows
     np.testing.assert_array_equal(rows, written)
     assert owner[-1] == 2999
-    print(f"full hit {fresh:.2f} s, repeat {1000 * repeat:.0f} ms")
-    assert repeat < fresh  # seconds belong to benchmarks/: a loaded machine must not fail this
 
 
 def test_public_embeddings_are_computed_once(tmp_path: Path) -> None:

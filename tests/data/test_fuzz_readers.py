@@ -19,11 +19,10 @@ from privsyn_flower.data import (
     check_file,
     delimited,
     load_samples,
-    long_lines,
     reading,
     survey,
 )
-from privsyn_flower.data.columns import Columns
+from privsyn_flower.data.values import Columns
 from tests.fuzz import fuzz_settings
 
 KINDS = ("jsonl", "csv", "tsv", "parquet")
@@ -194,7 +193,7 @@ def test_memory_is_bounded(
     """Limits made small, so that a small file is far beyond them."""
     monkeypatch.setattr(reading, "MAX_LINE", 2**14)
     for limit in ("MAX_STRING", "MAX_COPY"):
-        monkeypatch.setattr(long_lines, limit, 2**14)
+        monkeypatch.setattr(delimited, limit, 2**14)
     monkeypatch.setattr(delimited, "MAX_FIELD", 2**14)
     path = tmp_path / f"f.{kind}"
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as handle:

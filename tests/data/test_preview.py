@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.data import DataError, load_users, preview
-from privsyn_flower.data.columns import Columns
-from privsyn_flower.data.preview import Preview
+from privsyn_flower.data import DataError, load_users, surveys
+from privsyn_flower.data.surveys import Preview
+from privsyn_flower.data.values import Columns
 
 
 def write(path: Path, rows: list[dict[str, object]]) -> Path:
@@ -18,7 +18,7 @@ def write(path: Path, rows: list[dict[str, object]]) -> Path:
 
 
 def look(path: Path, **columns: str) -> Preview:
-    return preview.preview(path, Columns(**columns))
+    return surveys.preview(path, Columns(**columns))
 
 
 def test_a_small_file_is_counted_as_a_run_would_read_it(tmp_path: Path) -> None:
@@ -68,12 +68,12 @@ def test_a_long_file_is_not_read_to_its_end(
             read.append(row[0])
             yield row
 
-    original = preview.read_rows
-    monkeypatch.setattr(preview, "read_rows", counted)
-    monkeypatch.setattr(preview, "WHOLE", 1000)
+    original = surveys.read_rows
+    monkeypatch.setattr(surveys, "read_rows", counted)
+    monkeypatch.setattr(surveys, "WHOLE", 1000)
     seen = look(path)
-    assert not seen.whole and seen.rows == preview.ROWS and len(read) == preview.ROWS + 1
-    monkeypatch.setattr(preview, "CHARACTERS", 90)
+    assert not seen.whole and seen.rows == surveys.ROWS and len(read) == surveys.ROWS + 1
+    monkeypatch.setattr(surveys, "CHARACTERS", 90)
     assert look(path).rows < 20
 
 

@@ -15,11 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
-from privsyn_flower.data import DataError, Federation, federation, prepare, shards, spool
-from privsyn_flower.data.columns import Columns
-from privsyn_flower.data.shards import Shard, write_users
-from privsyn_flower.data.spool import Group, stored_groups
+from privsyn_flower.data import DataError, Federation, federation, prepare, spool
+from privsyn_flower.data.spool import Group, Shard, store_groups, write_users
 from privsyn_flower.data.users import Sample, collect_rows
+from privsyn_flower.data.values import Columns
 
 COLUMNS = Columns(label="label", date="day", date_from="2024-01-02")
 ROW = st.fixed_dictionaries(
@@ -35,7 +34,7 @@ ROW = st.fixed_dictionaries(
 @pytest.fixture(autouse=True)
 def little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spool, "PARTS", 3)
-    monkeypatch.setattr(spool, "ROWS", 2)
+    monkeypatch.setattr(spool, "PART_ROWS", 2)
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,9 +56,9 @@ def test_users_are_those_of_all_rows_in_memory(
         whole = collect_rows(source, COLUMNS, 0, "here", tell=told[0].append)
     except DataError as error:
         with pytest.raises(DataError, match=str(error).split(" ")[0]):
-            stored_groups(source, COLUMNS, "here", folder, cut, None)
+            store_groups(source, COLUMNS, "here", folder, cut, None)
         return
-    stored = stored_groups(source, COLUMNS, "here", folder, cut, told[1].append)
+    stored = store_groups(source, COLUMNS, "here", folder, cut, told[1].append)
     assert list(stored) == [Group(user, cut(own)) for user, own in whole.items()]
     assert stored[::2] == [stored[i] for i in range(0, len(stored), 2)]
     assert told[0] == told[1]
@@ -78,7 +77,7 @@ def users_file(path: Path, users: int) -> DataConfig:
 
 def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = users_file(tmp_path / "users.jsonl", 20)
-    real, left = shards.write_batches, 1
+    real, left = spool.write_batches, 1
 
     def full(*arguments: Any) -> None:
         nonlocal left
@@ -87,7 +86,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         left -= 1
         real(*arguments)
 
-    monkeypatch.setattr(shards, "write_batches", full)
+    monkeypatch.setattr(spool, "write_batches", full)
     with pytest.raises(OSError, match="No space left"):
         prepare(config, tmp_path)
     assert [path.suffix for path in (tmp_path / "data").iterdir()] == [".lock"]
@@ -99,16 +98,16 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from privsyn_flower.config import DataConfig
-from privsyn_flower.data import prepare, shards, spool
+from privsyn_flower.data import prepare, spool
 
-spool.PARTS, spool.ROWS = 3, 2
-real = shards.write_batches
+spool.PARTS, spool.PART_ROWS = 3, 2
+real = spool.write_batches
 
 def killed(path, schema, batches):
     real(path, schema, batches)
     os.kill(os.getpid(), signal.SIGKILL)
 
-shards.write_batches = killed
+spool.write_batches = killed
 prepare(DataConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -136,7 +135,7 @@ def groups(count: int) -> list[Group]:
 def test_a_shard_is_its_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: int, length: int
 ) -> None:
-    monkeypatch.setattr(shards, "ROWS", 4)
+    monkeypatch.setattr(spool, "ROWS", 4)
     users = groups(11)
     assert write_users(tmp_path / "users.arrow", iter(users)) == 11
     shard = Shard(tmp_path / "users.arrow", start, length)
@@ -151,7 +150,7 @@ def test_a_shard_is_its_rows(
 def test_a_file_that_changes_while_it_is_read_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "ROWS", 4)
+    monkeypatch.setattr(spool, "ROWS", 4)
     path = tmp_path / "users.arrow"
     write_users(path, groups(11))
     shard = Shard(path, 1, 9)

@@ -8,8 +8,8 @@ import torch
 
 from privsyn_flower.evaluation.downstream import Downstream, choose_learning_rate
 from privsyn_flower.evaluation.tuning import Tuning
+from privsyn_flower.text.tiny.assets import RECIPES
 from privsyn_flower.text.tiny.models import train
-from privsyn_flower.text.tiny.recipes import RECIPES
 from tests.text.conftest import make_tokenizer
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()

@@ -17,7 +17,7 @@ from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.methods.sft import imitations
 from privsyn_flower.text.models.adapters import WEIGHTS
 from privsyn_flower.text.prompts import expand_prompt
-from privsyn_flower.text.rewriting import Rewrite
+from privsyn_flower.text.variation import Rewrite
 from tests.conftest import sentences
 from tests.server_apps.in_process import CONFIGS, one_thread, run, shared, small_config, texts
 

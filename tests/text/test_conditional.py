@@ -12,8 +12,8 @@ from privsyn_flower.evaluation.downstream import Downstream
 from privsyn_flower.text.conditional import ConditionalLM, Seq2SeqLM, open_conditional
 from privsyn_flower.text.conditions import Pair, condition, encode_pair, prompt
 from privsyn_flower.text.generators import HuggingFaceGenerator
+from privsyn_flower.text.models.decoding import choose_tokens
 from privsyn_flower.text.models.pretrained import ModelUnavailableError
-from privsyn_flower.text.models.sampling import choose_tokens
 
 from .conftest import SENTENCES, make_tokenizer
 

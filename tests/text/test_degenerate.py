@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.text.degenerate import degenerate
+from privsyn_flower.text.words import degenerate
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ctcl_generation.json"
 

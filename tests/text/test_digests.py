@@ -9,15 +9,15 @@ import pytest
 
 from privsyn_flower import files
 from privsyn_flower.files import file_digest as hashed_now
-from privsyn_flower.text import digests
-from privsyn_flower.text.digests import file_digest, remembered
+from privsyn_flower.text import fingerprints
+from privsyn_flower.text.fingerprints import file_digest, persistent_digests
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that has seen no file, to which no file is too new."""
-    monkeypatch.setattr(digests, "_seen", {})
-    monkeypatch.setattr(digests, "RESTED", -1)
+    monkeypatch.setattr(fingerprints, "_seen", {})
+    monkeypatch.setattr(fingerprints, "RESTED", -1)
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def in_a_new_process(path: Path, kept: Path) -> str:
-    digests._seen.clear()
-    with remembered(kept):
+    fingerprints._seen.clear()
+    with persistent_digests(kept):
         return file_digest(path)
 
 
@@ -55,7 +55,7 @@ def test_a_file_is_hashed_once_by_all_processes(
     assert counted == [model]
     assert kept.stat().st_mode & 0o777 == 0o600
     assert kept.parent.stat().st_mode & 0o777 == 0o700
-    digests._seen.clear()
+    fingerprints._seen.clear()
     file_digest(model)  # outside the block nothing is taken from it
     assert len(counted) == 2
 
@@ -77,7 +77,7 @@ def test_a_changed_file_is_hashed_again(model: Path, tmp_path: Path) -> None:
 def test_a_file_that_may_still_change_is_not_remembered(
     model: Path, tmp_path: Path, counted: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "RESTED", 10**15)
+    monkeypatch.setattr(fingerprints, "RESTED", 10**15)
     for _ in range(2):
         in_a_new_process(model, tmp_path / "digests.json")
         file_digest(model)
@@ -128,7 +128,7 @@ def test_a_folder_that_cannot_be_written_changes_nothing(model: Path, tmp_path: 
 def test_digests_of_other_files_stay_up_to_a_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(digests, "MOST", 2)
+    monkeypatch.setattr(fingerprints, "MOST_FILES", 2)
     kept = tmp_path / "digests.json"
     names = [tmp_path / name for name in "abc"]
     for path in names:
@@ -138,9 +138,9 @@ def test_digests_of_other_files_stay_up_to_a_number(
 
 
 def test_a_failure_inside_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), remembered(tmp_path / "digests.json"):
+    with pytest.raises(FileNotFoundError), persistent_digests(tmp_path / "digests.json"):
         file_digest(tmp_path / "none")
-    assert digests._kept == {}
+    assert fingerprints._kept == {}
 
 
 def test_digests_are_of_one_start_of_the_machine(
@@ -149,7 +149,7 @@ def test_digests_are_of_one_start_of_the_machine(
     """An image with fixed times may bring other weights under the same inode."""
     kept = tmp_path / "node" / "digests.json"
     in_a_new_process(model, kept)
-    monkeypatch.setattr(digests, "_boot", lambda: "another")
+    monkeypatch.setattr(fingerprints, "_boot", lambda: "another")
     in_a_new_process(model, kept)
     in_a_new_process(model, kept)
     assert counted == [model, model]

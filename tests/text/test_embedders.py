@@ -198,7 +198,7 @@ def test_the_package_loads_no_heavy_library() -> None:
     """Neither the import nor an n-gram embedder nor a fingerprint needs torch."""
     code = (
         "import sys, privsyn_flower.text as text, privsyn_flower.text.generators,"
-        "privsyn_flower.text.infillers, privsyn_flower.text.models.sampling\n"
+        "privsyn_flower.text.variation, privsyn_flower.text.models.decoding\n"
         "text.load_embedder('ngram-64').embed(['a text'])\n"
         "text.resolve_device('cpu')\n"
         "try: text.embedder_fingerprint('minilm')\n"

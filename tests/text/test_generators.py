@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.decoding import CACHES, STOP_EVERY
+from privsyn_flower.text.models.decoding import CACHES, STOP_EVERY, choose_tokens
 from privsyn_flower.text.models.devices import map_batches
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
-from privsyn_flower.text.models.sampling import choose_tokens
 from privsyn_flower.text.prompts import HEADING, expand, expand_prompt
 from privsyn_flower.text.protocols import Answering, Sampling
 

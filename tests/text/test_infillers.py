@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.text.infillers import MaskFill, logits_at, mask_ranks
+from privsyn_flower.text.variation import MaskFill, logits_at, mask_ranks
 
 from .conftest import SENTENCES
 

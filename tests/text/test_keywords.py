@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from privsyn_flower.text import keywords
-from privsyn_flower.text.keywords import class_words, text_words, word_frequencies, words_of
+from privsyn_flower.text import words
+from privsyn_flower.text.words import class_words, text_words, word_frequencies, words_of
 
 RIVER = ["The river runs. A river and stones.", "river banks"]
 CLOUD = ["clouds over stones", "a cloud"]
@@ -30,8 +30,8 @@ def test_runs_of_letters_are_no_words(word: str) -> None:
 
 
 def test_every_stop_word_is_one_that_a_text_can_have() -> None:
-    for word in keywords._STOP_WORDS:
-        assert keywords._word().findall(word) == [word]
+    for word in words._STOP_WORDS:
+        assert words._word().findall(word) == [word]
     assert not words_of("THE river's".replace("river", "he"))
 
 

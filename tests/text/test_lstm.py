@@ -18,13 +18,13 @@ from privsyn_flower.text.models.batches import causal_loss, encode, pad_rows
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.text.models.parameters import base_shapes
 from privsyn_flower.text.models.pretrained import ModelUnavailableError, load_model, load_tokenizer
-from privsyn_flower.training.initial import initial_parameters
+from privsyn_flower.training.layout import LocalTraining
+from privsyn_flower.training.low_rank import initial_parameters
 from privsyn_flower.training.models import CausalLM
-from privsyn_flower.training.options import LocalTraining
 from tests.text.conftest import SENTENCES
 
 torch = pytest.importorskip("torch")
-from privsyn_flower.text.models import lstm, lstm_training  # noqa: E402 - they import torch
+from privsyn_flower.text.models import lstm  # noqa: E402 - it imports torch
 
 TINY: dict[str, Any] = {"words": 60, "hidden": 12, "embedding": 6}
 
@@ -174,7 +174,7 @@ def test_words_of_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         sizes.append(ids.numel())
         return loss(model, ids, mask)
 
-    monkeypatch.setattr(lstm_training, "causal_loss", seen)
+    monkeypatch.setattr(lstm, "causal_loss", seen)
     lstm.make_lstm(tmp_path, SENTENCES, steps=3, batch_words=30, **TINY)
     assert len(sizes) == 3 and max(sizes) <= 30
 
@@ -191,10 +191,10 @@ def test_parts_of_a_step_are_one_large_batch(tmp_path: Path) -> None:
 
 
 def test_a_step_reads_so_many_texts_each_once_before_one_comes_again() -> None:
-    training = lstm_training.WordTraining(steps=9, batch_texts=3, batch_words=20)
+    training = lstm.WordTraining(steps=9, batch_texts=3, batch_words=20)
     rows = [[2, *[5] * length] for length in (1, 2, 12, 4, 5, 6, 7)]
     draws = (np.random.default_rng(seed) for seed in (0, 1))
-    steps = lstm_training._steps(rows, training, *draws)
+    steps = lstm._steps(rows, training, *draws)
     taken = [next(steps) for _ in range(7)]
     for parts in taken:
         assert sum(map(len, parts)) == 3
@@ -214,7 +214,7 @@ def test_a_step_reads_so_many_texts_each_once_before_one_comes_again() -> None:
     whole = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
     parts = [np.array([0, 2]), np.array([6]), np.array([1, 3, 4, 5])]
-    lstm_training.add_gradients(model, rows, parts, "cpu")
+    lstm.add_gradients(model, rows, parts, "cpu")
     for grad, parameter in zip(whole, model.parameters(), strict=True):
         assert torch.allclose(grad, parameter.grad, atol=1e-6)
 
@@ -242,7 +242,7 @@ def test_another_training_with_the_same_words(folder: Path, tmp_path: Path) -> N
     """What a benchmark compares: other texts, the same vocabulary, shape and first weights."""
     known = lstm.LstmConfig.from_pretrained(folder)
     tokenizer = load_tokenizer(folder, "models.downstream")
-    training = lstm_training.WordTraining(steps=40)
+    training = lstm.WordTraining(steps=40)
     again = lstm.train_lstm(tmp_path / "again", known, tokenizer, SENTENCES, training)
     other = lstm.train_lstm(tmp_path / "other", known, tokenizer, ["the the fox"], training)
     weights = "model.safetensors"

@@ -17,8 +17,8 @@ import pytest
 
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.models.adapters import CONFIG, WEIGHTS, AdapterError
-from privsyn_flower.text.preference.data import EXPAND_ENDING, encode_pairs
 from privsyn_flower.text.preference.trainer import CHECKPOINTS, FINISHED, TASK, PreferenceTrainer
+from privsyn_flower.text.preference.tuning import EXPAND_ENDING, encode_pairs
 from privsyn_flower.text.prompts import HEADING, expand_prompt
 from privsyn_flower.text.protocols import Trained, Trainer
 
@@ -171,7 +171,7 @@ def test_the_rate_of_every_step(
     causal_folder: Path, first: Trained, tmp_path: Path, changes: Any, rates: list[float]
 ) -> None:
     """Of a first training; one that goes on from an adapter has no warm-up."""
-    from privsyn_flower.text.preference.steps import epoch_metrics
+    from privsyn_flower.text.preference.fit import epoch_metrics
 
     told: list[list[float]] = []
 

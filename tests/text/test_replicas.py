@@ -13,18 +13,18 @@ import pytest
 
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config.models import GenerationConfig
+from privsyn_flower.text import opening
 from privsyn_flower.text.models.adapters import Base
-from privsyn_flower.text.opening import open_generator
+from privsyn_flower.text.opening import ReplicatedGenerator, open_generator
 from privsyn_flower.text.protocols import AdaptableGenerator, Answering, Sampling
-from privsyn_flower.text.serving import http_client, replicas
+from privsyn_flower.text.serving import http_client
 from privsyn_flower.text.serving.http_adapters import adapter_name
 from privsyn_flower.text.serving.http_client import ServerError
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
-from privsyn_flower.text.serving.replicas import ReplicatedGenerator
 from privsyn_flower.text.serving.vllm_server import (
     VllmGenerator,
     VllmServer,
-    placed_on,
+    gpu_environment,
     server_command,
 )
 from tests.text.test_http_generator import Body, Fake, choices
@@ -167,7 +167,7 @@ def test_adapters_are_on_every_server_and_on_one_that_comes_back(
     broken = False
     generator.complete(PROMPTS, 1, rng())
     assert len(fakes[2].bodies("/v1/load_lora_adapter")) == 1  # not looked for yet
-    monkeypatch.setattr(replicas, "LOOK_AGAIN", 0.0)
+    monkeypatch.setattr(opening, "LOOK_AGAIN", 0.0)
     fakes[2].asked.clear()
     generator.complete(PROMPTS, 1, rng())
     assert len(fakes[2].bodies("/v1/load_lora_adapter")) == 1
@@ -200,13 +200,13 @@ def test_configuration_says_how_many(tmp_path: Path, stand_in: Path) -> None:
 
 def test_each_server_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert placed_on(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert gpu_environment(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 6,GPU-ab,7")
-    assert placed_on(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
-    assert placed_on(range(1, 2), 0) == {}  # a CPU has room for several
+    assert gpu_environment(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
+    assert gpu_environment(range(1, 2), 0) == {}  # a CPU has room for several
     for gpus, seen in ((range(4), 2), (range(1, 2), 1), (range(2), 0)):
         with pytest.raises(ServerError, match=f"sees {seen}"):
-            placed_on(gpus, seen)
+            gpu_environment(gpus, seen)
     options: dict[str, Any] = {"port": 1, "seed": 0, "lora_rank": 8, "arguments": []}
     words = server_command(Path("python"), "m", gpus=range(2, 4), cuda=True, **options)
     assert words[words.index("--tensor-parallel-size") + 1] == "2"
@@ -244,7 +244,7 @@ def test_servers_of_the_run_die_and_the_others_go_on(
         name = adapter_name(tmp_path / "a")
         assert generator.complete(PROMPTS, 1, rng()) == [[name]] * len(PROMPTS)
         mood(pythons[1], "always-crashes")
-        monkeypatch.setattr(replicas, "LOOK_AGAIN", 0.0)
+        monkeypatch.setattr(opening, "LOOK_AGAIN", 0.0)
         for _ in range(3):  # left out, started again once, left out for good
             assert generator.complete(PROMPTS, 1, rng()) == [[name]] * len(PROMPTS)
             eventually(lambda: not servers[1].alive())

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from privsyn_flower.text import retrieval
+from privsyn_flower.text import variation
 from privsyn_flower.text.embedders import NgramEmbedder
-from privsyn_flower.text.retrieval import Mixed, Retrieval
+from privsyn_flower.text.variation import Mixed, Retrieval
 
 POOL = [
     f"public text {i} about {'tea' if i % 2 else 'arrays'} and {i * 37 % 101}" for i in range(60)
@@ -53,7 +53,7 @@ def test_blocks_and_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     infiller = Retrieval(POOL, ROWS, EMBEDDER, neighbors=8)
     texts = [*POOL[:20], "a stranger", "another stranger", "a stranger"]
     whole = infiller.vary(texts, np.random.default_rng(4))
-    monkeypatch.setattr(retrieval, "BLOCK_VALUES", 150)
+    monkeypatch.setattr(variation, "BLOCK_VALUES", 150)
     assert infiller.vary(texts, np.random.default_rng(4)) == whole
     assert infiller.vary(texts, np.random.default_rng(5)) != whole
     assert infiller.vary([], np.random.default_rng(4)) == []

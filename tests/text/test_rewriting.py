@@ -12,7 +12,7 @@ from privsyn_flower.config import PeConfig, split_list
 from privsyn_flower.text import Infiller
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.prompts import HEADING, expand_prompt
-from privsyn_flower.text.rewriting import Continue, Rewrite
+from privsyn_flower.text.variation import Continue, Rewrite
 
 
 class Answering:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from privsyn_flower.text.models.sampling import choose_tokens, penalised  # noqa: E402
+from privsyn_flower.text.models.decoding import choose_tokens, penalise  # noqa: E402
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0], [0.0, 0.5, 0.4, 2.0, 1.9]])
 
@@ -84,7 +84,7 @@ def test_banned_tokens_are_never_drawn_at_the_edges() -> None:
 def test_rows_are_independent(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, uniforms = torch.randn(50, 7), torch.rand(50)
     whole = choose_tokens(logits, uniforms)
-    monkeypatch.setattr("privsyn_flower.text.models.sampling.BLOCK_VALUES", 21)
+    monkeypatch.setattr("privsyn_flower.text.models.decoding.BLOCK_VALUES", 21)
     assert choose_tokens(logits, uniforms).equal(whole)
     assert choose_tokens(logits[10:12], uniforms[10:12]).equal(whole[10:12])
 
@@ -95,7 +95,7 @@ def test_repetition_penalty_of_the_library() -> None:
 
     seen = torch.tensor([[0, 2, 0], [3, 4, 1]])
     expected = RepetitionPenaltyLogitsProcessor(1.5)(seen, LOGITS)
-    assert penalised(LOGITS, seen, 1.5).equal(expected)
+    assert penalise(LOGITS, seen, 1.5).equal(expected)
     assert not expected.equal(LOGITS)
     uniforms = torch.linspace(0, 1, 201)[:-1]
     drawn = choose_tokens(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from privsyn_flower.text.sentences import sentences
+from privsyn_flower.text.words import sentences
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,23 @@ import pytest
 import torch
 
 from privsyn_flower.config import ConfigError, RunConfig, load_config, split_list
-from privsyn_flower.data.docstrings import canonical
+from privsyn_flower.python_path import canonical
 from privsyn_flower.text import HuggingFaceGenerator, MaskFill, expand_prompt
 from privsyn_flower.text.conditional import open_conditional
 from privsyn_flower.text.conditions import Pair, condition
 from privsyn_flower.text.models.batches import encode, pad_rows, token_batches
 from privsyn_flower.text.tiny.assets import (
     PACKAGE_ASSETS,
+    RECIPES,
     AssetError,
+    content_key,
     embedded,
     find_asset,
-    write_manifest,
+    recipe,
 )
 from privsyn_flower.text.tiny.models import ensure_model, package_sides, train
-from privsyn_flower.text.tiny.muon import linear_schedule, orthogonalise
-from privsyn_flower.text.tiny.recipes import RECIPES, content_key, recipe
-from privsyn_flower.text.tiny.training import expand_runs
+from privsyn_flower.text.tiny.training import expand_runs, linear_schedule, orthogonalise
+from scripts.make_assets import write_manifest
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
 

@@ -18,8 +18,7 @@ from privsyn_flower.protocol.wire import WireError
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
-from privsyn_flower.training.low_rank import linear_weights
+from privsyn_flower.training.low_rank import initial_parameters, linear_weights, trained_patterns
 from privsyn_flower.training.models import load_model
 from tests.client_apps.test_conditional_updates import SOURCE, by_hand, conditions
 from tests.client_apps.test_updates import CLIP, USERS, answer, decoded, node, noise, question

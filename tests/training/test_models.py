@@ -13,9 +13,9 @@ import pytest
 from privsyn_flower.text.models import lm_metrics
 from privsyn_flower.text.models.lm_metrics import Scorer
 from privsyn_flower.training import Layout, LocalTraining
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.layout import Optimizer
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import TOKEN_CHARACTERS, CausalLM, load_model
-from privsyn_flower.training.options import Optimizer
 from tests.conftest import sentences
 from tests.text.conftest import causal_folder, make_tokenizer  # noqa: F401 - fixtures
 

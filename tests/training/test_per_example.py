@@ -13,7 +13,7 @@ import pytest
 
 from privsyn_flower.queries.updates import shard_updates
 from privsyn_flower.training import LocalTraining
-from privsyn_flower.training.initial import initial_parameters, trained_patterns
+from privsyn_flower.training.low_rank import initial_parameters, trained_patterns
 from privsyn_flower.training.models import CausalLM, LoadedLM, load_model
 from privsyn_flower.training.per_example import (
     GROUP_NUMBERS,

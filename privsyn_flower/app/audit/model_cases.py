@@ -27,7 +27,7 @@ from privsyn_flower.strategies.evaluation import evaluation_query
 from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.tiny.assets import PACKAGE_ASSETS
 from privsyn_flower.training import LocalTraining
-from privsyn_flower.training.initial import initial_parameters
+from privsyn_flower.training.low_rank import initial_parameters
 
 WIDTH = 4
 LAYERS = "model.layers.0.post_attention_layernorm.weight,model.norm.weight"

@@ -335,7 +335,7 @@ def check(
     Counts are private: they are for the file's owner. Ends with a configuration to start from.
     """
     from privsyn_flower.data import DataError, survey
-    from privsyn_flower.data.columns import Columns
+    from privsyn_flower.data.values import Columns
     from privsyn_flower.text.embedders import longer_than_read
 
     columns = Columns(user_column, text_column, label_column, date_column)

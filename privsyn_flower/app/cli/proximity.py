@@ -92,7 +92,7 @@ def filter_by(
     """
     from privsyn_flower.app.cli.display import Display
     from privsyn_flower.app.cli.texts import carried_by, texts_at
-    from privsyn_flower.app.public.filtering import Pair, filter_pool
+    from privsyn_flower.app.public.proximity import Pair, filter_pool
     from privsyn_flower.app.report.summaries import read_summary
     from privsyn_flower.files import locked, write_atomic
     from privsyn_flower.privacy.sentence import FILE as STATEMENT
@@ -130,7 +130,7 @@ def filter_by(
 def _check_own(out: Path) -> None:
     """Raises ConfigError for a folder with anything in it that no filter has scores of there: a
     run, a corpus or another text would lose its statement or its report to this one."""
-    from privsyn_flower.app.public.filtering import ABOUT
+    from privsyn_flower.app.public.proximity import ABOUT
     from privsyn_flower.config import ConfigError
 
     if not out.is_dir() or (out / SCORES / ABOUT).is_file():

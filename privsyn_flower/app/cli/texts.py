@@ -6,12 +6,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from privsyn_flower.app.public.claims import carried, check_chosen
-from privsyn_flower.app.public.source import USER
+from privsyn_flower.app.public.source import USER, carried, check_chosen
 from privsyn_flower.files import DataError
 
 if TYPE_CHECKING:
-    from privsyn_flower.app.public.filtering import Pool, Row
+    from privsyn_flower.app.public.proximity import Pool, Row
     from privsyn_flower.config.data import DataConfig
 
 STAGE = "stage"  # column of a corpus folder's lines: which stage wrote them
@@ -25,9 +24,9 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     column of users. Raises DataError for a file without the column or without text, for one that
     seems to be private, and for text that a model chose without a statement beside it; OSError.
     """
-    from privsyn_flower.app.public.filtering import Pool
-    from privsyn_flower.data.columns import quoted
+    from privsyn_flower.app.public.proximity import Pool
     from privsyn_flower.data.reading import column_names
+    from privsyn_flower.data.values import quote_columns
     from privsyn_flower.files import file_digest
 
     path = _file(path)
@@ -36,8 +35,8 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     names = [column] if plain else column_names(path)
     if column not in names:
         raise DataError(
-            f"{path} has no column {column!r} but {quoted(names) or 'none'}: name its column with "
-            "--text-column"
+            f"{path} has no column {column!r} but {quote_columns(names) or 'none'}: name its "
+            "column with --text-column"
         )
     if not public:
         _check_users(path, names, data)

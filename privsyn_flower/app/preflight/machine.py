@@ -24,9 +24,9 @@ from privsyn_flower.text.embedders import (
 )
 from privsyn_flower.text.fingerprints import FACTS
 from privsyn_flower.text.generators import HuggingFaceGenerator, no_chat_template
-from privsyn_flower.text.models.encoder_decoders import encodes
 from privsyn_flower.text.models.pretrained import (
     ModelUnavailableError,
+    encodes,
     hub_cache,
     local_folder,
     only_decoder,

@@ -2,7 +2,8 @@
 
 What filters, writes and converts public text (Wu et al. 2024, section 3) is one question for each
 text, or a chain in which an answer leads to further questions. No stage waits for another: the next
-request goes out when an answer comes in, so that the server's batch stays full.
+request goes out when an answer comes in, so that the server's batch stays full. Answers are kept in
+one SQLite file by what was asked, so that what is paid for once is not asked again.
 """
 
 from __future__ import annotations
@@ -10,17 +11,84 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import queue
+import sqlite3
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from privsyn_flower.app.public.answers import AnswerStore
-from privsyn_flower.app.public.lanes import Lanes
+from privsyn_flower.files import DataError
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
 from privsyn_flower.text.serving.http_client import RETRIED, ServerError
+
+FILE = "answers.sqlite"
+LOCK_SECONDS = 60.0  # that another process's write is waited for
+
+
+class AnswerStore:
+    """Replies by key, in `folder`/answers.sqlite; safe to use from several threads.
+
+    Raises DataError for a file that is no such store, or is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self._lock = threading.Lock()
+        self._database: sqlite3.Connection | None = sqlite3.connect(
+            self.path, timeout=LOCK_SECONDS, isolation_level=None, check_same_thread=False
+        )
+        try:
+            # Written ahead: a commit is one append without an fsync, and no kill leaves half of it.
+            self._run("PRAGMA journal_mode = WAL")
+            self._run("PRAGMA synchronous = NORMAL")
+            self._run(
+                "CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, text TEXT NOT NULL, "
+                "prompt_tokens INTEGER, tokens INTEGER)"
+            )
+            self._run("SELECT key, text, prompt_tokens, tokens FROM answers LIMIT 1")
+        except BaseException:
+            self.close()
+            raise
+
+    def get(self, key: bytes) -> Reply | None:
+        """The reply under a key, if there is one."""
+        found = self._run("SELECT text, prompt_tokens, tokens FROM answers WHERE key = ?", key)
+        return Reply(*found[0]) if found else None
+
+    def put(self, key: bytes, reply: Reply) -> None:
+        """Keep a reply with a text; after `close` nothing is kept."""
+        if self._database is not None:
+            self._run(
+                "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?)",
+                key, reply.text, reply.prompt_tokens, reply.tokens,
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Let go of the file. Safe to call twice."""
+        with self._lock:
+            database, self._database = self._database, None
+        if database is not None:
+            database.close()
+
+    def _run(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._lock:
+            if self._database is None:
+                return []  # closed meanwhile: a thread of a stream that was left
+            try:
+                return self._database.execute(statement, values).fetchall()
+            except sqlite3.OperationalError as error:
+                raise OSError(f"{self.path}: {error}") from error
+            except sqlite3.DatabaseError as error:
+                raise DataError(
+                    f"{self.path} cannot be read ({error}): move it away, and what it held is "
+                    "asked for again"
+                ) from error
+
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -81,6 +149,54 @@ class _Job:
     began: int = 0
 
 
+class _Pool:
+    """Threads that answer jobs, up to `width` of equal max_tokens at once (a context manager).
+
+    work: jobs -> a reply to each; what it raises is the result of all of them. When the block is
+    left, jobs that no thread has begun are dropped, and nobody waits for the others.
+    """
+
+    def __init__(
+        self, work: Callable[[Sequence[_Job]], Sequence[Reply]], threads: int, width: int
+    ) -> None:
+        self._work, self._width = work, width
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="asking")
+        self._todo, self._lock = deque[_Job](), threading.Lock()
+        self._done: queue.SimpleQueue[tuple[_Job, Reply | BaseException]] = queue.SimpleQueue()
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def put(self, job: _Job) -> None:
+        """Have a job done when a thread is free, in the order of the calls."""
+        self._todo.append(job)
+        self._executor.submit(self._run)
+
+    def take(self) -> tuple[_Job, Reply | BaseException]:
+        """Wait for a job that is done; with its result."""
+        return self._done.get()
+
+    def _run(self) -> None:
+        """The first of the jobs and those like it that follow it; none, where others took them."""
+        jobs: list[_Job] = []
+        with self._lock:
+            while self._todo and len(jobs) < self._width:
+                if jobs and self._todo[0].request.max_tokens != jobs[0].request.max_tokens:
+                    break
+                jobs.append(self._todo.popleft())
+        if jobs:
+            results: Sequence[Reply | BaseException]
+            try:
+                results = self._work(jobs)
+            except BaseException as error:
+                results = [error] * len(jobs)
+            for pair in zip(jobs, results, strict=True):
+                self._done.put(pair)
+
+
 class Asker:
     """Asks a model, and keeps every answer in `folder` under what was asked (a context manager).
 
@@ -123,12 +239,7 @@ class Asker:
     def __enter__(self) -> Asker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -156,18 +267,14 @@ class Asker:
         """
         waiting = _Waiting(first)
         # A server's batch is made of many requests, one in this process of many prompts.
-        count, width = (1, self.concurrency) if self.model.batched else (self.concurrency, 1)
-        kind: Callable[[_Job], int] = lambda job: job.request.max_tokens  # noqa: E731
-        lanes = Lanes[_Job, Reply](self._answer, count=count, width=width, kind=kind)
-        with lanes:
-            for job, reply, cached in self._replies(waiting, lanes):
+        threads, width = (1, self.concurrency) if self.model.batched else (self.concurrency, 1)
+        with _Pool(self._answer, threads, width) as pool:
+            for job, reply, cached in self._replies(waiting, pool):
                 answer = self._counted(job.request, reply, cached)
                 waiting.add(more(answer), job.depth + 1)
                 yield answer
 
-    def _replies(
-        self, waiting: _Waiting, lanes: Lanes[_Job, Reply]
-    ) -> Iterator[tuple[_Job, Reply, bool]]:
+    def _replies(self, waiting: _Waiting, pool: _Pool) -> Iterator[tuple[_Job, Reply, bool]]:
         """Jobs with their replies, and whether those were there already."""
         same = dict[bytes, list[_Job]]()  # under way, by key
         under_way = 0
@@ -183,12 +290,12 @@ class Asker:
                 others = same.setdefault(job.key, [])
                 others.append(job)
                 if len(others) == 1:
-                    self._put(job, lanes)
+                    self._put(job, pool)
             elif under_way:
-                done, result = lanes.take()
+                done, result = pool.take()
                 reply = self._settled(done, result)
                 if reply is None:
-                    lanes.put(done)
+                    pool.put(done)
                     continue
                 jobs = same.pop(done.key)
                 under_way -= len(jobs)
@@ -197,12 +304,12 @@ class Asker:
             else:
                 return
 
-    def _put(self, job: _Job, lanes: Lanes[_Job, Reply]) -> None:
+    def _put(self, job: _Job, pool: _Pool) -> None:
         if not self._reached:
             self.model.reach()
             self._reached = True
         job.began = self._given + self._refused
-        lanes.put(job)
+        pool.put(job)
 
     def _answer(self, jobs: Sequence[_Job]) -> list[Reply]:
         """In a thread: replies to jobs of one kind, on disk when this returns."""

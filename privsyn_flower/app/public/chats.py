@@ -1,9 +1,11 @@
-"""Chats by an instruction model: what it is asked, and how its answers are read.
+"""What an instruction model is asked about public text, and how its answers are read.
 
-Gboard paper (Wu et al. 2024), section 3.2: of a persona, a list of receivers; of each receiver, a
-list of subjects; of each subject, a conversation. Section 3.3: an article becomes a conversation.
-All words to the model are in this file, and are ours. Unlike the paper's, they ask for one message
-on each line, after its writer's name, so that turns can be told apart (`turns`).
+Gboard paper (Wu et al. 2024). Section 3.1, the filter: is the subject of a text something that
+people write about on their phones? Section 3.2, chats: of a persona, a list of receivers; of each
+receiver, a list of subjects; of each subject, a conversation. Text is varied by a persona's five
+fixed variables and by these lists, not by a high temperature. Section 3.3: an article becomes a
+conversation. All words to the model are in this file, and are ours. Unlike the paper's, they ask
+for one message on each line, after its writer's name, so that turns can be told apart (`turns`).
 """
 
 from __future__ import annotations
@@ -11,8 +13,108 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence
+from itertools import product
+from typing import Literal, NamedTuple
 
-from privsyn_flower.app.public.personas import Persona
+import numpy as np
+
+GENDERS = ("male", "female")
+# 15 to 55 year by year, and three groups.
+AGES = (
+    *(f"{age} years old" for age in range(15, 56)),
+    "between 55 and 59 years old",
+    "between 60 and 64 years old",
+    "over 65 years old",
+)
+TIMES = ("morning", "afternoon", "night")
+# Eleven, of which the paper names New Year's Day alone: the other ten are the public holidays of
+# the United States, whose population it begins with.
+HOLIDAYS = (
+    "New Year's Day",
+    "Martin Luther King Jr. Day",
+    "Presidents' Day",
+    "Memorial Day",
+    "Juneteenth",
+    "Independence Day",
+    "Labor Day",
+    "Columbus Day",
+    "Veterans Day",
+    "Thanksgiving",
+    "Christmas Day",
+)
+WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+SEASONS = ("spring", "summer", "autumn", "winter")
+DAYS = (
+    *HOLIDAYS,
+    "a vacation day",
+    *(f"a {weekday} in {season}" for weekday, season in product(WEEKDAYS, SEASONS)),
+)
+APPS = (
+    "Android Messages",
+    "Facebook Messenger",
+    "Snapchat",
+    "Instagram",
+    "WhatsApp",
+    "Discord",
+    "Telegram",
+)
+
+
+class Persona(NamedTuple):
+    """One value of each variable, worded as a prompt has it."""
+
+    gender: str
+    age: str
+    time: str
+    day: str
+    app: str
+
+
+# 2 x 44 x 3 x 40 x 7 = 73,920.
+PERSONAS: Sequence[Persona] = tuple(
+    Persona(*values) for values in product(GENDERS, AGES, TIMES, DAYS, APPS)
+)
+
+
+def draw(count: int, rng: np.random.Generator) -> list[Persona]:
+    """`count` different personas, uniformly; of one generator, fewer are the first of more.
+
+    Raises ValueError for more than there are.
+    """
+    if not 0 <= count <= len(PERSONAS):
+        raise ValueError(
+            f"chat.personas = {count}: there are {len(PERSONAS):,} different ones; lower it"
+        )
+    return [PERSONAS[place] for place in rng.permutation(len(PERSONAS))[:count].tolist()]
+
+
+JUDGE_TEMPERATURE = 0.0  # the likelier of two digits; the paper does not say
+
+_JUDGE = """\
+Would people bring up the subject of the text below when they write messages on their phones? \
+Judge the subject alone, not how the text is written. Answer with one digit and nothing else: \
+1 if they very probably would, 0 if they hardly would.
+
+Text:
+{text}
+
+Digit:"""
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def judge_prompt(text: str) -> str:
+    """A public text -> the question about it."""
+    return _JUDGE.format(text=text.strip())
+
+
+def parse_judgement(answer: str) -> Literal[0, 1] | None:
+    """The first number of an answer, if it is 0 or 1; None for any other answer."""
+    found = _NUMBER.search(answer)
+    number = float(found[0]) if found else -1.0
+    return 1 if number == 1 else 0 if number == 0 else None
+
 
 LONGEST_ITEM = 200  # characters: a longer line is an explanation, or a refusal
 # Characters of a line that are looked at, whatever the model wrote: for an item, and for a name.

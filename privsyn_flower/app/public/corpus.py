@@ -16,21 +16,22 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from privsyn_flower.app.public import judge
 from privsyn_flower.app.public.asking import Answer, Asker, Request
 from privsyn_flower.app.public.chats import (
+    JUDGE_TEMPERATURE,
+    Persona,
     conversation_prompt,
     convert_prompt,
+    draw,
+    judge_prompt,
+    parse_judgement,
     parse_list,
     receivers_prompt,
     topics_prompt,
     turns,
 )
-from privsyn_flower.app.public.claims import STATEMENT, carried
 from privsyn_flower.app.public.journal import Journal, Position, lines_of, read_state
-from privsyn_flower.app.public.judge import judge_prompt, parse_judgement
-from privsyn_flower.app.public.personas import Persona, draw
-from privsyn_flower.app.public.source import Source
+from privsyn_flower.app.public.source import STATEMENT, Source, carried
 from privsyn_flower.config.public import PublicTextConfig, SampledConfig
 from privsyn_flower.files import DataError, write_atomic
 from privsyn_flower.progress import Progress, silent
@@ -74,11 +75,11 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
 
         def requests() -> Iterator[Request]:
             for position, text in journal.take(source.texts(journal.start), own.limit):
-                total.seen(text)
+                total.count(text)
                 shown = _first_words(text, own.words)
                 yield Request(judge_prompt(shown), own.max_tokens, (position, text))
 
-        with opened() as model, _asker(config, model, judge.TEMPERATURE) as asker:
+        with opened() as model, _asker(config, model, JUDGE_TEMPERATURE) as asker:
             for answer in asker.ask(requests()):
                 position, text = answer.request.note
                 judgement = parse_judgement(answer.text or "")
@@ -186,7 +187,7 @@ def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = s
         chains = _Chains(config, journal)
         with opened() as model, _asker(config, model, own.temperature, own.top_k) as asker:
             for answer in asker.grow(chains.first(), chains.more):
-                chains.written(answer)
+                chains.add_conversation(answer)
                 journal.tick()
                 note = f"{journal.lines:,} conversations"
                 progress("chat", _finished(journal), max(1, own.personas), note)
@@ -240,7 +241,7 @@ class _Chains:
         self._settle(step.position, 1 - len(following))
         return following
 
-    def written(self, answer: Answer) -> None:
+    def add_conversation(self, answer: Answer) -> None:
         """Keep the conversation, if the answer is one."""
         step: _Step = answer.request.note
         if step.topic:
@@ -355,7 +356,7 @@ class _Total:
         self.size, self.limit = size, limit
         self.texts = self.bytes = 0
 
-    def seen(self, text: str) -> None:
+    def count(self, text: str) -> None:
         self.texts += 1
         self.bytes += len(text) + len('{"text": ""}\n')
 

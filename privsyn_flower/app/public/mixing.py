@@ -20,7 +20,7 @@ from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.data.reading import CORPUS_FILE
 from privsyn_flower.files import DataError
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.sentences import sentences
+from privsyn_flower.text.words import sentences
 
 MIX, UNDER_WAY = "mix", "mixing"  # names of the files: whole, and until it is
 

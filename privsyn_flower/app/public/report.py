@@ -1,21 +1,66 @@
-"""What a corpus holds and what it cost: report.json, made of the stages' states."""
+"""What a corpus holds and what it cost: report.json, made of the stages' states; its vocabulary.
+
+Coverage is the share of a vocabulary that occurs in a text (Gboard paper, section 3.3, Table 2): a
+word that occurs in no text of the pre-training has an embedding that nothing was learned for.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.public.corpus import corpus_folder
-from privsyn_flower.app.public.coverage import occurring
 from privsyn_flower.app.public.journal import lines_of, read_state
 from privsyn_flower.app.public.mixing import MIX, examples_of
 from privsyn_flower.app.public.source import Source
 from privsyn_flower.config.public import STAGES, PublicTextConfig
 from privsyn_flower.files import DataError, write_atomic
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.text.words import read_vocabulary
+from privsyn_flower.text.words import Vocabulary, read_vocabulary
+from privsyn_flower.units import spaced
+
+MOST_KNOWN = 2**20  # pieces of text that are known by heart, to read each once
+
+
+def coverage(texts: Iterable[str], vocabulary: Vocabulary) -> float:
+    """The share of the vocabulary's words that occur in the texts, which are read as a stream."""
+    return len(find_occurrences(texts, vocabulary)) / len(vocabulary)
+
+
+def find_occurrences(texts: Iterable[str], vocabulary: Vocabulary) -> set[int]:
+    """The places of the vocabulary's words that occur.
+
+    When all that can have done so, no more is read.
+    """
+    found = set[int]()
+    most = len(vocabulary) - len(vocabulary.unreachable())
+    for ids in vocabulary.ids(_news(texts)):
+        found.update(ids)
+        found.discard(-1)
+        if len(found) == most:
+            break
+    return found
+
+
+def _news(texts: Iterable[str]) -> Iterator[str]:
+    """What is between the spaces of each text and was not met lately: no word has a space."""
+    known = set[str]()
+    for text in texts:
+        fresh = set(spaced(text).split(" ")) - known
+        if len(known) > MOST_KNOWN:
+            known.clear()
+        known |= fresh
+        if fresh:
+            yield " ".join(fresh)
+
+
+def unknown_rate(text: str, vocabulary: Vocabulary) -> float:
+    """The share of a text's words that are not in the vocabulary; 1.0 of a text without words."""
+    (ids,) = vocabulary.ids([text])
+    return ids.count(-1) / len(ids) if ids else 1.0
+
 
 REPORT, COVERAGE = "report.json", "coverage.json"
 SOURCE, CHATS = "source", "chat and convert"  # rows of Table 2 that are no stage
@@ -76,12 +121,12 @@ def measure_coverage(
     found = dict[str, set[int]]()
     for done, stage in enumerate(there):
         progress("coverage", done, len(there) + source, stage)
-        found[stage] = occurring(_texts(folder, stage), vocabulary)
+        found[stage] = find_occurrences(_texts(folder, stage), vocabulary)
     if source:
         progress("coverage", len(there), len(there) + 1, SOURCE)
         own = config.filter
         web = Source(own.source, own.text_column, public_users=own.public_users)
-        found[SOURCE] = occurring((text for _, text in web.texts()), vocabulary)
+        found[SOURCE] = find_occurrences((text for _, text in web.texts()), vocabulary)
     if {"chat", "convert"} <= found.keys():
         found[CHATS] = found["chat"] | found["convert"]
     progress("coverage", 1, 1)

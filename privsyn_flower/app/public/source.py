@@ -1,4 +1,8 @@
-"""A public corpus as a stream of texts with their places, to begin anywhere in it."""
+"""A public corpus as a stream of texts with their places, and the claim that such text carries.
+
+Text that is made of users' answers is public, but not free: its epsilon goes along, in the
+statement that lies beside it, and adds up with that of whatever is made of it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,38 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.app.public.claims import carried, check_chosen
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.data.hub import hub_columns, hub_rows, load_hub
 from privsyn_flower.data.reading import FORMATS, column_names, read_rows
 from privsyn_flower.files import DataError
 from privsyn_flower.terminal import one_line
+
+STATEMENT = "privacy.md"  # `privacy.sentence.FILE`, which this room does not import
+TITLE = "# Privacy of this"  # of every statement, and of no page that somebody else wrote
+MOST = 2**20  # characters that are read of one
+SCORES = ("unknown", "before", "after")  # columns of `proximity.TextScores`
+
+
+def carried(place: Path) -> str:
+    """The statement beside a file of text, or in a folder of such files; "" for none."""
+    beside = (place if place.is_dir() else place.parent) / STATEMENT
+    if not beside.is_file():
+        return ""
+    with beside.open(encoding="utf-8", errors="replace") as file:
+        text = file.read(MOST).strip()
+    return text if text.startswith(TITLE) else ""
+
+
+def check_chosen(place: Path, columns: Collection[str]) -> None:
+    """Raises DataError for text that a trained model chose, of which nothing says any more what it
+    carries: `place` is asked only where it has no statement. columns: of its file, or of a row."""
+    if all(name in columns for name in SCORES):
+        raise DataError(
+            f"{place} has the columns {', '.join(SCORES)}, so a trained model chose its texts, and "
+            f"they carry the epsilon of its training: put the {STATEMENT} that was written with "
+            "them beside it"
+        )
+
 
 HUB = "hub:"
 USER = DataConfig().user_column

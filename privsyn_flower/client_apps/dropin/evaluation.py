@@ -2,7 +2,7 @@
 
 The function stays what it is under Flower's FedAvg: parameters in, metrics out. Like a train
 function under `private_training` it no longer meets the server. Of its metrics the node makes one
-bounded vector for each user (`queries/app_metrics.py`), and only their noisy sum comes out.
+bounded vector for each user (`queries.metrics`), and only their noisy sum comes out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from privsyn_flower.client_apps.dropin.training import (
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import METRICS, Query
-from privsyn_flower.queries.app_metrics import (
+from privsyn_flower.queries.metrics import (
     LARGEST_COUNT,
     app_metrics_bound,
     check_bounds,
@@ -67,7 +67,7 @@ def private_evaluation(
     `start(..., evaluation=PrivateEvaluation(...))`: any other evaluate message is refused.
 
     Of the reply only the metrics that the server names count, cut to its public bounds, and
-    "num-examples" where it weights users by it. A user whose function fails, returns NaN or lacks
+    "num-examples" where it weights users by it. A user whose function raises, returns NaN or lacks
     one of these counts as zeros, and so does one with "num-examples" of 0. How long the function
     takes is seen by the server. check: as of `private_training`, a function like the evaluate
     function on made-up data; its reply must have the metrics that the server names. It is called

@@ -27,11 +27,11 @@ LIBRARIES = 64 << 20  # bytes that loading a model's libraries takes at least, b
 def check_embedder(query: Query, node: Node) -> None:
     """Refuse a question about another embedder than this node's, or one that does not work."""
     # Three of the five stages of a secure sum look at no text: they load nothing that does.
-    from privsyn_flower.text.digests import DIGESTS_FILE, remembered
     from privsyn_flower.text.embedders import can_import, embedder_fingerprint, embedder_libraries
+    from privsyn_flower.text.fingerprints import DIGESTS_FILE, persistent_digests
 
     try:
-        with remembered(node.cache / DIGESTS_FILE):
+        with persistent_digests(node.cache / DIGESTS_FILE):
             fingerprint = embedder_fingerprint(node.embedder)
             libraries = embedder_libraries(node.embedder)
         if missing := [name for name in libraries if not can_import(name)]:
@@ -84,9 +84,8 @@ def _try_once(node: Node, fingerprint: str, libraries: tuple[str, ...]) -> None:
 
     A process is started for every message: whoever has its users' rows loads no model again.
     """
-    from privsyn_flower.text.digests import file_digest
     from privsyn_flower.text.embedders import MINILM, model_folder, shipped
-    from privsyn_flower.text.fingerprints import FACTS
+    from privsyn_flower.text.fingerprints import FACTS, file_digest
 
     used = (model_folder(node.embedder), shipped(MINILM))  # its own, or the shipped graph's
     facts = [folder / FACTS for folder in used if folder and (folder / FACTS).is_file()]

@@ -111,8 +111,7 @@ def train_anew(
 
     It takes the steps that the start took, if that is known. A finished one is found again.
     """
-    from privsyn_flower.text.models.lstm import STEPS, train_lstm
-    from privsyn_flower.text.models.lstm_training import WordTraining
+    from privsyn_flower.text.models.lstm import STEPS, WordTraining, train_lstm
     from privsyn_flower.text.models.pretrained import load_tokenizer, model_config
 
     if target.is_dir():

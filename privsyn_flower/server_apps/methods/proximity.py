@@ -11,15 +11,15 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privsyn_flower.app.public.filtering import (
+from privsyn_flower.app.public.proximity import (
     OtherScores,
     Pair,
     Pool,
+    Thresholds,
     digest_of,
     filter_pool,
     shares,
 )
-from privsyn_flower.app.public.proximity import Thresholds
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config.proximity import ProximityConfig
 from privsyn_flower.data import Federation

@@ -29,7 +29,7 @@ from privsyn_flower.strategies.averaging.server_optimizers import (
     server_optimizer,
     server_schedule,
 )
-from privsyn_flower.strategies.engine.rounds import NothingLearned, Strategy
+from privsyn_flower.strategies.engine.rounds import Method, NothingLearned
 from privsyn_flower.text.models.parameters import pack_parameters
 from privsyn_flower.training import Layout, trained_layout
 
@@ -52,7 +52,7 @@ class Diverged(NothingLearned):
         )
 
 
-class GeneralisedFedAvg(Strategy):
+class GeneralisedFedAvg(Method):
     """Federated averaging with a server optimiser, as rounds of noisy sums.
 
     `begin` says what is trained, `attach` where files are kept; then any round engine drives it.

@@ -8,10 +8,10 @@ from typing import Any
 
 from privsyn_flower.arrays import F64
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.strategies.engine.rounds import Strategy
+from privsyn_flower.strategies.engine.rounds import Method
 
 
-class OneQuestion(Strategy):
+class OneQuestion(Method):
     """One question, for `Session.ask`. names: what its coordinates are about, in their order.
 
     released, noise_std: the noisy sum, once it was asked.

@@ -66,7 +66,7 @@ class WorkersLost(RuntimeError):
     """Processes of a simulation are gone, and with them whatever is sent to them from now on."""
 
 
-class Strategy(Protocol):
+class Method(Protocol):
     """A method: two functions around the release, and its state for resume."""
 
     rounds: int
@@ -96,7 +96,7 @@ class Rounds:
     """
 
     grid: Grid
-    strategy: Strategy
+    strategy: Method
     plan: RoundPlan
     folder: RunFolder
     ledger: Ledger

@@ -28,6 +28,7 @@ from privsyn_flower.config import ledger_folder
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.planning import statement_of
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
@@ -37,7 +38,7 @@ from privsyn_flower.strategies.engine.arguments import changes
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
 from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import NoRelease, Rounds, Strategy
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     forget_unasked,
     held,
@@ -99,7 +100,8 @@ class Session:
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
-        self.statement = self.promise.statement(
+        self.statement = statement_of(
+            self.promise,
             min_surviving_weight=self.terms.min_surviving_weight,
             colluding_weight=self.terms.colluding_weight,
             aggregation=self.aggregation.name,
@@ -162,7 +164,7 @@ class Session:
         with held(self.ledger, self.folder):
             yield self.ledger
 
-    def rounds(self, strategy: Strategy) -> Rounds:
+    def rounds(self, strategy: Method) -> Rounds:
         """The engine for the main phase's rounds; inside `begun`. The promise is kept from here."""
         self._keep_promise()
         plan = self.plan()
@@ -188,7 +190,7 @@ class Session:
         return lambda row: self.tracking.released(name, [row], main=main)
 
     @contextmanager
-    def running(self, strategy: Strategy) -> Iterator[Rounds]:
+    def running(self, strategy: Method) -> Iterator[Rounds]:
         """`rounds` as `start` runs them. What failed on simulated nodes is shown at the end, and
         the statement is then that of the nodes that were there."""
         engine = self.rounds(strategy)

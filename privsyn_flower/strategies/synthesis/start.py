@@ -14,14 +14,15 @@ from privsyn_flower.app.local.node_failures import NODES
 from privsyn_flower.app.tracking.of_run import tracking_of
 from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
+from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments
 from privsyn_flower.strategies.engine.outcome import write_summary
-from privsyn_flower.strategies.engine.rounds import Strategy
+from privsyn_flower.strategies.engine.rounds import Method
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.strategies.engine.tracked import tracked
 from privsyn_flower.text.prompts import LabelledText
@@ -46,7 +47,7 @@ class SynthesisResult:
     ended_early: str = ""
 
 
-class SynthesisStrategy(Arguments, Strategy):
+class SynthesisStrategy(Arguments, Method):
     """A strategy that ends with a list of texts; `start` runs it in any Flower ServerApp.
 
     noise_keys: folder for the key of an aggregator's noise, where a method has such noise. method:

@@ -21,8 +21,8 @@ from privsyn_flower.files import write_atomic
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import read_jsonl, write_json
-from privsyn_flower.text.degenerate import degenerate
 from privsyn_flower.text.protocols import Generator
+from privsyn_flower.text.words import degenerate
 from privsyn_flower.units import units
 
 BLOCK = 512  # texts that are lost at most when a run is killed

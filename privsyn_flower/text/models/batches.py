@@ -1,9 +1,9 @@
-"""Token batches for small models: cut by a token budget, similar lengths together."""
+"""Token batches for small models: cut by a token budget, similar lengths together; their losses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from privsyn_flower.units import spaced
 
 if TYPE_CHECKING:
     import torch
+
+Row = TypeVar("Row")
 
 WINDOW = 4096  # texts sorted by length at a time: little padding, still a shuffled order
 IGNORED = -100  # label of a position that carries no loss
@@ -61,6 +63,22 @@ def token_batches(lengths: Sequence[int] | I64, budget: int, rng: np.random.Gene
     return [batches[i] for i in rng.permutation(len(batches))]
 
 
+def within_budget(
+    rows: Sequence[Row], budget: int, size: Callable[[Row], int]
+) -> Iterator[list[Row]]:
+    """Rows in order, in batches of at most `budget` padded tokens; a longer row alone."""
+    batch: list[Row] = []
+    widest = 0
+    for row in rows:
+        if batch and max(widest, size(row)) * (len(batch) + 1) > budget:
+            yield batch
+            batch, widest = [], 0
+        batch.append(row)
+        widest = max(widest, size(row))
+    if batch:
+        yield batch
+
+
 def pad_rows(
     rows: Sequence[Sequence[int]], pad: int, least: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -106,3 +124,48 @@ def causal_labels(
         first = torch.tensor(list(leading), device=ids.device)[:, None]
         labels = labels.masked_fill(torch.arange(ids.shape[1], device=ids.device) < first, IGNORED)
     return labels[:, 1:]
+
+
+def decoder_start(tokenizer: Any, config: Any) -> int:
+    """The token that the decoder starts from: the tokenizer's first of a text where it has one, as
+    in CTCL's released code, else the model's own. Raises ValueError for a model without one."""
+    for token in (tokenizer.bos_token_id, config.decoder_start_token_id):
+        if token is not None:
+            return int(token)
+    raise ValueError(f"{config.name_or_path!r} names no decoder_start_token_id")
+
+
+def decoder_logits(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    first: int,
+    least: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (n, l, v) of the targets' tokens, and these as labels (n, l), IGNORED in padding.
+
+    The encoder reads the sources, padded to `least` tokens; the decoder `first` and the target's
+    tokens but the last.
+    """
+    device = model.device
+    ids, mask = (part.to(device) for part in pad_rows(sources, 0, least))
+    wanted, there = (part.to(device) for part in pad_rows(targets, 0))
+    read, _ = pad_rows([[first, *target[:-1]] for target in targets], 0)
+    logits = model(
+        input_ids=ids, attention_mask=mask, decoder_input_ids=read.to(device), use_cache=False
+    ).logits
+    return logits, wanted.masked_fill(there == 0, IGNORED)
+
+
+def seq2seq_loss(
+    model: Any, rows: Sequence[tuple[Sequence[int], int]], first: int, least: int = 0
+) -> torch.Tensor:
+    """Mean cross-entropy in nats over the targets' tokens. rows: ids, and how many of them are the
+    source's. least: tokens that sources are padded to."""
+    import torch
+
+    sources, targets = [ids[:n] for ids, n in rows], [ids[n:] for ids, n in rows]
+    logits, labels = decoder_logits(model, sources, targets, first, least)
+    return torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED
+    )

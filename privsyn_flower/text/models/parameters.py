@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from privsyn_flower.arrays import U8
-from privsyn_flower.text.digests import file_digest
-from privsyn_flower.text.models.encoder_decoders import auto_class
+from privsyn_flower.text.fingerprints import file_digest
+from privsyn_flower.text.models.pretrained import auto_class
 
 Array = npt.NDArray[Any]
 Parameters = Mapping[str, Array]

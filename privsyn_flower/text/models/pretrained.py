@@ -13,7 +13,7 @@ from typing import Any
 from privsyn_flower.files import UnavailableError, cache_home
 from privsyn_flower.units import VERSION
 
-CAUSAL = "AutoModelForCausalLM"
+CAUSAL, SEQ2SEQ = "AutoModelForCausalLM", "AutoModelForSeq2SeqLM"
 GENERATION = "transformers.generation.candidate_generator"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # and with .index.json, where they are parts
 
@@ -102,6 +102,17 @@ def model_config(name: str | os.PathLike[str], key: str) -> Any:
         return transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
     except Exception as error:  # the hub client raises errors of several libraries
         raise _unavailable(source, key, error) from error
+
+
+def encodes(folder: Path) -> bool:
+    """Whether a folder's model is an encoder-decoder, from its configuration alone."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    return bool(config.get("is_encoder_decoder", False))
+
+
+def auto_class(folder: Path) -> str:
+    """The name of the auto class that loads a folder's language model."""
+    return SEQ2SEQ if encodes(folder) else CAUSAL
 
 
 def check_weights(name: str | os.PathLike[str], key: str) -> None:
@@ -207,3 +218,24 @@ def _unavailable(source: str, key: str, error: Exception) -> ModelUnavailableErr
         f"{reason[0] if reason else 'no message'}). Without a connection to the model hub, set "
         f"{key} to a local model folder or to 'tiny'."
     )
+
+
+OWN = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt", "tokenizer.model")
+READING = ("added_tokens", "normalizer", "pre_tokenizer", "model")  # what makes ids of a text
+
+
+def same_tokens(folder: Path, base: Path) -> bool:
+    """Whether the models in two folders have the same tokenizer; an adapter without one has its
+    base's. Raises ModelUnavailableError."""
+    if folder == base or not any((folder / name).is_file() for name in OWN):
+        return True
+    own, other = (load_tokenizer(path, "models.downstream") for path in (folder, base))
+    return bool(_reading(own) == _reading(other))
+
+
+def _reading(tokenizer: Any) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return tokenizer.get_vocab()
+    told = json.loads(backend.to_str())
+    return {key: told.get(key) for key in READING}

@@ -6,14 +6,17 @@ This module loads torch, transformers, PEFT and TRL; it is imported when a train
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import trl.trainer.utils
 from datasets import Dataset
-from transformers import PrinterCallback
+from transformers import PrinterCallback, TrainerCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 from privsyn_flower.progress import bar
@@ -25,21 +28,20 @@ from privsyn_flower.text.models.adapters import (
     check_adapter,
     load_weights,
     lora,
+    save_adapter,
 )
 from privsyn_flower.text.models.devices import empty_cache, one_worker
-from privsyn_flower.text.models.libraries import (
-    latest_checkpoint,
-    one_device,
-    quiet,
-)
+from privsyn_flower.text.models.libraries import latest_checkpoint, one_device, quiet, seal
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
-from privsyn_flower.text.preference.data import Row, encode_pairs
-from privsyn_flower.text.preference.steps import (
-    SaveCallback,
-    epoch_metrics,
-    responses_only,
+from privsyn_flower.text.preference.tuning import (
+    CHECKPOINTS,
+    KEY,
+    Row,
+    Setting,
+    Tuning,
+    encode_pairs,
+    epoch_folder,
 )
-from privsyn_flower.text.preference.tuning import CHECKPOINTS, KEY, Setting, Tuning
 
 SCHEDULES = {"cosine": "cosine", "constant": "constant_with_warmup"}  # transformers' names
 
@@ -67,8 +69,13 @@ def fit(
         base = base_of(setting.model, model, KEY)
         rising = 0 if start is not None else tuning.warmup_steps
         arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
-        build = _dpo if tuning.method == "dpo" else _sft
-        trainer = build(model, tokenizer, pairs, tuning, arguments)
+        dpo = tuning.method == "dpo"
+        names = ("chosen", "rejected") if dpo else ("chosen",)
+        context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
+        rows = encode_pairs(pairs, tokenizer, context=context, ending=tuning.ending, names=names)
+        adapter = lora(tuning.lora_rank, tuning.lora_alpha)
+        common = {"model": model, "processing_class": tokenizer, "peft_config": adapter}
+        trainer = (_dpo if dpo else _sft)(rows, tuning, arguments, common)
         if start is not None:
             _load(trainer.model, start, base, tuning)
         trainer.remove_callback(PrinterCallback)
@@ -105,24 +112,16 @@ class _SFT(_Silent, SFTTrainer):  # type: ignore[misc]
 
 
 def _dpo(
-    model: Any,
-    tokenizer: Any,
-    pairs: Sequence[Mapping[str, str]],
-    tuning: Tuning,
-    arguments: dict[str, Any],
+    rows: Sequence[Row], tuning: Tuning, arguments: dict[str, Any], common: dict[str, Any]
 ) -> Any:
     """A DPO trainer whose reference log-probabilities are those of the base, computed once.
 
     TRL would take a loaded adapter for the reference: so it is given the base and a fresh
     adapter, and the adapter to go on from is loaded later.
     """
-    rows = encode_pairs(pairs, tokenizer, context=_context(model), ending=tuning.ending)
     dataset = Dataset.from_list(rows)
     config = one_device(DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta))
-    trainer = _DPO(
-        model, args=config, train_dataset=dataset, processing_class=tokenizer,
-        peft_config=lora(tuning.lora_rank, tuning.lora_alpha),
-    )  # fmt: skip
+    trainer = _DPO(args=config, train_dataset=dataset, **common)
     # TRL's own precomputation hashes the whole model and writes files; this one does neither.
     trainer.train_dataset = _with_reference(trainer, dataset, rows)
     trainer.precompute_ref_logps = True
@@ -130,16 +129,9 @@ def _dpo(
 
 
 def _sft(
-    model: Any,
-    tokenizer: Any,
-    pairs: Sequence[Mapping[str, str]],
-    tuning: Tuning,
-    arguments: dict[str, Any],
+    rows: Sequence[Row], tuning: Tuning, arguments: dict[str, Any], common: dict[str, Any]
 ) -> Any:
     """A trainer on the chosen responses, whose prompts carry no loss."""
-    rows = encode_pairs(
-        pairs, tokenizer, context=_context(model), ending=tuning.ending, names=("chosen",)
-    )
     dataset = Dataset.from_list(
         [
             {
@@ -149,11 +141,7 @@ def _sft(
             for row in rows
         ]
     )
-    config = one_device(SFTConfig(**arguments))
-    return _SFT(
-        model, args=config, train_dataset=dataset, processing_class=tokenizer,
-        peft_config=lora(tuning.lora_rank, tuning.lora_alpha),
-    )  # fmt: skip
+    return _SFT(args=one_device(SFTConfig(**arguments)), train_dataset=dataset, **common)
 
 
 def _loss(tuning: Tuning) -> dict[str, Any]:
@@ -245,5 +233,97 @@ def _steps(trainer: Any, tuning: Tuning) -> int:
     return tuning.epochs * math.ceil(len(trainer.train_dataset) / tuning.batch_size)
 
 
-def _context(model: Any) -> int:
-    return int(getattr(model.config, "max_position_embeddings", 1 << 30))
+class SaveCallback(TrainerCallback):  # type: ignore[misc]
+    """Saves the adapter of every epoch, and checkpoints of which the last complete one stays."""
+
+    def __init__(
+        self,
+        work: Path,
+        base: Base,
+        save_seconds: float,
+        advance: Callable[[int], None],
+        processes: int = 1,
+    ) -> None:
+        self.work, self.base, self.save_seconds = work, base, save_seconds
+        self.alone = processes == 1
+        self.advance, self.saved, self.shown = advance, time.monotonic(), 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.advance(state.global_step - self.shown)
+        self.shown = state.global_step
+        # At the end of an epoch the adapter comes first: a checkpoint beyond it would skip it.
+        within = state.global_step % (state.max_steps // state.num_train_epochs) != 0
+        # Several processes save together, and their clocks differ: at the end of an epoch alone.
+        if self.alone and within and time.monotonic() - self.saved >= self.save_seconds:
+            control.should_save = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, *, model: Any, **_: Any) -> None:
+        if state.is_world_process_zero:
+            save_adapter(model, self.work / epoch_folder(round(state.epoch)), self.base)
+        # After the last epoch nothing is left to go on with.
+        control.should_save = state.global_step < state.max_steps
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if not self.alone:
+            torch.distributed.barrier()  # each has written its part of the checkpoint
+        if state.is_world_process_zero:
+            seal(self.work / CHECKPOINTS / f"checkpoint-{state.global_step}")
+        self.saved = time.monotonic()
+
+
+def epoch_metrics(
+    history: Sequence[dict[str, Any]], steps: int, tuning: Tuning
+) -> list[dict[str, float]]:
+    """The log of every step -> mean, first and last value of each epoch."""
+    each = steps // tuning.epochs
+    epochs: list[list[dict[str, float]]] = [[] for _ in range(tuning.epochs)]
+    for entry in history:
+        if "loss" in entry:
+            epochs[(int(entry["step"]) - 1) // each].append(_named(entry, tuning))
+    result = []
+    for logged in epochs:
+        summary: dict[str, float] = {}
+        for name in logged[0]:
+            values = [step[name] for step in logged]
+            if not np.isfinite(values).all():
+                raise RuntimeError(
+                    f"preference training: {name} is not finite; lower "
+                    f"{tuning.key('learning_rate')} = {tuning.learning_rate}"
+                )
+            summary |= {
+                name: float(np.mean(values)), f"{name}_first": values[0], f"{name}_last": values[-1]
+            }  # fmt: skip
+        result.append(summary)
+    return result
+
+
+def _named(entry: Mapping[str, Any], tuning: Tuning) -> dict[str, float]:
+    if tuning.method == "sft":
+        return {"loss": float(entry["loss"]), "token_accuracy": entry["mean_token_accuracy"]}
+    rewards = entry["rewards/chosen"] + entry["rewards/rejected"]
+    return {
+        "loss": float(entry["loss"]),
+        "reward_accuracy": entry["rewards/accuracies"],
+        "reward_margin": entry["rewards/margins"],
+        "kl": rewards / (2 * tuning.beta),
+    }
+
+
+@contextmanager
+def responses_only(device: str) -> Iterator[None]:
+    """On a CPU, score the responses' tokens alone, as TRL does on a GPU.
+
+    There it scores the prompts as well and drops the result, because some accelerators compile
+    anew for every shape; with short responses that is most of the work. A TRL that no longer has
+    the switch is slower and as right.
+    """
+    switch = "_use_triton"
+    if device != "cpu" or not hasattr(trl.trainer.utils, switch):
+        yield
+        return
+    before = getattr(trl.trainer.utils, switch)
+    setattr(trl.trainer.utils, switch, lambda _: True)
+    try:
+        yield
+    finally:
+        setattr(trl.trainer.utils, switch, before)

@@ -24,12 +24,13 @@ from privsyn_flower.text.fingerprints import folder_fingerprint
 from privsyn_flower.text.models.adapters import WEIGHTS, save_untrained
 from privsyn_flower.text.models.devices import training_device
 from privsyn_flower.text.models.pretrained import local_folder
-from privsyn_flower.text.preference.data import EXPAND_ENDING, check_pairs
 from privsyn_flower.text.preference.tuning import (
     CHECKPOINTS,
+    EXPAND_ENDING,
     KEY,
     Setting,
     Tuning,
+    check_pairs,
     epoch_folder,
 )
 from privsyn_flower.text.protocols import Trained

@@ -21,8 +21,8 @@ import numpy as np
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, bar
 from privsyn_flower.terminal import one_line
-from privsyn_flower.text.models.sampling import check_sampling
-from privsyn_flower.text.prompts import HEADING
+from privsyn_flower.text.models.decoding import check_sampling
+from privsyn_flower.text.prompts import HEADING, THINKING
 from privsyn_flower.text.protocols import Reply, Sampling
 from privsyn_flower.text.serving.completions import (
     CHATS,
@@ -37,7 +37,6 @@ from privsyn_flower.text.serving.completions import (
 )
 from privsyn_flower.text.serving.http_adapters import AdapterSlot, adapter_name
 from privsyn_flower.text.serving.http_client import ABSENT, JsonClient, ServerError
-from privsyn_flower.text.thinking import THINKING
 
 logger = logging.getLogger("privsyn_flower")
 
@@ -132,11 +131,7 @@ class OpenAIGenerator:
         key = api_key or os.environ.get(api_key_env, "").strip()
         _check_key(base_url, key)
         self.client = JsonClient(
-            base_url,
-            api_key=key,
-            timeout=timeout,
-            retries=retries,
-            lost=self._lost,
+            base_url, api_key=key, timeout=timeout, retries=retries, lost=self._lost
         )
         self._context: int | None = None  # of the model, in tokens; None: not asked, 0: not known
         self._most = 1 << 30  # completions that the server gives to one request
@@ -262,7 +257,7 @@ class OpenAIGenerator:
     def _models(self) -> list[dict[str, Any]]:
         """What the server lists under /v1/models; empty where it has no such list."""
         try:
-            answer = self.client.get("/models", patient=False)
+            answer = self.client.get("/models")
         except ServerError as error:
             if error.status in {0, 401, 403}:
                 raise
@@ -369,7 +364,7 @@ class OpenAIGenerator:
 
     def tell_unusable(self) -> None:
         """Warn of completions that were of no use since the last time."""
-        if news := self.usability.news():
+        if news := self.usability.new_problems():
             logger.warning("%s; they were asked for again", news)
 
     def look_for_copies(self, result: Sequence[Sequence[str]]) -> None:

@@ -32,9 +32,15 @@ from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import longest_sequence
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.prompts import expand_prompt
-from privsyn_flower.text.tiny.muon import clip_gradients
-from privsyn_flower.text.tiny.recipes import TEXT_TOKENS, Groups, TuningRecipe
-from privsyn_flower.text.tiny.training import Batch, Rows, expand_runs, one_pass, pair_rows
+from privsyn_flower.text.tiny.assets import TEXT_TOKENS, Groups, TuningRecipe
+from privsyn_flower.text.tiny.training import (
+    Batch,
+    Rows,
+    clip_gradients,
+    expand_runs,
+    one_pass,
+    pair_rows,
+)
 
 logger = logging.getLogger("privsyn_flower")
 

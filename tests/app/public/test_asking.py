@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.public.answers import FILE
-from privsyn_flower.app.public.asking import AHEAD, Answer, Asker, Counts, Request
+from privsyn_flower.app.public.asking import AHEAD, FILE, Answer, Asker, Counts, Request
 from privsyn_flower.files import DataError
 from privsyn_flower.text.generators import HuggingFaceGenerator
 from privsyn_flower.text.protocols import Answering, Reply, Sampling

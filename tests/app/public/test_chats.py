@@ -7,6 +7,8 @@ import time
 import pytest
 
 from privsyn_flower.app.public.chats import (
+    PERSONAS,
+    Persona,
     conversation_prompt,
     convert_prompt,
     parse_list,
@@ -14,7 +16,6 @@ from privsyn_flower.app.public.chats import (
     topics_prompt,
     turns,
 )
-from privsyn_flower.app.public.personas import PERSONAS, Persona
 
 ANNA = Persona("female", "34 years old", "night", "a Tuesday in winter", "WhatsApp")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.public.claims import SCORES, STATEMENT, carried, check_chosen
 from privsyn_flower.app.public.proximity import TextScores
+from privsyn_flower.app.public.source import SCORES, STATEMENT, carried, check_chosen
 from privsyn_flower.files import DataError
 from privsyn_flower.privacy import sentence
 

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from privsyn_flower.app.public import journal as journals
-from privsyn_flower.app.public.claims import carried
 from privsyn_flower.app.public.corpus import convert_texts, filter_texts, write_chats
 from privsyn_flower.app.public.journal import Journal, read_state
 from privsyn_flower.app.public.mixing import mix
 from privsyn_flower.app.public.report import measure_coverage, write_report
+from privsyn_flower.app.public.source import carried
 from privsyn_flower.config.public import PublicTextConfig
 from privsyn_flower.files import DataError, Held
 from privsyn_flower.text.serving.http_client import ServerError

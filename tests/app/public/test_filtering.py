@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.app.public import filtering
-from privsyn_flower.app.public.filtering import OtherScores, Pair, Pool, filter_pool, shares
-from privsyn_flower.app.public.proximity import TextScores, Thresholds
+from privsyn_flower.app.public import proximity
+from privsyn_flower.app.public.proximity import (
+    OtherScores,
+    Pair,
+    Pool,
+    TextScores,
+    Thresholds,
+    filter_pool,
+    shares,
+)
 from privsyn_flower.runs import read_jsonl
 
 TEXTS = [f"text {i}" for i in range(10)]
@@ -33,8 +40,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             scores[scores == -3.0] = np.nan
             yield TextScores(np.zeros(len(block)), scores, scores + 0.5)
 
-    monkeypatch.setattr(filtering, "BLOCK", 4)
-    monkeypatch.setattr(filtering, "score_texts", score)
+    monkeypatch.setattr(proximity, "BLOCK", 4)
+    monkeypatch.setattr(proximity, "score_texts", score)
     return read
 
 
@@ -112,7 +119,7 @@ def test_models_that_cannot_be_compared_leave_the_folder_free(
     def refused(*_: Any, **options: Any) -> Any:
         raise ValueError("different tokenizers")
 
-    monkeypatch.setattr(filtering, "score_texts", refused)
+    monkeypatch.setattr(proximity, "score_texts", refused)
     with pytest.raises(ValueError, match="different tokenizers"):
         filter_pool(pool(), models, Thresholds(), tmp_path / "kept", tmp_path / "scores")
     assert not (tmp_path / "scores").exists() and not (tmp_path / "kept").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privsyn_flower.app.public.judge import judge_prompt, parse_judgement
+from privsyn_flower.app.public.chats import judge_prompt, parse_judgement
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from privsyn_flower.app.public.personas import AGES, APPS, DAYS, GENDERS, PERSONAS, TIMES, draw
+from privsyn_flower.app.public.chats import AGES, APPS, DAYS, GENDERS, PERSONAS, TIMES, draw
 
 
 def test_the_grid_has_the_papers_size() -> None:

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Collection
 from pathlib import Path
 
-from privsyn_flower.app.public.claims import TITLE, carried
+from privsyn_flower.app.public.source import TITLE, carried
 from privsyn_flower.app.report.evaluations import table
 from privsyn_flower.app.report.places import places
 from privsyn_flower.config import RunConfig, split_list
