@@ -75,7 +75,7 @@ class ClaimLine(NamedTuple):
     """One of the four lines: what it is about, and what is said."""
 
     about: str
-    said: str
+    text: str
 
 
 def checklists(summaries: Sequence[Summary]) -> str:

@@ -89,11 +89,6 @@ def guarantee_of(summary: Summary) -> Guarantee:
     return _unasked(summary) if claim is None else _asked(claim, summary)
 
 
-def carried(summary: Summary) -> list[str]:
-    """What the run's public text carries already, which no number of the run has."""
-    return [CARRIES] if summary.get("public_text_carries") else []
-
-
 def curve(summary: Summary) -> list[tuple[float, float]]:
     """(epsilon, delta) that hold together, epsilon growing and delta falling; [] where the run
     noted none."""
@@ -143,9 +138,14 @@ def _unasked(summary: Summary) -> Guarantee:
         kind = "local"
     epsilon = float(summary["epsilon"]) if summary["epsilon"] is not None else math.inf
     claimed = trust in (LOCAL, UNASKED)
-    version = _version(summary)
     topics = _sentences(
-        "unasked.md", summary=summary, kind=kind, claimed=claimed, epsilon=epsilon, version=version
+        "unasked.md",
+        summary=summary,
+        privacy=summary["privacy"],
+        kind=kind,
+        claimed=claimed,
+        epsilon=epsilon,
+        version=_version(summary),
     )
     claimed = claimed and "warnings" not in topics
     epsilon = 0.0 if kind == "public" else epsilon
@@ -193,20 +193,27 @@ def _version(summary: Summary) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    """Sentences for YAML, Markdown and the page, each of which escapes what it has to."""
+def text_environment(*, lines: bool = True) -> Environment:
+    """Templates of text, for YAML, Markdown and the page, each of which escapes what it has to.
+
+    lines: values may have several lines; else an end of a line is _BREAK.
+    """
     from jinja2 import ChainableUndefined, Environment, FileSystemLoader
 
     made = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=False,
         undefined=ChainableUndefined,
-        finalize=lambda value: str(value).replace("\n", _BREAK),
+        finalize=None if lines else lambda value: str(value).replace("\n", _BREAK),
+        trim_blocks=lines,
+        lstrip_blocks=lines,
+        keep_trailing_newline=True,
     )
     made.globals |= WORDS
     made.filters |= {
         "at_least": at_least,
         "at_most": at_most,
+        "cell": lambda text: " ".join(text.split()).replace("|", "\\|"),
         "counted": _counted,
         "delta_at_most": delta_at_most,
         "first_upper": lambda text: f"{text[:1].upper()}{text[1:]}",
@@ -222,7 +229,8 @@ def _sentences(template: str, **context: Any) -> dict[str, list[str]]:
     """Topic -> its sentences, of a template in which "# " begins a topic and "- " a sentence.
     Topics without sentences are left out."""
     topics: dict[str, list[str]] = {}
-    for topic, sentence in _read(_environment().get_template(template).render(context)):
+    text = text_environment(lines=False).get_template(template).render(context)
+    for topic, sentence in _read(text):
         topics.setdefault(topic, []).append(sentence.replace(_BREAK, "\n"))
     return topics
 

@@ -48,8 +48,8 @@ class RunFolder:
     questions beside the rounds, by name. progress: events {"t", "stage", "done", "total", "note"},
     of each stage the first, the last, and those with a note of their own. ledger: None before the
     first charge. seconds: of the stages that are over. error: why a run failed, "" if it did not.
-    warnings: of run.log. held: a process holds the folder, so the run goes on. problems: files that
-    are there and cannot be read, with the reason.
+    warnings: of run.log. locked: a process holds the folder, so the run goes on. problems: files
+    that are there and cannot be read, with the reason.
     """
 
     folder: Path
@@ -65,7 +65,7 @@ class RunFolder:
     seconds: Mapping[str, float]
     error: str
     warnings: list[str]
-    held: bool
+    locked: bool
     problems: list[str]
 
     @property
@@ -81,7 +81,7 @@ class RunFolder:
     @property
     def state(self) -> State:
         """Where the run is; a result without the benchmark that is still due has not finished."""
-        if self.held:
+        if self.locked:
             return "running"
         if self.summary is not None and UNFINISHED not in self.summary:
             return "finished"
@@ -137,7 +137,7 @@ def read_run(folder: Path) -> RunFolder:
         seconds=_value(own / "seconds.json", problems),
         error=_text(folder / ERROR).strip(),
         warnings=_warnings(folder / RUN_LOG),
-        held=_held(folder),
+        locked=_locked(folder),
         problems=problems,
     )
 
@@ -176,7 +176,7 @@ def _ledger(folder: Path, problems: list[str]) -> LedgerView | None:
         return None
 
 
-def _held(folder: Path) -> bool:
+def _locked(folder: Path) -> bool:
     try:
         return lock_holder(folder) is not None
     except OSError:  # another account's, or on a medium that cannot be written
