@@ -36,6 +36,17 @@ def cache_home() -> Path:
     return named if named.is_absolute() else Path("~/.cache").expanduser()
 
 
+def default_cache() -> Path:
+    """Where this package's caches live by default."""
+    return cache_home() / "privsyn-flower"
+
+
+def ledger_folder() -> Path:
+    """Where populations' ledgers lie by default: data, not a cache that may be emptied."""
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "privsyn-flower" / "ledgers"
+
+
 def node_home() -> Path:
     """A device's folder by default. One that began under ~/.cache stays there: it holds the records
     of what its users have spent."""

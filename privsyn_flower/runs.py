@@ -40,6 +40,7 @@ from privsyn_flower.protocol.question import Query
 
 Json = dict[str, Any]
 
+SYNTHETIC, SEEDS = "synthetic.jsonl", "seeds.jsonl"
 UNFINISHED = "unfinished"  # in summary.json: what is still to come after the result
 UNUSABLE = "unusable"  # in summary.json: why the result is of no use, for a run that is no success
 

@@ -6,6 +6,8 @@ What stands below `if TYPE_CHECKING` is imported by nobody.
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -96,3 +98,39 @@ def test_private_and_held_out_text_is_opened_in_these_files_alone() -> None:
         "app/benchmark/private.py",
         "client_apps/node/simulated.py",
     }
+
+
+TRUSTED = ("privacy", "secagg", "queries")
+HELPERS = {"arrays", "files", "on_demand"}  # of our own, small and without others of ours
+LIBRARIES = {"numpy", "scipy", "cryptography", "dp_accounting"}
+
+
+def test_the_trusted_packages_import_little() -> None:
+    """Whoever checks a claim reads these alone, and trusts these libraries."""
+    root = Path(privsyn_flower.__file__).parent
+    own = {f"privsyn_flower.{name}" for name in (*TRUSTED, *HELPERS)}
+    files = [path for name in TRUSTED for path in (root / name).rglob("*.py")]
+    for path in [*files, *(root / f"{name}.py" for name in HELPERS)]:
+        for name in imported(path, module_name(path, root)):
+            top, _, rest = name.partition(".")
+            ours = top == "privsyn_flower" and rest
+            known = f"{top}.{rest.partition('.')[0]}" in own if ours else True
+            library = top in LIBRARIES or top in sys.stdlib_module_names
+            assert known and (top == "privsyn_flower" or library), f"{path} imports {name}"
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("PrEText", 90), ("POPri", 90), ("DPFedAvg", 95), ("DPFTRL", 105), ("CTCL", 125)],
+)
+def test_a_strategy_loads_few_of_our_modules(name: str, most: int) -> None:
+    """In a notebook or a foreign ServerApp. A voting device: tests/client_apps/test_main.py."""
+    code = (
+        f"import sys; from privsyn_flower.strategies import {name}\n"
+        "found = [one for one in sys.modules if one.startswith('privsyn_flower')]\n"
+        "assert not [one for one in found if one.startswith('privsyn_flower.app')]\n"
+        "print(len(found))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= most

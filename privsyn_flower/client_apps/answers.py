@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message
 
-from privsyn_flower.app.local.timings import timed
 from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.node.device import Node, UserTexts
-from privsyn_flower.client_apps.node.failures import What
+from privsyn_flower.client_apps.node.failures import What, timed
 from privsyn_flower.client_apps.node.policy import (
     check_cohort,
     check_member,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from privsyn_flower.config.popri import PopriConfig
     from privsyn_flower.config.pretext import PreTextConfig
     from privsyn_flower.config.proximity import ProximityConfig
-    from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults, ledger_folder
+    from privsyn_flower.config.schema import RunConfig, cache_folder, flat_defaults
     from privsyn_flower.config.toml import (
         absolute_paths,
         changed,
@@ -65,7 +65,6 @@ else:
         cache_folder="schema",
         changed="toml",
         flat_defaults="schema",
-        ledger_folder="schema",
         differences="toml",
         load_config="toml",
         parse_override="toml",
@@ -103,7 +102,6 @@ __all__ = [
     "explain",
     "flat_defaults",
     "flatten",
-    "ledger_folder",
     "load_config",
     "parse_override",
     "relocated",

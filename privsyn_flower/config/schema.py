@@ -8,14 +8,12 @@ these keys (`scripts/update_app_config.py`) and compared with them in a test.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from privsyn_flower.app.tracking.named import NAMES
 from privsyn_flower.config.ctcl import CtclConfig
 from privsyn_flower.config.data import DataConfig
 from privsyn_flower.config.dp_prompt import DPPromptConfig
@@ -36,7 +34,9 @@ from privsyn_flower.config.section import (
     split_list,
 )
 from privsyn_flower.config.training import FtrlConfig, TrainingConfig
-from privsyn_flower.files import cache_home
+from privsyn_flower.files import default_cache
+
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also a library's module, and an extra
 
 METHODS = {  # method -> its tables; each checks what it needs of the others
     "pretext": ("pretext", "sft"),
@@ -165,9 +165,9 @@ class RunConfig(Section):
         self._check_sampler()
         self._check_tables()
         for name in split_list(self.trackers):
-            if name not in NAMES:
+            if name not in TRACKERS:
                 raise ValueError(
-                    f"trackers = {self.trackers!r}: {name!r} is none of {', '.join(NAMES)}"
+                    f"trackers = {self.trackers!r}: {name!r} is none of {', '.join(TRACKERS)}"
                 )
         if self.nodes > self.data.users:
             raise ValueError(
@@ -301,13 +301,7 @@ class RunConfig(Section):
 
 def cache_folder(config: RunConfig) -> Path:
     """Where caches live: the configured folder or the user's cache folder."""
-    return Path(config.cache).expanduser() if config.cache else cache_home() / "privsyn-flower"
-
-
-def ledger_folder() -> Path:
-    """Where populations' ledgers lie by default: data, not a cache that may be emptied."""
-    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(data).expanduser() / "privsyn-flower" / "ledgers"
+    return Path(config.cache).expanduser() if config.cache else default_cache()
 
 
 def flat_defaults() -> dict[str, Scalar]:

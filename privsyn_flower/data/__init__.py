@@ -1,7 +1,7 @@
 """Federated text sets: users -> samples, the public pool, partitions and caches.
 
-Importing this package loads neither torch nor datasets, pyarrow or pandas; what a device never
-does (making a federation, a survey for a person) is imported when first asked for.
+Importing this package loads none of its modules: names are imported when first asked for, and none
+of them needs torch or pandas.
 """
 
 from typing import TYPE_CHECKING
@@ -9,21 +9,31 @@ from typing import TYPE_CHECKING
 from privsyn_flower.files import DataError
 from privsyn_flower.on_demand import on_demand
 
-from .caches import EmbeddingCache, cached_embeddings
-from .findings import Finding
-from .users import LabelledText, Sample, check_file, label_of, load_samples, load_users, texts_of
-
 if TYPE_CHECKING:
+    from .caches import EmbeddingCache, cached_embeddings
     from .federation import Federation, prepare, shard_sizes
+    from .findings import Finding
     from .surveys import Survey, survey
+    from .users import Sample, check_file, load_samples, load_users, texts_of
+    from .values import LabelledText, label_of
 else:
     __getattr__ = on_demand(
         __name__,
+        EmbeddingCache="caches",
         Federation="federation",
+        Finding="findings",
+        LabelledText="values",
+        Sample="users",
         Survey="surveys",
+        cached_embeddings="caches",
+        check_file="users",
+        label_of="values",
+        load_samples="users",
+        load_users="users",
         prepare="federation",
         shard_sizes="federation",
         survey="surveys",
+        texts_of="users",
     )
 
 __all__ = [

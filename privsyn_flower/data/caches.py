@@ -27,7 +27,7 @@ from privsyn_flower.arrays import F32, I32, I64
 from privsyn_flower.files import DataError, UnavailableError, build_file
 
 from .findings import NODE_LOG
-from .users import label_of
+from .values import label_of
 from .vectors import VectorFile
 
 

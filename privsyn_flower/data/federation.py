@@ -24,7 +24,8 @@ from .reading import text_file
 from .sources import Source, identity, load_source, place_name
 from .spool import Shard, read_users, write_users
 from .tables import damaged, read_table, write_table
-from .users import Sample, Tell, label_of, texts_of
+from .users import Sample, Tell, texts_of
+from .values import label_of
 
 LAYOUT = 4  # raise it when the folder's content or the rules that fill it change
 

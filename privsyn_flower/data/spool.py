@@ -30,8 +30,8 @@ from privsyn_flower.files import DataError
 from .findings import LeftOut, Tally
 from .reading import Report
 from .tables import damaged, read_table, require_arrow, write_batches
-from .users import LabelledText, RowCollector, Rows, Sample, SampleStore, Tell, say_skipped
-from .values import Columns
+from .users import RowCollector, Rows, Sample, SampleStore, Tell, say_skipped
+from .values import Columns, LabelledText
 
 PARTS = 128  # files of rows; one of them is in memory at a time
 PART_ROWS = 256  # of a part, written together

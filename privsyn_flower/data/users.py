@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from privsyn_flower.files import DataError
 
@@ -21,6 +21,7 @@ from .values import (
     PLAIN_DATE,
     ROUNDED,
     Columns,
+    LabelledText,
     MissingColumn,
     RoundedIds,
     date_problem,
@@ -51,31 +52,12 @@ class Sample:
     date: str = ""
 
 
-class LabelledText(str):
-    """A text with its label, which is as private or as public as the text: the text itself to
-    whatever does not ask for labels."""
-
-    __slots__ = ("label",)
-    label: str
-
-    def __new__(cls, text: str, label: str = "") -> Self:
-        """text: the characters. label: its class."""
-        made = super().__new__(cls, text)
-        made.label = label
-        return made
-
-
 def texts_of(users: Mapping[str, Iterable[Sample]]) -> dict[str, list[str]]:
     """user -> samples becomes user -> texts; those with a label are `LabelledText`s."""
     return {
         user: [LabelledText(s.text, s.label) if s.label else s.text for s in own]
         for user, own in users.items()
     }
-
-
-def label_of(text: str) -> str:
-    """The label of a user's text, PRIVATE; empty when it has none."""
-    return text.label if isinstance(text, LabelledText) else ""
 
 
 def load_users(

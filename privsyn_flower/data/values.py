@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from typing import Any
+from typing import Any, Self
 
 from privsyn_flower.files import DataError
 
@@ -274,3 +274,22 @@ def quote_columns(names: Sequence[str]) -> str:
     """Columns of somebody's file, for a message: the first ones, cut, as Python writes text."""
     told = [repr(name[:LONGEST] + "..." * (len(name) > LONGEST)) for name in names[:NAMED]]
     return ", ".join(told + ["..."] * (len(names) > NAMED))
+
+
+class LabelledText(str):
+    """A text with its label, which is as private or as public as the text: the text itself to
+    whatever does not ask for labels."""
+
+    __slots__ = ("label",)
+    label: str
+
+    def __new__(cls, text: str, label: str = "") -> Self:
+        """text: the characters. label: its class."""
+        made = super().__new__(cls, text)
+        made.label = label
+        return made
+
+
+def label_of(text: str) -> str:
+    """The label of a user's text, PRIVATE; empty when it has none."""
+    return text.label if isinstance(text, LabelledText) else ""

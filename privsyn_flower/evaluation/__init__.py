@@ -1,10 +1,22 @@
 """Measures of synthetic text: next-token prediction, distances of distributions, intervals.
 
-Importing this package loads numpy only. Nothing here opens private or held-out text: that
-is the room `benchmark`, in simulation only.
+Importing this package loads nothing: names are imported when first asked for. Nothing here opens
+private or held-out text: that is the package `benchmark`, in simulation only.
 """
 
-from .intervals import paired_bootstrap
-from .metrics import frechet_distance, next_token_metrics
+from typing import TYPE_CHECKING
+
+from privsyn_flower.on_demand import on_demand
+
+if TYPE_CHECKING:
+    from privsyn_flower.evaluation.intervals import paired_bootstrap
+    from privsyn_flower.evaluation.metrics import frechet_distance, next_token_metrics
+else:
+    __getattr__ = on_demand(
+        __name__,
+        frechet_distance="metrics",
+        next_token_metrics="metrics",
+        paired_bootstrap="intervals",
+    )
 
 __all__ = ["frechet_distance", "next_token_metrics", "paired_bootstrap"]

@@ -6,18 +6,21 @@ Pure functions: they send nothing, draw nothing and log nothing.
 from typing import TYPE_CHECKING
 
 from privsyn_flower.on_demand import on_demand
-from privsyn_flower.queries.votes import shard_votes, vote_histogram, vote_sensitivity
 
 if TYPE_CHECKING:
     from privsyn_flower.queries.metrics import Reading, metrics_bound
     from privsyn_flower.queries.scores import shard_scores, similarity_scores
+    from privsyn_flower.queries.votes import shard_votes, vote_histogram, vote_sensitivity
 else:
     __getattr__ = on_demand(
         __name__,
         Reading="metrics",
         metrics_bound="metrics",
         shard_scores="scores",
+        shard_votes="votes",
         similarity_scores="scores",
+        vote_histogram="votes",
+        vote_sensitivity="votes",
     )
 
 __all__ = [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.config import RunConfig, cache_folder
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.run_ledger import run_id
 
+TIMINGS_FILE = "timings.jsonl"  # as simulated nodes write it (`client_apps.node.failures.timed`)
 SERVER_STAGES = ("public", "expansion")  # besides the rounds: what makes the result
 
 
@@ -56,3 +58,21 @@ def share_asked(config: RunConfig) -> float:
     Coins do not matter: a user whose coin failed costs its node as much.
     """
     return 1.0 / (config.ftrl.min_separation if config.ftrl.schedule == "users" else 1)
+
+
+def read_timings(folder: Path, run: str) -> list[dict[str, Any]]:
+    """The entries of one run from all nodes with a cache in `folder`, by round and attempt.
+
+    An entry has run, query, round, attempt, cpu_seconds and users: the users that the node
+    stands for. A line that a killed node left unfinished is passed over.
+    """
+    found = []
+    for path in sorted(folder.glob(f"*/{TIMINGS_FILE}")):
+        for line in path.read_text("utf-8").splitlines():
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry["run"] == run:
+                found.append(entry)
+    return sorted(found, key=lambda entry: (entry["query"], entry["round"], entry["attempt"]))

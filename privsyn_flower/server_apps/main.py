@@ -13,7 +13,6 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privsyn_flower.app.local.last_word import last_word
 from privsyn_flower.app.local.ray_cluster import NoCluster, check_here
 from privsyn_flower.app.report.page import REPORT, write_page
 from privsyn_flower.config import RunConfig, cache_folder, check_paths
@@ -23,6 +22,7 @@ from privsyn_flower.runs import RunFolder, RunLocked, complete, failure
 from privsyn_flower.server_apps.changes import go_by
 from privsyn_flower.server_apps.pipeline import Pipeline
 from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.strategies.engine.failure_reason import print_last
 
 app = ServerApp()
 logger = logging.getLogger("privsyn_flower")
@@ -80,7 +80,7 @@ def _report(folder: RunFolder) -> None:
 def _tell(folder: RunFolder, error: Exception) -> None:
     """Why the run failed: on disk, and where that is full, at the end of Flower's own log."""
     text = failure(error, folder.path)
-    last_word(text)
+    print_last(text)
     for name, content in (("error", f"{text}\n"), ("traceback", traceback.format_exc())):
         with suppress(OSError):
             write_atomic(folder.path / f"{name}.txt", content.encode())

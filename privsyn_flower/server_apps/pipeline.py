@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.registry import write_record
 from privsyn_flower.evaluation.verdict import benchmark_verdict
 from privsyn_flower.runs import UNFINISHED, UNUSABLE, write_json
 from privsyn_flower.server_apps.changes import ALL_RELEASED, remade, to_remake
@@ -24,6 +23,7 @@ from privsyn_flower.server_apps.readiness import try_run
 from privsyn_flower.server_apps.run import Run
 from privsyn_flower.server_apps.usable import nothing_predicted
 from privsyn_flower.strategies.engine.outcome import judged
+from privsyn_flower.strategies.engine.record import write_form
 from privsyn_flower.strategies.engine.rounds import Method
 
 MADE_OF, BENCHMARK = "made-of", "benchmark"  # in the run folder: after how many rounds; figures
@@ -72,8 +72,8 @@ class Pipeline(Run):
         self.told(result)
 
     def _write(self, summary: Mapping[str, Any]) -> None:
-        """The run's summary, and the record that is made of it."""
-        write_record(self.folder.path, summary)
+        """The run's summary, and the form that is made of it."""
+        write_form(self.folder.path, summary)
         write_json(self.folder.path / "summary.json", summary)
 
     def _asked(self, method: Recipe[Any], strategy: Method) -> int:

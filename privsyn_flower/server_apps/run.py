@@ -12,12 +12,7 @@ from typing import Any
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.app.local.node_failures import NODES
-from privsyn_flower.app.report.claims import claimed
-from privsyn_flower.app.report.reading import SYNTHETIC
-from privsyn_flower.app.report.registry import write_statement
-from privsyn_flower.app.report.source import code
-from privsyn_flower.app.tracking.of_run import tracking_of
+from privsyn_flower.app.tracking import Trackers
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder, split_list
 from privsyn_flower.data import Federation
 from privsyn_flower.evaluation.drawing import caption
@@ -28,14 +23,16 @@ from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.progress import PROGRESS, ProgressLog
-from privsyn_flower.runs import RunFolder, StageClock
+from privsyn_flower.runs import SYNTHETIC, RunFolder, StageClock
 from privsyn_flower.server_apps.changes import changed_keys
 from privsyn_flower.server_apps.promised import baseline, kept, promised, said, terms
 from privsyn_flower.server_apps.public_text import PublicText, carried_by
 from privsyn_flower.server_apps.settings import public_settings
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
-from privsyn_flower.strategies.engine.outcome import of_rounds
-from privsyn_flower.strategies.engine.run_ledger import run_id
+from privsyn_flower.strategies.engine.callbacks import Callbacks
+from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
+from privsyn_flower.strategies.engine.outcome import of_rounds, run_start
+from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
 from privsyn_flower.strategies.engine.session import Session
 
 logger = logging.getLogger("privsyn_flower")
@@ -57,7 +54,9 @@ class Run:
         self.grid = grid
         self.folder = folder
         self.progress = ProgressLog(folder.path / PROGRESS)
-        self.tracking = tracking_of(split_list(config.trackers), folder.path)
+        self.tracking = Trackers(split_list(config.trackers))
+        failures = NodeFailures(cache_folder(config) / NODES)
+        self.callbacks = Callbacks([failures, self.tracking])
         self.clock = StageClock(folder, self.tracking.stage)
         self.ended_early = ""
         claim = baseline(config)
@@ -84,8 +83,7 @@ class Run:
             said=self._said(),
             kept=kept(self.config),
             progress=self.progress,
-            node_caches=cache_folder(self.config) / NODES,
-            tracking=self.tracking,
+            callbacks=self.callbacks,
         )
 
     def _said(self) -> dict[str, Any]:
@@ -115,19 +113,14 @@ class Run:
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
-        """Tell the run's trackers of it, and of how it ended if it ends without a result."""
-        with self.tracking as told:
-            if told:
-                facts = {**self.summary(0, 0), "nodes": self.config.nodes}
-                before = self.folder.last_checkpoint() or {"round": 0}
-                name = self.folder.path.absolute().name
-                settings = public_settings(self.config)
-                told.run_started(run_id(self.folder), name, facts, settings, int(before["round"]))
+        """Tell the run's callbacks of it, and of its failure if it ends without a result."""
+        facts = {**self.summary(0, 0), "nodes": self.config.nodes}
+        with self.callbacks.run(run_start(self.folder, facts, public_settings(self.config))):
             yield
 
     def told(self, result: Mapping[str, Any]) -> None:
-        """The result is on disk: its trackers are told of that, and of no benchmark."""
-        self.tracking.ended("ended early" if self.ended_early else "finished", result)
+        """The result is on disk: the callbacks are told of that, and of no benchmark."""
+        self.callbacks.run_ended(result)
 
     def federation(self) -> Federation:
         """The simulated one."""
@@ -160,7 +153,7 @@ class Run:
             "users": data.users,
             "public_text_carries": bool(carried_by(self.config)),
             **({"changed": changed} if changed else {}),
-            **claimed(self.statement),
+            **claim_record(self.statement),
         }
 
     def summary(self, done: int, samples: int) -> dict[str, Any]:

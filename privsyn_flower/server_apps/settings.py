@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_origin
 
-from privsyn_flower.app.tracking.events import Value
+from privsyn_flower.app.tracking.public import Value
 from privsyn_flower.config import RunConfig, Section
 from privsyn_flower.config.schema import METHODS
 

@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from privsyn_flower.strategies.ctcl import CTCL
     from privsyn_flower.strategies.dp_fedavg import DPFedAvg
     from privsyn_flower.strategies.dp_ftrl import DPFTRL
+    from privsyn_flower.strategies.engine.callbacks import (
+        Callback,
+        CheckFailed,
+        Question,
+        RunStart,
+    )
     from privsyn_flower.strategies.engine.cohort import RoundPlan
     from privsyn_flower.strategies.engine.rounds import (
         Method,
@@ -33,7 +39,9 @@ else:
     __getattr__ = on_demand(
         __name__,
         CTCL="ctcl",
+        Callback="engine.callbacks",
         Caps="evaluation",
+        CheckFailed="engine.callbacks",
         DPFTRL="dp_ftrl",
         DPFedAvg="dp_fedavg",
         FederatedEvaluation="evaluation",
@@ -46,8 +54,10 @@ else:
         PrEText="pretext",
         PrivateEvaluation="averaging.app_evaluation",
         PrivateEvolution="private_evolution",
+        Question="engine.callbacks",
         RoundPlan="engine.cohort",
         Rounds="engine.rounds",
+        RunStart="engine.callbacks",
         Session="engine.session",
         Method="engine.rounds",
         SynthesisResult="synthesis.start",
@@ -62,7 +72,9 @@ else:
 __all__ = [
     "CTCL",
     "DPFTRL",
+    "Callback",
     "Caps",
+    "CheckFailed",
     "DPFedAvg",
     "FederatedEvaluation",
     "Method",
@@ -75,8 +87,10 @@ __all__ = [
     "PrEText",
     "PrivateEvaluation",
     "PrivateEvolution",
+    "Question",
     "RoundPlan",
     "Rounds",
+    "RunStart",
     "Session",
     "SynthesisResult",
     "SynthesisStrategy",

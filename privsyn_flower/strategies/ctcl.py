@@ -23,10 +23,8 @@ from privsyn_flower.config import (
     ExpandConfig,
     FtrlConfig,
     TrainingConfig,
-    differences,
 )
 from privsyn_flower.config.section import checked
-from privsyn_flower.evaluation.public import export_model
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import silent
@@ -36,8 +34,8 @@ from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 from privsyn_flower.strategies.dp_fedavg import DPFedAvg
 from privsyn_flower.strategies.dp_ftrl import DPFTRL
-from privsyn_flower.strategies.engine.one_question import OneQuestion
 from privsyn_flower.strategies.engine.outcome import note_samples
+from privsyn_flower.strategies.engine.rounds import OneQuestion
 from privsyn_flower.strategies.engine.session import Session
 from privsyn_flower.strategies.synthesis.start import SynthesisResult, SynthesisStrategy
 from privsyn_flower.strategies.synthesis.topic_counts import (
@@ -294,6 +292,8 @@ class CTCL(SynthesisStrategy):
                 target.unlink(missing_ok=True)
                 shutil.rmtree(model, ignore_errors=True)
                 run.save_value(WRITTEN, result.rounds)
+            from privsyn_flower.evaluation.public import export_model
+
             export_model(self.generator, self.parameters(), model)
             if not target.exists():
                 shares = self.proportions()
@@ -355,6 +355,8 @@ class CTCL(SynthesisStrategy):
 
 def _check_same(folder: RunFolder, asked: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the keys, unless the folder's histogram was asked with the same."""
+    from privsyn_flower.config import differences
+
     if changed := differences(asked, folder.load_value(ASKED) or asked):
         raise ValueError(
             f"{folder.path} holds a histogram of topics that was asked with other values: "

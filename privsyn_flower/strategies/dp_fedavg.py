@@ -6,7 +6,6 @@ from typing import Any
 
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
-from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.strategies.averaging.start import TrainingStrategy
 
@@ -58,6 +57,8 @@ class DPFedAvg(TrainingStrategy):
                 "draw fewer"
             )
         if self.config.noise == "aggregator":
+            from privsyn_flower.privacy.correlated import Participation, factorization
+
             one, always = factorization("independent", rounds), Participation(rounds)
             return Phase(ROUNDS, rounds, spare_rounds, self.sampler, "aggregator", one, always)
         return Phase(ROUNDS, rounds, spare_rounds, self.sampler)

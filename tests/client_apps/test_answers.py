@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.client_apps.answers import contribution, guarded
 from privsyn_flower.client_apps.answers import reply as answered
 from privsyn_flower.client_apps.node.device import Node
@@ -24,6 +23,7 @@ from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.secure import stage_of
 from privsyn_flower.queries import vote_histogram
+from privsyn_flower.server_apps.costs import read_timings
 from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences

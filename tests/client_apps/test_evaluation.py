@@ -17,7 +17,7 @@ from privsyn_flower.client_apps.evaluation import EVALUATION, evaluation_tokens,
 from privsyn_flower.client_apps.main import evaluation
 from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
-from privsyn_flower.data.users import LabelledText
+from privsyn_flower.data import LabelledText
 from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello

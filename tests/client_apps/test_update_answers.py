@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-from privsyn_flower.app.local.timings import read_timings
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.answers import Kind, Taking, guarded
 from privsyn_flower.client_apps.answers import reply as answered
@@ -26,6 +25,7 @@ from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, rele
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.protocol.noise import Noise, Source, encoded_bound
 from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.server_apps.costs import read_timings
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from tests.conftest import node_context
 

@@ -19,7 +19,7 @@ from privsyn_flower.protocol.noise import total_variation
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import integer_noise
+from privsyn_flower.strategies.engine.mechanisms import integer_noise
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GRIDS = {*CONFIGS.glob("compare-*.toml"), *CONFIGS.glob("*-public.toml")}  # no runs

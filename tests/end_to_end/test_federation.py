@@ -33,7 +33,7 @@ from privsyn_flower.privacy.encoding.quantize import IntegerPlan, decode, to_mod
 from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import encoding_of
+from privsyn_flower.strategies.engine.mechanisms import encoding_of
 from tests.end_to_end.conftest import privsyn, processes_mentioning
 from tests.end_to_end.listening import IN, OUT, tried
 from tests.strangers import descendants, listeners

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from privsyn_flower.app.local.processes import started_under
-from privsyn_flower.app.report.source import commit, digest
 from privsyn_flower.privacy import Ledger
 from privsyn_flower.privacy.ledger.usage import exclusive
 from privsyn_flower.privacy.wording import page as privacy_page
+from privsyn_flower.strategies.engine.record import commit, digest
 from tests.app.report.records import deployment_of
 from tests.end_to_end.conftest import left_running, privsyn
 from tests.end_to_end.listening import IN, OUT, Tried, tried

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.local.timings import TIMINGS_FILE
 from privsyn_flower.config import RunConfig
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.costs import costs
+from privsyn_flower.server_apps.costs import TIMINGS_FILE, costs
 
 
 def timing(folder: Path, node: str, run: str, rnd: int, cpu: float) -> None:

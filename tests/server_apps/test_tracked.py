@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from privsyn_flower.app.preflight import check_ready
-from privsyn_flower.app.tracking import Ended, RoundReleased, RunStarted, Stage, Tracker
-from privsyn_flower.app.tracking.of_run import tracking_of
-from privsyn_flower.app.tracking.tracker import Tracking
+from privsyn_flower.app.tracking import trackers as trackers_file
+from privsyn_flower.app.tracking.trackers import EVENTS, read_events
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps import run as run_file
 from privsyn_flower.server_apps.pipeline import Pipeline
-from tests.app.tracking.test_tracker import Notebook
 from tests.server_apps.in_process import (
     PRETEXT,
     grid_for,
@@ -30,16 +25,23 @@ from tests.server_apps.in_process import (
 __all__ = ["shared"]
 
 
-@pytest.fixture
-def book(monkeypatch: pytest.MonkeyPatch) -> Notebook:
-    """In the place of a library, whichever name the configuration has."""
-    found = Notebook()
+@pytest.fixture(autouse=True)
+def without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told is what the file of events has."""
+    monkeypatch.setattr(trackers_file, "START", "pass")
 
-    def of(trackers: Iterable[str | Tracker], folder: Path) -> Tracking:
-        return tracking_of([found for _ in trackers], folder)
 
-    monkeypatch.setattr(run_file, "tracking_of", of)
-    return found
+def told(folder: Path, kind: str) -> list[Any]:
+    """The events of a kind, begin, log or end; logs in the groups of rounds alone."""
+    found = [event[kind] for event, _ in read_events(folder / EVENTS, 0) if kind in event]
+    beside = ("stage_seconds", "result")
+    return [one for one in found if kind != "log" or one["group"] not in beside]
+
+
+def logged(folder: Path, group: str) -> list[dict[str, Any]]:
+    """Numbers of a group, in their order."""
+    found = [event["log"] for event, _ in read_events(folder / EVENTS, 0) if "log" in event]
+    return [one for one in found if one["group"] == group]
 
 
 def config(shared: Path, causal_folder: Path, **values: Any) -> RunConfig:
@@ -52,36 +54,39 @@ def config(shared: Path, causal_folder: Path, **values: Any) -> RunConfig:
 
 @pytest.mark.slow
 def test_a_whole_run_is_told(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any, book: Notebook
+    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any
 ) -> None:
-    settings = config(shared, causal_folder, benchmark=True)
-    summary, _ = run(settings, loopback, tmp_path / "run")
-    start, *between, end = book.told
-    assert isinstance(start, RunStarted) and isinstance(end, Ended)
-    assert start.run == RunFolder(tmp_path / "run").load_value("run")
-    assert start.facts == {
+    settings, path = config(shared, causal_folder, benchmark=True), tmp_path / "run"
+    summary, _ = run(settings, loopback, path)
+    (start,), (end,) = told(path, "begin"), told(path, "end")
+    assert start["run"] == RunFolder(path).load_value("run")
+    assert start["facts"] == {
         key: summary[key]
         for key in ("version", "method", "unit", "adjacency", "accountant", "threat_model",
                     "privacy_short", "users", "rounds_planned", "epsilon", "delta",
                     "noise_multiplier", "rho_zcdp")
     } | {"nodes": 3}  # fmt: skip
-    assert start.settings["pretext.population"] == 16 and start.released == 0
-    rounds = [event for event in between if isinstance(event, RoundReleased)]
-    rows = RunFolder(tmp_path / "run").metrics()
-    assert [(e.phase, e.round) for e in rounds] == [("rounds", 1), ("rounds", 2), ("rounds", 3)]
-    assert [e.values["epsilon_so_far"] for e in rounds] == [row["epsilon_so_far"] for row in rows]
-    stages = [event.name for event in between if isinstance(event, Stage)]
+    assert start["settings"]["pretext.population"] == 16
+    rounds, rows = told(path, "log"), RunFolder(path).metrics()
+    assert [(r["group"], r["step"]) for r in rounds] == [
+        ("rounds", 1),
+        ("rounds", 2),
+        ("rounds", 3),
+    ]
+    assert [r["values"]["epsilon_so_far"] for r in rounds] == [r["epsilon_so_far"] for r in rows]
+    stages = [stage["part"] for stage in logged(path, "stage_seconds")]
     assert stages[:2] == ["data", "models"] and "rounds" in stages
-    assert (end.status, end.round, end.figures["rounds"]) == ("finished", 3, 3)
-    assert end.privacy_short == summary["privacy_short"]
-    assert end.figures["synthetic_samples"] == summary["synthetic_samples"]
+    (result,) = logged(path, "result")
+    assert (end["status"], result["step"], result["values"]["rounds"]) == ("finished", 3, 3)
+    assert end["privacy_short"] == summary["privacy_short"]
+    assert result["values"]["synthetic_samples"] == summary["synthetic_samples"]
     # The benchmark came after, and left no trace.
     assert "benchmark" in summary["stage_seconds"] and "benchmark" not in stages
     assert set(stages) < set(summary["stage_seconds"])
 
 
 def test_a_resumed_run_repeats_no_step(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any, book: Notebook,
+    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     settings, path = config(shared, causal_folder), tmp_path / "run"
@@ -96,25 +101,26 @@ def test_a_resumed_run_repeats_no_step(
     folder = RunFolder(path)
     with pytest.raises(KeyboardInterrupt), folder.lock():
         Pipeline(settings, grid_for(loopback, simulated(settings)), folder).run()
-    assert isinstance(book.told[-1], Ended) and book.told[-1].status == "stopped"
-    assert [e.round for e in book.told if isinstance(e, RoundReleased)] == [1]
+    assert told(path, "end")[-1]["status"] == "stopped"
+    assert [one["step"] for one in told(path, "log")] == [1]
     monkeypatch.setattr(RunFolder, "save_checkpoint", save)
     run(settings, loopback, path)
-    assert [e.round for e in book.told if isinstance(e, RoundReleased)] == [1, 2, 3]
-    first, second = (event for event in book.told if isinstance(event, RunStarted))
-    assert first.run == second.run and (first.released, second.released) == (0, 2)
-    assert [e.status for e in book.told if isinstance(e, Ended)] == ["stopped", "finished"]
+    assert [one["step"] for one in told(path, "log")] == [1, 2, 3]
+    first, second = told(path, "begin")
+    assert first["run"] == second["run"]
+    assert [end["status"] for end in told(path, "end")] == ["stopped", "finished"]
 
 
 def test_a_run_is_the_same_whatever_its_tracker_does(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any, book: Notebook,
-    caplog: pytest.LogCaptureFixture,
+    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    book.fail = RunStarted
+    monkeypatch.setattr(trackers_file, "START", "raise SystemExit(9)")
     settings = config(shared, causal_folder, **{"simulation-seeded-noise": True})
-    with caplog.at_level(logging.WARNING, "flwr"):
-        with_failure, _ = run(settings, loopback, tmp_path / "a")
-    assert len([text for text in caplog.messages if "tracker Notebook" in text]) == 1
+    with_failure, _ = run(settings, loopback, tmp_path / "a")
+    assert (
+        len([text for text in caplog.messages if "tracker tensorboard: its process" in text]) == 1
+    )
     without, _ = run(
         config(shared, causal_folder, trackers="", **{"simulation-seeded-noise": True}),
         loopback, tmp_path / "b",
@@ -128,21 +134,21 @@ def test_a_run_is_the_same_whatever_its_tracker_does(
 
 
 def test_a_method_that_asks_nobody_is_told_too(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any, book: Notebook
+    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any
 ) -> None:
     run(config(shared, causal_folder, method="expand-only"), loopback, tmp_path / "run")
-    assert isinstance(book.told[0], RunStarted) and isinstance(book.told[-1], Ended)
-    assert book.told[-1].status == "finished" and book.told[0].facts["epsilon"] == 0.0
-    assert not [event for event in book.told if isinstance(event, RoundReleased)]
+    (start,), (end,) = told(tmp_path / "run", "begin"), told(tmp_path / "run", "end")
+    assert end["status"] == "finished" and start["facts"]["epsilon"] == 0.0
+    assert told(tmp_path / "run", "log") == []
 
 
 def test_a_failed_run_is_told_as_failed(
-    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any, book: Notebook
+    shared: Path, causal_folder: Path, tmp_path: Path, loopback: Any
 ) -> None:
     settings = config(shared, causal_folder, **{"data.public-path": str(tmp_path / "none.jsonl")})
     with pytest.raises(Exception, match=r"none\.jsonl"):
         run(settings, loopback, tmp_path / "run")
-    assert isinstance(book.told[-1], Ended) and book.told[-1].status == "failed"
+    assert told(tmp_path / "run", "end")[-1]["status"] == "failed"
 
 
 def test_what_is_missing_is_said_before_anything_is_done(
@@ -151,7 +157,7 @@ def test_what_is_missing_is_said_before_anything_is_done(
 ) -> None:  # fmt: skip
     settings = config(shared, causal_folder)
     monkeypatch.setattr(
-        "privsyn_flower.app.tracking.named.importlib.util.find_spec", lambda name: None
+        "privsyn_flower.app.tracking.trackers.importlib.util.find_spec", lambda name: None
     )
     found = [finding.text for finding in check_ready(settings, tmp_path / "run")]
     line = "pip install 'privsyn-flower[tensorboard]'"

@@ -9,7 +9,7 @@ from privsyn_flower.privacy.encoding.quantize import node_noise_integers
 from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.noise import total_variation
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import integer_noise
+from privsyn_flower.strategies.engine.mechanisms import integer_noise
 from tests.client_apps.test_answers import question
 
 

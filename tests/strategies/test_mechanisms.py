@@ -45,8 +45,9 @@ from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine import aggregator_noise
 from privsyn_flower.strategies.engine.aggregation import Aggregation, ModularSum, PlainSum
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
+from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 from privsyn_flower.strategies.engine.rounds import NoRelease, NothingLearned, Rounds
 from privsyn_flower.strategies.engine.session import trusted_noise
 from tests.client_apps.test_answers import Device, expected, question

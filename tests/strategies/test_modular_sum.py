@@ -30,8 +30,8 @@ from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import ModularSum, PlainSum
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
 from privsyn_flower.strategies.engine.rounds import Rounds
 
 LENGTH, BITS = 3000, 24

@@ -18,10 +18,9 @@ from privsyn_flower.privacy.promise import EVALUATIONS, ROUNDS, Phase
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.strategies.engine import rounds as engine_rounds
 from privsyn_flower.strategies.engine.aggregation import PlainSum, SecureAggregation
-from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import NoRelease
+from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks, CheckFailed
+from privsyn_flower.strategies.engine.rounds import NoRelease, OneQuestion
 from privsyn_flower.strategies.engine.session import Session, Terms
 from privsyn_flower.text import load_embedder
 from tests.conftest import sentences
@@ -192,21 +191,26 @@ def test_a_run_that_asked_devices_is_no_simulation_any_more(tmp_path: Path, loop
 
 
 def test_whose_data_failed_does_not_choose_what_an_evaluation_says(
-    tmp_path: Path, loopback: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, loopback: Any
 ) -> None:
     """An evaluation may choose the result, so only its noisy sum is looked at; rounds stop."""
     _, contexts = deployed(tmp_path)
     rounds = Phase(ROUNDS, 2, 0)
     run = session(tmp_path, grid_for(loopback, contexts), [rounds, *evaluation_phases(rounds, 1)])
-    run.node_caches = tmp_path / "nodes"
-    monkeypatch.setattr(engine_rounds, "all_failed", lambda *_: "3 of 3 nodes failed")
-    monkeypatch.setattr(engine_rounds, "any", lambda _: False, raising=False)  # none is deployed
+
+    class Failing(Callback):
+        check = True
+
+        def released(self, *_: Any) -> None:
+            raise CheckFailed("3 of 3 nodes failed")
+
+    run.callbacks = Callbacks([Failing()])
     question = topics()
     with run.begun():
         run.ask(question, EVALUATIONS)
         assert question.released
-        engine = run.rounds(Asking("votes"))
-        assert engine.node_caches == run.node_caches
+        with pytest.raises(CheckFailed):
+            run.rounds(Asking("votes")).run()
 
 
 def test_a_run_begun_before_statements_said_more_goes_on(tmp_path: Path, loopback: Any) -> None:

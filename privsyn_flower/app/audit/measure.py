@@ -38,7 +38,7 @@ from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.noise import encoded_bound, encoded_length
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.strategies.ctcl import TOPICS
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
 # Claims are exact, not above the true value: at 95 % a false alarm could come once in 20 audits.
 CONFIDENCE = 0.999

@@ -19,8 +19,9 @@ from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.server_apps.promised import ledger_terms, promised
 from privsyn_flower.strategies.ctcl import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, NodeNoise
+from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 from privsyn_flower.strategies.engine.session import trusted_noise
 
 EVALUATION = "evaluation"  # the kind of query that is about models, beside the rounds

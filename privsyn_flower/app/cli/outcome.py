@@ -52,7 +52,7 @@ def _node_failures(folder: Path) -> list[str]:
     config, run = load_config(folder / "config.toml"), RunFolder(folder).load_value("run")
     if is_deployment(config) or not isinstance(run, str):
         return []
-    from privsyn_flower.app.local.node_failures import NODES, report
+    from privsyn_flower.strategies.engine.node_failures import NODES, report
 
     return report(cache_folder(config) / NODES, run)
 

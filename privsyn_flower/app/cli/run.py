@@ -17,7 +17,6 @@ from privsyn_flower.app.cli.endings import on_endings, stoppable
 from privsyn_flower.app.cli.outcome import show_outcome, tell
 from privsyn_flower.app.local import own_account
 from privsyn_flower.app.local.federation import FederationRun, LocalFederation, find_run
-from privsyn_flower.app.local.last_word import LAST_WORD
 from privsyn_flower.app.local.ray_cluster import check_cluster, parsed
 from privsyn_flower.app.local.simulation import FlowerError, LocalFlower, users_cluster
 from privsyn_flower.app.preflight import NotReady, check_ready
@@ -49,6 +48,7 @@ from privsyn_flower.runs import (
 from privsyn_flower.server_apps.changes import CHANGES, changes_of, go_by
 from privsyn_flower.server_apps.promised import baseline
 from privsyn_flower.server_apps.public_text import is_deployment
+from privsyn_flower.strategies.engine.failure_reason import PREFIX
 from privsyn_flower.strategies.engine.rounds import LOST
 
 STATUS_EVERY = 20.0  # seconds between looks at Flower's own status
@@ -417,7 +417,7 @@ def _error(folder: Path, flower: LocalFlower, status: str) -> str:
     except (FlowerError, OSError):
         log = []
     for line in reversed(log):  # a full disk took no error.txt
-        if line.startswith(LAST_WORD):
-            return line.removeprefix(LAST_WORD)
+        if line.startswith(PREFIX):
+            return line.removeprefix(PREFIX)
     what = "no benchmark" if benchmark_due(folder) else "no summary"
     return "\n".join([*log, f"the run ended with status {status} and {what}"])

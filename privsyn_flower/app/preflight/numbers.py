@@ -29,7 +29,7 @@ from privsyn_flower.server_apps.promised import ledger_terms, promised
 from privsyn_flower.server_apps.public_text import check_deployment
 from privsyn_flower.server_apps.readiness import missing
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import encoding_of
+from privsyn_flower.strategies.engine.mechanisms import encoding_of
 from privsyn_flower.strategies.engine.run_ledger import own_ledger, shared_ledger
 from privsyn_flower.strategies.engine.session import trusted_noise
 from privsyn_flower.text.embedders import known_dimension

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from privsyn_flower.app.report.claims import claim_of, sources
-from privsyn_flower.app.report.guarantee import guarantee_of
+from privsyn_flower.app.report.guarantee import claim_of, guarantee_of, sources
 from privsyn_flower.app.report.places import dataset_name
 from privsyn_flower.app.report.summaries import UNASKED, Summary, trust_of
 from privsyn_flower.privacy import PrivacyStatement

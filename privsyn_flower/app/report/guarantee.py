@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from privsyn_flower.app.report.claims import claim_of, sources
-from privsyn_flower.app.report.summaries import LOCAL, UNASKED, Summary, trust_of
+from privsyn_flower.app.report.summaries import LOCAL, UNASKED, ReportError, Summary, trust_of
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.wording import (
     CARRIED,
@@ -80,6 +79,32 @@ class Guarantee:
     def of(self, *topics: str) -> list[str]:
         """The sentences of these topics, one after the other."""
         return [sentence for topic in topics for sentence in self.topics.get(topic, [])]
+
+
+def claim_of(summary: Summary) -> PrivacyStatement | None:
+    """The statement that a summary holds; None of a run that asked nobody.
+
+    Raises ReportError for one that is damaged, or of a version that noted none.
+    """
+    if "claim" not in summary:
+        raise ReportError(
+            f"the summary of method = {summary.get('method')!r} has no `claim`: an earlier version "
+            "wrote it; its statement is in privacy.md of the run folder"
+        )
+    if summary["claim"] is None:
+        return None
+    fields = dict(summary["claim"])
+    fields["changed"] = tuple(fields.get("changed", ()))
+    fields["others"] = tuple(tuple(other) for other in fields.get("others", ()))
+    try:
+        return PrivacyStatement(**fields)
+    except (TypeError, ValueError) as error:
+        raise ReportError(f"`claim` of the summary is damaged: {error}") from None
+
+
+def sources(claim: PrivacyStatement) -> set[str]:
+    """Who adds noise to some question."""
+    return {claim.noise_source, *(source for _, _, _, source, _ in claim.others)}
 
 
 def guarantee_of(summary: Summary) -> Guarantee:

@@ -22,9 +22,8 @@ from privsyn_flower.config import ConfigError, RunConfig, flatten
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.privacy.sentence import FILE
 from privsyn_flower.progress import PROGRESS
-from privsyn_flower.runs import RUN_LOG, UNFINISHED, lock_holder, read_warnings
+from privsyn_flower.runs import RUN_LOG, SYNTHETIC, UNFINISHED, lock_holder, read_warnings
 
-SYNTHETIC, SEEDS = "synthetic.jsonl", "seeds.jsonl"
 ERROR = "error.txt"
 CONFIG = "config.toml"
 SUMMARY = "summary.json"

@@ -17,13 +17,10 @@ from typing import Any, Literal
 
 import yaml
 
-from privsyn_flower.app.report.claims import claim_of
 from privsyn_flower.app.report.forms import COMPOSITION, MECHANISMS
-from privsyn_flower.app.report.guarantee import Guarantee, guarantee_of
+from privsyn_flower.app.report.guarantee import Guarantee, claim_of, guarantee_of
 from privsyn_flower.app.report.summaries import Summary
 from privsyn_flower.files import write_atomic
-from privsyn_flower.privacy import PrivacyStatement
-from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 
 Product = Literal["Synthetic data", "Machine learning model", "Summary statistics", "Dataset"]
@@ -47,13 +44,6 @@ MADE: Mapping[Product, str] = {
     "Summary statistics": "Figures of given models",
     "Dataset": "Public text",
 }
-
-
-def write_statement(folder: Path, statement: PrivacyStatement | Baseline, summary: Summary) -> None:
-    """The statement of a run that begins, in words and as a record. summary: what is known of it,
-    with the claim (`claims.claimed`)."""
-    write_atomic(folder / STATEMENT, statement.page().encode())
-    write_record(folder, summary)
 
 
 def write_record(folder: Path, summary: Summary) -> None:

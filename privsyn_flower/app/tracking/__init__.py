@@ -1,6 +1,5 @@
 """Trackers: where a run's public numbers go beside its folder."""
 
-from privsyn_flower.app.tracking.events import Ended, NotPublic, RoundReleased, RunStarted, Stage
-from privsyn_flower.app.tracking.tracker import Tracker
+from privsyn_flower.app.tracking.trackers import Trackers, TrackerUnavailable
 
-__all__ = ["Ended", "NotPublic", "RoundReleased", "RunStarted", "Stage", "Tracker"]
+__all__ = ["TrackerUnavailable", "Trackers"]

@@ -10,7 +10,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from privsyn_flower.app.tracking.events import Ended, RoundReleased, RunStarted, Stage, Value
+from privsyn_flower.app.tracking.public import Value
 
 
 class TensorBoard:
@@ -22,36 +22,31 @@ class TensorBoard:
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "tensorboard"
 
-    def run_started(self, event: RunStarted) -> None:
+    def begin(
+        self, run: str, name: str, facts: Mapping[str, Value], settings: Mapping[str, Value]
+    ) -> None:
         """Open a file; the page is written by the first start."""
-        first = not self.folder.exists()
+        first, self.last = not self.folder.exists(), 0
         self.writer = EventFileWriter(str(self.folder))
         if first:
-            facts = {"run": event.run, "name": event.name, **event.facts, **event.settings}
-            self._write(text_pb("run", _table(facts)), 0)
+            table = _table({"run": run, "name": name, **facts, **settings})
+            self._write(text_pb("run", table), 0)
 
-    def round_released(self, event: RoundReleased) -> None:
-        """`rounds/NAME` at the round."""
-        self._scalars(event.phase, event.values, event.round)
-
-    def stage(self, event: Stage) -> None:
-        """`stage_seconds/NAME` at the rounds released so far."""
-        self._scalars("stage_seconds", {event.name: event.seconds}, event.round)
-
-    def ended(self, event: Ended) -> None:
-        """`result/NAME` at the last round, and the sentence that goes with it."""
-        self._scalars("result", event.figures, event.round)
-        if event.privacy_short:
-            self._write(text_pb("result", event.privacy_short), event.round)
-        self.writer.close()
-
-    def _scalars(self, group: str, values: Mapping[str, Value], step: int) -> None:
+    def log(self, group: str, values: Mapping[str, float], step: int) -> None:
+        """Scalars group/NAME."""
         # What the `scalars` tab reads; it makes tensors of them itself.
         parts = [
             summary_pb2.Summary.Value(tag=f"{group}/{key}", simple_value=float(value))
             for key, value in values.items()
         ]
+        self.last = step
         self._write(summary_pb2.Summary(value=parts), step)
+
+    def end(self, status: str, privacy_short: str) -> None:
+        """The sentence that goes with the result."""
+        if privacy_short:
+            self._write(text_pb("result", privacy_short), self.last)
+        self.writer.close()
 
     def _write(self, summary: summary_pb2.Summary, step: int) -> None:
         event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
@@ -65,6 +60,4 @@ def _table(facts: Mapping[str, Value]) -> str:
     return "\n".join(["| key | value |", "|---|---|", *rows])
 
 
-def tracker(folder: Path) -> TensorBoard:
-    """Of a run folder."""
-    return TensorBoard(folder)
+library = TensorBoard

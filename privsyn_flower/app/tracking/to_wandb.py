@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import wandb
 
-from privsyn_flower.app.tracking.events import Ended, RoundReleased, RunStarted, Stage
+from privsyn_flower.app.tracking.public import Value
 
 PROJECT = "privsyn-flower"
 EXIT = {"finished": 0, "ended early": 0, "failed": 1, "stopped": 255}
@@ -33,40 +34,39 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR"):  # what W&B keeps for itself
+            os.environ.setdefault(name, str(folder / "wandb" / "own"))
 
-    def run_started(self, event: RunStarted) -> None:
+    def begin(
+        self, run: str, name: str, facts: Mapping[str, Value], settings: Mapping[str, Value]
+    ) -> None:
         """Make the run of this id, or go on with it."""
+        self.result: dict[str, float] = {}
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
-            id=event.run,
-            name=os.environ.get("WANDB_NAME") or event.name,
+            id=run,
+            name=os.environ.get("WANDB_NAME") or name,
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or self.folder,
-            config={**event.facts, **event.settings},
+            config={**facts, **settings},
             settings=wandb.Settings(**SETTINGS),
         )
         self.run.define_metric("*", step_metric="round")
 
-    def round_released(self, event: RoundReleased) -> None:
-        """`rounds/NAME` against `round`."""
-        values = {f"{event.phase}/{key}": value for key, value in event.values.items()}
-        self.run.log({"round": event.round, **values})
+    def log(self, group: str, values: Mapping[str, float], step: int) -> None:
+        """group/NAME against `round`; those of the result are the run's summary."""
+        named = {f"{group}/{key}": value for key, value in values.items()}
+        if group == "result":
+            self.result = named
+        else:
+            self.run.log({"round": step, **named})
 
-    def stage(self, event: Stage) -> None:
-        """`stage_seconds/NAME` against the rounds released so far."""
-        self.run.log({"round": event.round, f"stage_seconds/{event.name}": event.seconds})
-
-    def ended(self, event: Ended) -> None:
-        """`result/NAME` in the summary, and the exit code W&B knows."""
-        figures = {f"result/{key}": value for key, value in event.figures.items()}
-        told = {"privacy_short": event.privacy_short} if event.privacy_short else {}
+    def end(self, status: str, privacy_short: str) -> None:
+        """The summary, and the exit code W&B knows."""
+        told = {"privacy_short": privacy_short} if privacy_short else {}
         self.run.config.update(told, allow_val_change=True)
-        self.run.summary.update({**figures, "status": event.status})
-        self.run.finish(exit_code=EXIT[event.status])
+        self.run.summary.update({**self.result, "status": status})
+        self.run.finish(exit_code=EXIT[status])
 
 
-def tracker(folder: Path) -> WeightsAndBiases:
-    """Of a run folder, where what W&B keeps for itself lies too."""
-    for name in ("WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-        os.environ.setdefault(name, str(folder / "wandb" / "own"))
-    return WeightsAndBiases(folder)
+library = WeightsAndBiases

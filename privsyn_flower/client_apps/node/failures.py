@@ -1,11 +1,14 @@
-"""What users' data raised while a node answered, counted for the eyes of its owner.
+"""What a node notes of its answers in its own folder: failures, and in a simulation CPU seconds.
 
-One JSON row for each answer and cause, in `failures.jsonl` of the node's folder: run, round,
-attempt; kind, "users" (they could not be read) or "answer" (no vector could be made of them);
-users, how many of the `of` that took part (who failed twice is in two rows); error, the exception's
-type, and `at`, the file and line that raised it. No text, no message, no id. PRIVATE all the same:
-it is sent nowhere, and what becomes of the file changes no reply. `privsyn node show` prints it,
-and a simulation reads it.
+Failures are what users' data raised, counted for the eyes of the node's owner. One JSON row for
+each answer and cause, in `failures.jsonl` of the node's folder: run, round, attempt; kind, "users"
+(they could not be read) or "answer" (no vector could be made of them); users, how many of the `of`
+that took part (who failed twice is in two rows); error, the exception's type, and `at`, the file
+and line that raised it. No text, no message, no id. PRIVATE all the same: it is sent nowhere, and
+what becomes of the file changes no reply. `privsyn node show` prints it, and a simulation reads it.
+
+CPU seconds are written by simulated nodes alone (`timed`), and read by the simulation's own harness
+from the same disk: a deployed node measures nothing and sends no timings.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +27,7 @@ from privsyn_flower.files import private_folder, replace_private
 from privsyn_flower.protocol.question import Ticket
 
 FAILURES_FILE = "failures.jsonl"
+TIMINGS_FILE = "timings.jsonl"
 MOST_BYTES = 1 << 18  # of the file; the older half goes first
 MOST_CAUSES = 16  # of one answer
 LONGEST = 300  # characters of a type's name, or of a place
@@ -101,3 +108,25 @@ def place_of(error: BaseException) -> str:
         place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place[-LONGEST:]
+
+
+@contextlib.contextmanager
+def timed(cache: Path | None, ticket: Ticket, users: int) -> Iterator[None]:
+    """Append the CPU seconds of this block, all threads of the process, to a node's timings.
+
+    cache: the node's folder; None, of a node that is not simulated, writes nothing. users: that
+    the node stands for. Nothing is written when the block raises; a file that cannot be written
+    changes nothing else.
+    """
+    start = time.process_time()
+    yield
+    if cache is None:
+        return
+    entry = asdict(ticket) | {"cpu_seconds": time.process_time() - start, "users": users}
+    with contextlib.suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        file = os.open(cache / TIMINGS_FILE, flags, 0o600)
+        try:
+            os.write(file, (json.dumps(entry) + "\n").encode())
+        finally:
+            os.close(file)

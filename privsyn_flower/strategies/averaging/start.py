@@ -14,12 +14,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from privsyn_flower.app.local.last_word import telling
-from privsyn_flower.app.local.node_failures import DROP_IN
-from privsyn_flower.app.tracking.of_run import tracking_of
-from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.arrays import F64
-from privsyn_flower.config import AveragingConfig, RunConfig, cache_folder
+from privsyn_flower.config import AveragingConfig
+from privsyn_flower.files import default_cache
 from privsyn_flower.privacy.planning import evaluation_phases, promise
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -46,11 +43,13 @@ from privsyn_flower.strategies.averaging.flower_strategy import SecureStrategy
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays, GeneralisedFedAvg
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments
+from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
 from privsyn_flower.strategies.engine.cohort import check_enough
-from privsyn_flower.strategies.engine.outcome import write_summary
+from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
+from privsyn_flower.strategies.engine.node_failures import DROP_IN, NodeFailures
+from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.session import Session, Terms, trusted_noise
-from privsyn_flower.strategies.engine.tracked import tracked
 from privsyn_flower.training import Layout
 
 # The log that Flower shows in every app.
@@ -121,7 +120,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
             metrics |= {EVALUATION + key: value for key, value in found.items()}
         return metrics
 
-    @telling
+    @log_failure_reason
     def start(  # type: ignore[override]  # a budget has no default
         self,
         grid: Grid,
@@ -150,7 +149,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
         progress: Progress | None = None,
-        trackers: Sequence[str | Tracker] = (),
+        callbacks: Sequence[Callback] = (),
     ) -> TrainingResult:
         """Train over `grid`; calling again with the same `folder` goes on where it was.
 
@@ -171,8 +170,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
         the key of an aggregator's noise; "" for the user's own.
         progress: told how far the run is; None writes finished rounds to Flower's log, where
         noise that leaves nothing of so many users' updates, and a delta of 1 / users or more, are
-        warnings. trackers: names, or objects of one's own, that are told of each round
-        (docs/tracking.md).
+        warnings. callbacks: told of each question, release and round (docs/tracking.md).
         Raises ValueError on arrays with NaN, on a config value that cannot travel, and on
         arguments that promise something else than those that `folder` was begun with.
         """
@@ -196,6 +194,7 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
             population_name=population_name,
             seed=self.seed,
         )
+        failures = NodeFailures(default_cache() / DROP_IN, show=True)
         session = Session(
             grid,
             RunFolder(folder),
@@ -207,14 +206,14 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
             keys=Path(noise_keys) if noise_keys else None,
             greeting="train",
             progress=progress or log_rounds,
-            node_caches=cache_folder(RunConfig()) / DROP_IN,
-            tracking=tracking_of(trackers, Path(folder)),
+            callbacks=Callbacks([failures, *callbacks]),
             arguments=self.arguments,
         )
         self.summary()
         logger.info("privacy: %s", session.statement.sentence())
         self.doubt(session)
-        with session.folder.lock(), tracked(session, type(self).__name__), session.begun():
+        name = type(self).__name__
+        with session.folder.lock(), observed(session, name) as summary, session.begun():
             self._begin(session, initial_arrays, num_rounds, train_config, evaluate_fn)
             with session.running(self) as engine:
                 self.evaluations = None
@@ -226,8 +225,8 @@ class TrainingStrategy(Arguments, GeneralisedFedAvg, SecureStrategy):
                     )
                 done = engine.run()
                 found = self._measured(session.folder, done)
-            write_summary(session, engine, self.method or type(self).__name__, done)
-            return self._result(session, engine, done, found)
+            summary |= write_summary(session, engine, self.method or name, done)
+        return self._result(session, engine, done, found)
 
     def _measured(self, run: RunFolder, done: int) -> dict[int, MetricRecord]:
         """The figures of all evaluations on the nodes; a run that ended early has one to make."""

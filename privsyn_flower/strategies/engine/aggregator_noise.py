@@ -36,7 +36,7 @@ from privsyn_flower.protocol.noise import Noise, encoded_bound, encoded_length
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import encoding_of
+from privsyn_flower.strategies.engine.mechanisms import encoding_of
 
 # A round that adds nothing to the sensitivity of those before is charged this share of the whole
 # run's cost, divided by the rounds: a charge needs a finite noise multiplier. All of them together

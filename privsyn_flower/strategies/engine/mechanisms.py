@@ -1,31 +1,22 @@
 """Who adds the noise of a round, how much of it, and what the ledger is charged for it.
 
 `NodeNoise`: integer noise on the nodes, so that nobody ever has a sum without it.
-`AggregatorNoise`: Gaussian noise of a TRUSTED aggregator, independent or correlated across rounds.
+`aggregator_noise.AggregatorNoise`: Gaussian noise of a TRUSTED aggregator, independent or
+correlated across rounds.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol, TypeGuard
 
-from privsyn_flower.privacy.encoding.dense import DensePlan
-from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers
+from privsyn_flower.privacy.encoding.quantize import MAX_SENSITIVITY, SENSITIVITY, IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import WrapAround, least_sensitivity, plan_histogram
 from privsyn_flower.privacy.release import NoisySum
-from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.noise import Noise, charge_of, encoded_bound, encoded_length
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.aggregation import ModularSum
-from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan
-from privsyn_flower.strategies.engine.node_noise import NodeNoise, integer_noise
-
-__all__ = [
-    "AggregatorNoise",
-    "Mechanism",
-    "NodeNoise",
-    "TrustedMechanism",
-    "integer_noise",
-    "is_trusted",
-]
 
 
 class Mechanism(Protocol):
@@ -84,3 +75,102 @@ class TrustedMechanism(Mechanism, Protocol):
 def is_trusted(mechanism: Mechanism) -> TypeGuard[TrustedMechanism]:
     """Whether a trusted aggregator adds the noise."""
     return mechanism.trusted
+
+
+class NodeNoise:
+    """Discrete Gaussian noise, a share of it on every node."""
+
+    name = "nodes"
+    trusted = False
+    promise = "of the nodes"
+
+    def begin(self, rounds: int, released: int, *, fresh: bool) -> None:
+        """Nothing to prepare: the nodes draw their noise when they answer."""
+
+    def noise(self, plan: RoundPlan, query: Query) -> Noise:
+        """The plan's noise multiplier over the guaranteed weight."""
+        return integer_noise(plan, query)
+
+    def encoding(self, plan: RoundPlan, query: Query) -> IntegerPlan | DensePlan:
+        """The finest integers whose sum fits with the noise of all nodes."""
+        return encoding_of(plan, query, plan.noise_multiplier)
+
+    def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
+        """One release of the Gaussian that the noise is a rounding of, and how closely."""
+        return charge_of(query, noise)
+
+    def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
+        """The sum as it is: the nodes have added the noise."""
+        return summed.decoded(summed.noise.multiplier)
+
+    def released_std(
+        self, rnd: int, plan: RoundPlan, query: Query, noise: Noise, weight: float
+    ) -> float:
+        """At least the guaranteed one: it grows with the nodes that answered."""
+        return plan.released_std(encoded_bound(query, noise), weight)
+
+    def bind(self, rnd: int) -> None:
+        """Every attempt has noise of its own."""
+
+    def close(self, *, complete: bool) -> None:
+        """Nothing is kept."""
+
+
+def integer_noise(plan: RoundPlan, query: Query) -> Noise:
+    """Integer encoding and noise of a query. Raises WrapAround when the modulus is too small."""
+    encoding = encoding_of(plan, query, plan.noise_multiplier)
+    return Noise(
+        multiplier=plan.noise_multiplier,
+        sensitivity=encoding.sensitivity,
+        bits=encoding.bits,
+        min_weight=plan.min_weight,
+        colluding=plan.colluding,
+        sampling_rate=plan.sampling_rate,
+        scale=encoding.scale if query.dense else 0.0,
+    )
+
+
+def encoding_of(
+    plan: RoundPlan, query: Query, multiplier: float, *, shared: bool = True
+) -> IntegerPlan | DensePlan:
+    """The finest integers whose sum fits with noise of this multiplier.
+
+    shared: the nodes add it, each a share, so that it grows with those who answer, and in integers
+    so small that a release is within `plan.distance` of Gaussian noise; else one party adds all of
+    it, whoever answers. Raises WrapAround when no integers are that small, or hold the sum.
+    """
+    # Shared noise guarantees its variance at W_min; noise of one party has it at any weight.
+    least, sensitivity = plan.min_weight if shared else plan.users, SENSITIVITY
+    if shared:
+        needed = least_sensitivity(encoded_length(query), multiplier, least, plan.distance)
+        sensitivity = max(sensitivity, needed)
+        _check_fine(plan, multiplier, sensitivity)
+    if query.dense:
+        return dense_numbers(
+            query.bound,
+            query.length,
+            multiplier,
+            plan.users,
+            least,
+            sensitivity,
+            plan.sampling_rate,
+        )
+    return plan_histogram(
+        query.bound,
+        query.length,
+        noise_multiplier=multiplier,
+        weight=plan.users,
+        min_weight=least,
+        sensitivity=sensitivity,
+    )
+
+
+def _check_fine(plan: RoundPlan, multiplier: float, sensitivity: float) -> None:
+    """Raise WrapAround when integers are not made that fine."""
+    if sensitivity > MAX_SENSITIVITY:
+        raise WrapAround(
+            f"noise of multiplier {multiplier:g} over W_min = {plan.min_weight} users needs "
+            f"integers of sensitivity = {sensitivity:.4g} to be within {plan.distance:.3g} of "
+            f"Gaussian noise, and {MAX_SENSITIVITY:.4g} is the most: raise noise-multiplier or "
+            "delta, or ask fewer users in a sum (data.users, cohort-nodes)"
+        )

@@ -1,18 +1,18 @@
-"""What a run came to, as summary.json has it: for `privsyn run` and for every `start`."""
+"""A run as its callbacks and its summary.json have it: for `privsyn run` and for every `start`."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-from privsyn_flower.app.report.claims import claimed
-from privsyn_flower.app.report.registry import write_record
-from privsyn_flower.app.report.source import code
 from privsyn_flower.evaluation.verdict import verdict
 from privsyn_flower.privacy.promise import ROUNDS, Promise
 from privsyn_flower.runs import RunFolder, write_json
+from privsyn_flower.strategies.engine.callbacks import RunStart
+from privsyn_flower.strategies.engine.record import write_form
 from privsyn_flower.strategies.engine.rounds import Rounds
 from privsyn_flower.strategies.engine.run_ledger import run_id
 from privsyn_flower.strategies.engine.session import Session
@@ -21,6 +21,30 @@ SUMMARY = "summary.json"
 logger = logging.getLogger("flwr")  # the log that Flower shows in every app
 
 OWN_DATA = "data of the app"  # in the place of a data set, which only the app knows
+
+
+def run_start(
+    folder: RunFolder, facts: Mapping[str, Any], settings: Mapping[str, Any] | None = None
+) -> RunStart:
+    """A start of the run in `folder`, with the rounds that ended in earlier ones."""
+    rows = {
+        path.name: found
+        for path in sorted((folder.path / "evaluations").glob("*/"))
+        if (found := RunFolder(path).metrics())
+    }
+    rows |= {ROUNDS: found} if (found := folder.metrics()) else {}
+    return RunStart(run_id(folder), folder.path.absolute(), facts, settings or {}, rows)
+
+
+def observed(session: Session, method: str) -> AbstractContextManager[dict[str, Any]]:
+    """`Callbacks.run` of a `start`; in the folder's lock. method: name of its strategy."""
+    facts = {
+        **session.known(),
+        "method": method,
+        "nodes": session.terms.nodes,
+        "rounds_planned": session.promise.main.rounds,
+    }
+    return session.callbacks.run(run_start(session.folder, facts))
 
 
 def of_rounds(folder: RunFolder, done: int, planned: int, ended_early: str) -> dict[str, Any]:
@@ -61,8 +85,8 @@ def judged(
 
 def write_summary(
     session: Session, engine: Rounds, method: str, done: int, *, samples: int = 0
-) -> None:
-    """summary.json of a `start`, and the record that is made of it; inside `Session.begun`.
+) -> dict[str, Any]:
+    """summary.json of a `start`, and the form that is made of it; inside `Session.begun`.
 
     Its verdict is in Flower's log, too. method: as `privsyn run` names it. samples: synthetic
     texts. The seconds are those of rounds: what the app does beside them is not known here.
@@ -75,11 +99,9 @@ def write_summary(
     for sentence in found["sentences"]:
         logger.info("verdict: %s", sentence)
     summary = {
-        **code(),
+        **session.known(),
         "method": method,
         "dataset": OWN_DATA,
-        "users": session.terms.users,
-        **claimed(statement),
         **of_rounds(folder, done, session.promise.main.rounds, engine.ended_early),
         "participations_per_user": min(done, statement.most_participations),
         "privacy_curve": session.promise.curve,
@@ -90,8 +112,9 @@ def write_summary(
         "wall_seconds": seconds,
         "stage_seconds": {"rounds": seconds},
     }
-    write_record(folder.path, summary)
+    write_form(folder.path, summary)
     write_json(folder.path / SUMMARY, summary)
+    return summary
 
 
 def note_samples(folder: RunFolder, samples: int) -> None:

@@ -7,19 +7,19 @@ anything is revealed, and a round with a stored release is never asked again.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.app.local.node_failures import AllNodesFailed, all_failed
 from privsyn_flower.arrays import F64
 from privsyn_flower.evaluation.signal import excess_of
 from privsyn_flower.privacy.ledger import BudgetExceeded, Charge, Ledger, LedgerError
+from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.privacy.release import TooFewSurvivors, release
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.progress import Progress, silent
@@ -33,6 +33,7 @@ from privsyn_flower.strategies.engine.aggregation import (
     Refused,
     SecureAggregation,
 )
+from privsyn_flower.strategies.engine.callbacks import Callbacks, Question
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, check_enough
 from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise, is_trusted
 
@@ -84,12 +85,50 @@ class Method(Protocol):
         """Continue from `state`."""
 
 
+class OneQuestion(Method):
+    """One question, for `Session.ask`. names: what its coordinates are about, in their order.
+
+    released, noise_std: the noisy sum, once it was asked.
+    """
+
+    rounds = 1
+
+    def __init__(self, query: Query, names: Sequence[str]) -> None:
+        self.query, self.names = query, list(names)
+        self.released: list[float] = []
+        self.noise_std = 0.0
+
+    def digest(self) -> str:
+        """What the question is about; another one must not be answered from a stored release."""
+        state = hashlib.sha256(repr((self.names, self.query.model, self.query.bound)).encode())
+        state.update(repr(sorted(self.query.options.items())).encode())
+        for array in self.query.arrays():
+            state.update(hashlib.sha256(array.tobytes()).digest())
+        return state.hexdigest()
+
+    def ask(self, rnd: int) -> Query:
+        """The question."""
+        return self.query
+
+    def learn(self, rnd: int, released: F64, noise_std: float) -> dict[str, Any]:
+        """Keep the noisy sums; whoever asked makes figures of them."""
+        self.released, self.noise_std = [float(value) for value in released], noise_std
+        return {"released": self.released}
+
+    def state(self) -> dict[str, Any]:
+        """JSON state."""
+        return {"released": self.released, "noise_std": self.noise_std}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.released, self.noise_std = list(state["released"]), float(state["noise_std"])
+
+
 @dataclass
 class Rounds:
     """Drives a strategy through its rounds over a Flower grid.
 
-    node_caches: where simulated nodes of this machine note what failed; None: nobody looks.
-    learned: called with the public metrics of each round that is learned from.
+    callbacks: told of questions, releases and rounds, under the name `phase`.
     whole: name of the run whose charges make epsilon so far, those of all its questions; "": the
     plan's.
     ended_early: why rounds are missing, once `run` is over; "" when none are.
@@ -103,8 +142,8 @@ class Rounds:
     aggregation: Aggregation = field(default_factory=SecureAggregation)
     progress: Progress = silent
     mechanism: Mechanism = field(default_factory=NodeNoise)
-    node_caches: Path | None = None
-    learned: Callable[[dict[str, Any]], None] | None = None
+    callbacks: Callbacks = field(default_factory=Callbacks)
+    phase: str = ROUNDS
     whole: str = ""
     ended_early: str = field(default="", init=False)
 
@@ -122,7 +161,7 @@ class Rounds:
         NoRelease or NothingLearned when not even one round worked, WorkersLost after a round that
         a simulation's processes did not outlive, TooFewNodes when the nodes
         present cannot reach the guaranteed weight, LedgerError when folder and ledger do not tell
-        of the same releases, AllNodesFailed in a simulation.
+        of the same releases, CheckFailed as a callback does.
         """
         charges = self.ledger.charges(run=self.plan.run)
         self._check_ledger(charges)
@@ -164,8 +203,7 @@ class Rounds:
             metrics = {"round": rnd, **facts, **learned, **self._privacy()}
             metrics["seconds"] = round(time.monotonic() - start, 3)
             self.folder.save_checkpoint(rnd, self.strategy.state(), metrics)
-            if self.learned is not None:
-                self.learned(metrics)
+            self.callbacks.round_ended(self.phase, dict(metrics))
             done = rnd
             note = f"epsilon so far {at_most(metrics['epsilon_so_far'])}"
             alive = learned.get("candidates_alive")
@@ -298,6 +336,8 @@ class Rounds:
         check_enough(len(cohort), self.aggregation.name)
         plan = self.plan.drawn(sum(facts.weight for facts in cohort.values()))
         noise = self.mechanism.noise(plan, query)
+        question = self._question(ticket, query, tuple(cohort.values()))
+        self.callbacks.question_asked(question)
         charge = self.ledger.reserve(
             run=ticket.run,
             query=ticket.query,
@@ -329,8 +369,9 @@ class Rounds:
             self._lost = sum(absence.lost for absence in attempt.absent.values())
         seconds = round(time.monotonic() - start, 3)
 
+        std = self.mechanism.released_std(rnd, plan, query, noise, total.weight)
+
         def store(released: F64) -> None:
-            std = self.mechanism.released_std(rnd, plan, query, noise, total.weight)
             facts = {"charge": charge, "mechanism": self.mechanism.name, "noise_std": std}
             facts |= _facts(ticket, query, collected)
             facts["guaranteed_noise_std"] = std if self.mechanism.trusted else total.noise_std
@@ -340,19 +381,13 @@ class Rounds:
             self.folder.save_release(rnd, released)
             self.mechanism.bind(rnd)
 
-        release(total, ledger=self.ledger, charge_id=charge, store=store)
-        self._check_nodes(ticket, list(cohort.values()))
+        released = release(total, ledger=self.ledger, charge_id=charge, store=store)
+        self.callbacks.released(question, released, std)
 
-    def _check_nodes(self, ticket: Ticket, asked: list[Hello]) -> None:
-        """In a simulation, where nodes' files are this machine's: raises AllNodesFailed."""
-        known = [*self.cohort.nodes.values(), *asked]
-        if self.node_caches is None or any(facts.deployed for facts in known):
-            return
-        if failed := all_failed(self.node_caches, ticket, asked):
-            raise AllNodesFailed(
-                f"round {ticket.round} released noise alone: {failed}. Mend it and start a new "
-                "run; a resume would go on after this round"
-            )
+    def _question(self, ticket: Ticket, query: Query, nodes: tuple[Hello, ...]) -> Question:
+        """As callbacks are told of it; one device among the nodes, and it is no simulation."""
+        devices = any(facts.deployed for facts in (*self.cohort.nodes.values(), *nodes))
+        return Question(self.phase, ticket, query, nodes, simulated=not devices)
 
     def _check_workers(self, rnd: int) -> None:
         """Flower 1.41 goes on giving messages to a worker that is gone, first of all: it answers

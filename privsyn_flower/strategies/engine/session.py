@@ -11,22 +11,16 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.app.local.node_failures import show
-from privsyn_flower.app.report.claims import claimed
-from privsyn_flower.app.report.registry import write_statement
-from privsyn_flower.app.report.source import code
-from privsyn_flower.app.tracking.tracker import Tracking
-from privsyn_flower.config import ledger_folder
+from privsyn_flower.files import ledger_folder
 from privsyn_flower.privacy.accounting.feasibility import doubts
-from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.planning import statement_of
 from privsyn_flower.privacy.promise import Phase, Promise
@@ -35,10 +29,11 @@ from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.arguments import changes
+from privsyn_flower.strategies.engine.callbacks import Callbacks
 from privsyn_flower.strategies.engine.cohort import Cohort, RoundPlan, TooFewNodes
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise, Mechanism, NodeNoise
-from privsyn_flower.strategies.engine.one_question import OneQuestion
-from privsyn_flower.strategies.engine.rounds import Method, NoRelease, Rounds
+from privsyn_flower.strategies.engine.mechanisms import Mechanism, NodeNoise
+from privsyn_flower.strategies.engine.record import claim_record, code, write_statement
+from privsyn_flower.strategies.engine.rounds import Method, NoRelease, OneQuestion, Rounds
 from privsyn_flower.strategies.engine.run_ledger import (
     forget_unasked,
     held,
@@ -46,6 +41,9 @@ from privsyn_flower.strategies.engine.run_ledger import (
     open_ledger,
     run_id,
 )
+
+if TYPE_CHECKING:
+    from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
 PROMISED = "promised"  # name of the value in the run folder
 ARGUMENTS = "arguments"  # another: of its first start
@@ -80,7 +78,7 @@ class Session:
 
     said: what else the statement says (`PrivacyStatement`). kept: further values that must stay as
     they are while the run lasts, as JSON has them. keys: folder of an aggregator's noise keys.
-    greeting: message type of the hello, "" for the usual one. tracking: told of what is released.
+    greeting: message type of the hello, "" for the usual one. callbacks: told of what is released.
     arguments: of the strategy and of `start`, in words; another start is told what differs.
     """
 
@@ -94,8 +92,7 @@ class Session:
     keys: Path | None = None
     greeting: str = ""
     progress: Progress = silent
-    node_caches: Path | None = None
-    tracking: Tracking = field(default_factory=Tracking)
+    callbacks: Callbacks = field(default_factory=Callbacks)
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,8 +118,11 @@ class Session:
 
     def write_statement(self) -> None:
         """The whole of it, as the run folder's privacy.md and privacy.yaml."""
-        known = {**code(), "users": self.terms.users, **claimed(self.statement)}
-        write_statement(self.folder.path, self.statement, known)
+        write_statement(self.folder.path, self.statement, self.known())
+
+    def known(self) -> dict[str, Any]:
+        """What is known of a run before anything is asked: its code, users and claim."""
+        return {**code(), "users": self.terms.users, **claim_record(self.statement)}
 
     def plan(self, phase: Phase | None = None) -> RoundPlan:
         """The public numbers of a phase's rounds; of the main one when none is named."""
@@ -178,29 +178,17 @@ class Session:
             self.aggregation,
             self.progress,
             self.mechanism(),
-            self.node_caches,
-            self._told(self.promise.main.name, self.folder),
+            self.callbacks,
+            self.promise.main.name,
         )
-
-    def _told(self, name: str, folder: RunFolder) -> Callable[[dict[str, Any]], None]:
-        """Tells the trackers of a folder's rounds: of those it has, now, and of each that comes."""
-        main = folder is self.folder
-        if self.tracking:
-            self.tracking.released(name, folder.metrics(), main=main)
-        return lambda row: self.tracking.released(name, [row], main=main)
 
     @contextmanager
     def running(self, strategy: Method) -> Iterator[Rounds]:
-        """`rounds` as `start` runs them. What failed on simulated nodes is shown at the end, and
-        the statement is then that of the nodes that were there."""
+        """`rounds` as `start` runs them; the statement then tells of the nodes that were there."""
         engine = self.rounds(strategy)
         self._tell_begun(strategy.rounds)
         self._state(engine)
-        try:
-            yield engine
-        finally:
-            if self.node_caches is not None:
-                show(self.node_caches, engine.plan.run, engine.cohort.nodes.values())
+        yield engine
         self._state(engine)
 
     def _tell_begun(self, rounds: int) -> None:
@@ -297,8 +285,8 @@ class Session:
     ) -> Rounds:
         """Of one question; where nodes are drawn, other ones than for the rounds.
 
-        What an evaluation says is taken as it comes, whatever failed on simulated nodes: whose
-        data fails must not choose the result.
+        What an evaluation says is taken as it comes, and no check looks at it: whose data fails
+        must not choose the result.
         """
         plan, name = self.plan(paid), own.path.name
         whole = plan.run
@@ -315,7 +303,7 @@ class Session:
         mechanism = self.mechanism(paid, name)
         engine = Rounds(
             self.grid, question, plan, own, self.ledger, self.aggregation, progress, mechanism,
-            None if self._beside(paid) else self.node_caches, self._told(name, own), whole,
+            self.callbacks.observers() if self._beside(paid) else self.callbacks, name, whole,
         )  # fmt: skip
         known = {} if cohort is None else cohort.nodes
         engine.cohort = Cohort(self.grid, plan, self.folder, progress, known)
@@ -398,6 +386,9 @@ def in_cluster() -> bool:
 def trusted_noise(phase: Phase, keys: Path = Path(), run: str = "") -> AggregatorNoise:
     """A trusted aggregator's noise for a phase, or for one of its questions when they are
     independent; its key in `keys` (PRIVATE) under the name `run`."""
+    from privsyn_flower.privacy.correlated import Participation, factorization
+    from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
+
     if phase.correlation is None or phase.participation is None:
         one, once = factorization("independent", 1), Participation(1)
         return AggregatorNoise(one, once, phase.multiplier, keys, run)

@@ -10,14 +10,13 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from privsyn_flower.app.report.reading import SEEDS
 from privsyn_flower.arrays import F64, Ints
 from privsyn_flower.config import PreTextConfig, split_list
 from privsyn_flower.data import LabelledText, label_of
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.randomness import seeded
-from privsyn_flower.runs import RunFolder, write_jsonl
+from privsyn_flower.runs import SEEDS, RunFolder, write_jsonl
 from privsyn_flower.strategies.engine.rounds import NothingSurvived
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.protocols import Embedder, Infiller

@@ -9,11 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from flwr.serverapp import Grid
 
-from privsyn_flower.app.local.last_word import telling
-from privsyn_flower.app.local.node_failures import NODES
-from privsyn_flower.app.tracking.of_run import tracking_of
-from privsyn_flower.app.tracking.tracker import Tracker
-from privsyn_flower.config import RunConfig, cache_folder
+from privsyn_flower.files import default_cache
 from privsyn_flower.privacy.planning import promise
 from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
@@ -21,10 +17,12 @@ from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation, SecureAggregation
 from privsyn_flower.strategies.engine.arguments import Arguments
-from privsyn_flower.strategies.engine.outcome import write_summary
+from privsyn_flower.strategies.engine.callbacks import Callback, Callbacks
+from privsyn_flower.strategies.engine.failure_reason import log_failure_reason
+from privsyn_flower.strategies.engine.node_failures import NODES, NodeFailures
+from privsyn_flower.strategies.engine.outcome import observed, write_summary
 from privsyn_flower.strategies.engine.rounds import Method
 from privsyn_flower.strategies.engine.session import Session, Terms
-from privsyn_flower.strategies.engine.tracked import tracked
 from privsyn_flower.text.prompts import LabelledText
 
 
@@ -93,7 +91,7 @@ class SynthesisStrategy(Arguments, Method):
     def write_seeds(self, folder: RunFolder) -> None:
         """The texts that the answers found, in the run folder; nothing where there are none."""
 
-    @telling
+    @log_failure_reason
     def start(
         self,
         grid: Grid,
@@ -115,7 +113,7 @@ class SynthesisStrategy(Arguments, Method):
         stage_timeout: float = 60.0,
         node_timeout: float = 120.0,
         progress: Progress = silent,
-        trackers: Sequence[str | Tracker] = (),
+        callbacks: Sequence[Callback] = (),
     ) -> SynthesisResult:
         """Run all rounds over `grid` and return the seeds; calling again resumes `folder`.
 
@@ -127,7 +125,7 @@ class SynthesisStrategy(Arguments, Method):
         other's keys against (it goes into the statement). Raises ValueError on arguments that
         promise something else than those that `folder` was begun with. Noise that leaves nothing of
         so many users' answers, and a delta of 1 / users or more, are warnings in Flower's log.
-        trackers: names, or objects of one's own, that are told of each round (docs/tracking.md).
+        callbacks: told of each question, release and round (docs/tracking.md).
         """
         phases = self.phases(spare_rounds, nodes=nodes)
         made = promise(epsilon, delta, phases, ledger_epsilon=ledger_epsilon)
@@ -143,6 +141,7 @@ class SynthesisStrategy(Arguments, Method):
             ledger=ledger,
             population_name=population_name,
         )
+        failures = NodeFailures(default_cache() / NODES, show=True)
         session = Session(
             grid,
             RunFolder(folder),
@@ -153,20 +152,23 @@ class SynthesisStrategy(Arguments, Method):
             kept=self.kept(made),
             keys=self.noise_keys,
             progress=progress,
-            node_caches=cache_folder(RunConfig()) / NODES,
-            tracking=tracking_of(trackers, Path(folder)),
+            callbacks=Callbacks([failures, *callbacks]),
             arguments=self.arguments,
         )
-        method = type(self).__name__
-        with session.folder.lock(), tracked(session, method), session.begun() as book:
+        name = type(self).__name__
+        with (
+            session.folder.lock(),
+            observed(session, name) as summary,
+            session.begun() as charged,
+        ):
             self.ready(session)
             self.prepare(session)
             with session.running(self) as engine:
                 done = engine.run()
             self.write_seeds(session.folder)
-            spent = book.spent_epsilon(run=engine.plan.run)
-            name = self.method or type(self).__name__
-            write_summary(session, engine, name, done, samples=len(self.seeds))
+            spent = charged.spent_epsilon(run=engine.plan.run)
+            method, texts = self.method or name, len(self.seeds)
+            summary |= write_summary(session, engine, method, done, samples=texts)
         return SynthesisResult(
             list(self.seeds),
             done,

@@ -40,7 +40,7 @@ from privsyn_flower.privacy.correlated.toeplitz import Toeplitz
 from privsyn_flower.privacy.correlated.trees import Tree
 from privsyn_flower.server_apps.promised import promised
 from privsyn_flower.strategies.engine.aggregation import ModularSum
-from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise
+from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 
 pytestmark = pytest.mark.slow
 

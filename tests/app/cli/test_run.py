@@ -38,7 +38,7 @@ from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, log_size, write_json
 from tests.app.cli.test_display import BENCHMARK, SUMMARY
-from tests.app.local.test_node_failures import note
+from tests.strategies.test_node_failures import note
 
 
 class SlowFlower(LocalFlower):

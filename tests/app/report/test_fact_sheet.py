@@ -11,16 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.report.claims import claimed
 from privsyn_flower.app.report.forms import FactSheetItem, fact_sheet, fact_sheets
 from privsyn_flower.app.report.guarantee import CARRIES, curve
 from privsyn_flower.app.report.registry import record
-from privsyn_flower.app.report.source import code, commit, digest
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.wording import CARRIED, delta_at_most
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import carried_by
+from privsyn_flower.strategies.engine.record import claim_record, code, commit, digest
 from tests.app.report.test_registry import RUNS, known
 
 POINTS = [
@@ -84,7 +83,7 @@ def test_public_text_that_users_made_carries_what_it_carries(tmp_path: Path) -> 
     def told(config: RunConfig) -> tuple[str, dict[str, Any]]:
         own = baseline(config) or statement(config)
         beside = bool(carried_by(config))
-        summary = known(config.flat(), public_text_carries=beside, **claimed(own))
+        summary = known(config.flat(), public_text_carries=beside, **claim_record(own))
         items = {item.question: item.answer for item in fact_sheet(summary)}
         loss = record(summary, date.min)["deployment"]["privacy_loss"]
         return f"{own.sentence()} {own.short()} {items}", loss["privacy_parameters"]

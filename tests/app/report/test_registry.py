@@ -15,7 +15,6 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.app.report.claims import claimed
 from privsyn_flower.app.report.guarantee import SEEDED, SPLIT
 from privsyn_flower.app.report.registry import (
     BLANK,
@@ -23,11 +22,11 @@ from privsyn_flower.app.report.registry import (
     Product,
     record,
     to_yaml,
-    write_statement,
 )
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.server_apps.promised import baseline, statement
+from privsyn_flower.strategies.engine.record import claim_record, write_statement
 from tests.app.report.records import deployment_of, faults, validator
 
 DAY = date(2026, 11, 23)
@@ -85,7 +84,7 @@ def known(values: dict[str, Any], **more: Any) -> dict[str, Any]:
     config = RunConfig.from_flat(values)
     said = baseline(config) or statement(config)
     own = {"version": "0.0.9", "method": config.method, "users": 1000}
-    return dict(json.loads(json.dumps({**own, **claimed(said), **more})))
+    return dict(json.loads(json.dumps({**own, **claim_record(said), **more})))
 
 
 def made(values: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -255,7 +254,7 @@ def test_a_strategy_in_somebody_elses_app(tmp_path: Path) -> None:
         (replace(asked, data="texts"), "Synthetic data"),
         (replace(asked, rounds=0, evaluations=1), "Summary statistics"),
     ):
-        write_statement(tmp_path, own, {"users": 12, **claimed(own)})
+        write_statement(tmp_path, own, {"users": 12, **claim_record(own)})
         found = deployment_of(tmp_path)
         assert found["basic"]["data_product_type"] == product
         assert "SIMULATION" not in found["basic"]["description"]
@@ -279,7 +278,7 @@ def test_a_statement_of_infinite_epsilon_claims_no_number() -> None:
         epsilon=float("inf"), delta=1e-6, noise_multiplier=0.0, rounds=1, spare_rounds=0,
         min_surviving_weight=1.0,
     )  # fmt: skip
-    found = record({"users": 3, **claimed(own)}, DAY)
+    found = record({"users": 3, **claim_record(own)}, DAY)
     assert not faults(found)
     loss = found["deployment"]["privacy_loss"]
     assert "epsilon" not in loss["privacy_parameters"]

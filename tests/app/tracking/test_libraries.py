@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from privsyn_flower.app.tracking import process as process_file
-from privsyn_flower.app.tracking.of_run import tracking_of
+from privsyn_flower.app.tracking import Trackers
+from privsyn_flower.app.tracking import trackers as trackers_file
+from privsyn_flower.app.tracking.trackers import notes
+from privsyn_flower.strategies.engine.callbacks import RunStart
 from tests.end_to_end.conftest import left_running
 
 RUN = "0f" * 16
@@ -41,21 +43,25 @@ def rows(first: int, last: int) -> list[dict[str, Any]]:
     ]
 
 
+def started(name: str, folder: Path, before: int = 0, patience: float = 120.0) -> Trackers:
+    """Patience: for a machine that does much else."""
+    found = Trackers([name], patience=patience)
+    earlier = {"rounds": rows(1, before)} if before else {}
+    found.run_started(RunStart(RUN, folder, FACTS, SETTINGS, earlier))
+    return found
+
+
 def twice(name: str, folder: Path) -> None:
     """A run that is stopped after round 2, and goes on to round 3."""
-    found = tracking_of([name], folder)
-    found.patience = 120.0  # on a machine that does much else
-    found.run_started(RUN, "my run", FACTS, SETTINGS, 0)
-    found.released("rounds", rows(1, 2), main=True)
-    found.ended("stopped")
-    found = tracking_of([name], folder)
-    found.patience = 120.0
-    found.run_started(RUN, "my run", FACTS, SETTINGS, 2)
-    found.released("rounds", rows(1, 3), main=True)
+    found = started(name, folder)
+    for row in rows(1, 2):
+        found.round_ended("rounds", row)
+    found.run_failed(KeyboardInterrupt())
+    found = started(name, folder, 2)
+    for row in rows(1, 3):
+        found.round_ended("rounds", row)
     found.stage("rounds", 2.5)
-    found.ended(
-        "finished", {"rounds": 3, "benchmark": 0.9, "privacy_short": f"{SENTENCE} Simulated."}
-    )
+    found.run_ended({"rounds": 3, "benchmark": 0.9, "privacy_short": f"{SENTENCE} Simulated."})
 
 
 def test_tensorboards_files_are_read_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -103,7 +109,7 @@ def test_mlflows_store_is_read_back(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert run.data.tags["privacy_short"] == f"{SENTENCE} Simulated."
     assert run.data.tags["status"] == "finished"
     assert set(run.data.tags) == {*FACTS, "privsyn.run", "status", "mlflow.runName"}
-    assert (run.info.run_name, run.info.status) == ("my run", "FINISHED")
+    assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
     assert [path.name for path in tmp_path.iterdir() if path.name != "checkpoints"] == ["mlflow.db"]
 
 
@@ -172,54 +178,44 @@ def logged(data: bytes) -> Iterator[bytes]:
 def test_a_service_that_cannot_be_had_is_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """W&B without a key asks for none."""
+    """W&B without a key asks for none; the next start tells all of it again."""
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("HOME", str(tmp_path))
     with caplog.at_level(logging.WARNING, "flwr"):
-        found = tracking_of(["wandb"], tmp_path)
-        found.patience = 60.0
-        found.run_started(RUN, "my run", FACTS, SETTINGS, 0)
-        found.released("rounds", rows(1, 3), main=True)
-        found.ended("finished")
+        found = started("wandb", tmp_path)
+        for row in rows(1, 3):
+            found.round_ended("rounds", row)
+        found.run_ended({})
     (warning,) = caplog.messages
-    assert "tracker wandb: TrackerFailed: UsageError: No API key configured" in warning
+    assert "tracker wandb: UsageError: No API key configured" in warning
+    assert json.loads(notes(tmp_path, "wandb").read_text())["offset"] == 0
 
 
 def test_a_process_that_hangs_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process_file, "START", "import time; time.sleep(600)")
-    started: list[int] = []
-    popen = subprocess.Popen
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        found = popen(*arguments, **options)
-        started.append(found.pid)
-        return found
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(trackers_file, "START", "import time; time.sleep(600)")
     with caplog.at_level(logging.WARNING, "flwr"):
-        found = tracking_of(["tensorboard"], tmp_path)
-        found.patience = 0.5
-        found.run_started(RUN, "my run", FACTS, SETTINGS, 0)
-        found.released("rounds", rows(1, 100), main=True)
-        found.ended("finished")
+        found = started("tensorboard", tmp_path, patience=0.5)
+        process = found._processes["tensorboard"]
+        for row in rows(1, 2000):  # more than a pipe holds
+            found.round_ended("rounds", row)
+        found.run_ended({})
     (warning,) = caplog.messages
     assert "it did not finish in time" in warning
-    assert len(started) == 1
     with pytest.raises(ProcessLookupError):
-        os.kill(started[0], 0)
+        os.kill(process.pid, 0)
 
 
 KILLED = """
 import sys, time
 from pathlib import Path
-from privsyn_flower.app.tracking.of_run import tracking_of
-from tests.end_to_end.conftest import left_running
-found = tracking_of(["tensorboard"], Path(sys.argv[1]))
-found.run_started({run!r}, "run", {{}}, {{}}, 0)
-found.released("rounds", [{{"round": 1, "noise_std": 2.0}}], main=True)
+from privsyn_flower.app.tracking import Trackers
+from privsyn_flower.strategies.engine.callbacks import RunStart
+found = Trackers(["tensorboard"])
+found.run_started(RunStart({run!r}, Path(sys.argv[1]), {{}}))
+found.round_ended("rounds", {{"round": 1, "noise_std": 2.0}})
 print("told", flush=True)
 time.sleep(600)
 """
@@ -227,7 +223,7 @@ time.sleep(600)
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_killed_is_written_to_its_end(sign: int, tmp_path: Path) -> None:
-    """Its trackers write what they have when the pipe ends, and end themselves."""
+    """Its trackers read what is left when the pipe ends, and end themselves."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = subprocess.Popen(
@@ -240,18 +236,10 @@ def test_a_run_that_is_killed_is_written_to_its_end(sign: int, tmp_path: Path) -
     assert run.stdout is not None
     with run.stdout:
         run.stdout.readline()
-    folder, notes = tmp_path / "tensorboard", tmp_path / "checkpoints" / "tracked-tensorboard.json"
-    while not notes.exists():  # the process has begun
-        time.sleep(0.05)
-    before = notes.stat().st_mtime_ns
     os.kill(run.pid, sign)
     run.wait(30)
-    deadline = time.monotonic() + 60
-    while notes.stat().st_mtime_ns == before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert notes.stat().st_mtime_ns > before  # it was told of the end
     assert left_running(str(tmp_path)) == []
-    found = EventAccumulator(str(folder))
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     assert [one.step for one in found.Scalars("rounds/noise_std")] == [1]
 
@@ -262,7 +250,5 @@ def test_the_process_opens_nothing_of_its_working_folder(
     """A module that lies where the run was started is not taken for a library."""
     (tmp_path / "tensorboard.py").write_text("raise SystemExit('a stray module')")
     monkeypatch.chdir(tmp_path)
-    found = tracking_of(["tensorboard"], tmp_path)
-    found.run_started(RUN, "run", {}, {}, 0)
-    found.ended("finished")
+    started("tensorboard", tmp_path).run_ended({})
     assert (tmp_path / "tensorboard").is_dir()

@@ -12,7 +12,8 @@ from privsyn_flower.app.report.html.charts import bars
 from privsyn_flower.app.report.html.markup import Figure, Table, is_number, mapping, number, plain
 from privsyn_flower.app.report.html.overview import method_of
 from privsyn_flower.app.report.html.parts import Context, axis_name, guarantee
-from privsyn_flower.app.report.reading import SEEDS, RunFolder, first_texts
+from privsyn_flower.app.report.reading import RunFolder, first_texts
+from privsyn_flower.runs import SEEDS
 from privsyn_flower.units import units, unspaced, words
 
 UNPROTECTED = "expand-private"  # made of the private text itself

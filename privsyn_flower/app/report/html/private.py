@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from privsyn_flower.app.report.claims import claim_of, sources
 from privsyn_flower.app.report.forms import fact_sheet
+from privsyn_flower.app.report.guarantee import claim_of, sources
 from privsyn_flower.app.report.html.charts import lines
 from privsyn_flower.app.report.html.markup import Figure, Table, is_number, number
 from privsyn_flower.app.report.html.parts import (

@@ -24,13 +24,12 @@ from privsyn_flower.app.report.publishing.product import (
     is_own_file,
     write_parquet,
 )
-from privsyn_flower.app.report.reading import SEEDS
 from privsyn_flower.app.report.registry import FILE as FORMS
 from privsyn_flower.app.report.registry import record
 from privsyn_flower.files import file_digest, share
 from privsyn_flower.privacy.sentence import FILE as STATEMENT
 from privsyn_flower.privacy.wording import page
-from privsyn_flower.runs import write_json
+from privsyn_flower.runs import SEEDS, write_json
 
 MANIFEST = "publish.json"  # the sha256 of every other file: what `privsyn publish` wrote
 # Of a model's folder; anything else there is not copied.

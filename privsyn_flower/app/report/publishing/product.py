@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from privsyn_flower.app.report.claims import claim_of
+from privsyn_flower.app.report.guarantee import claim_of
 from privsyn_flower.app.report.summaries import (
     NONE,
     UNASKED,

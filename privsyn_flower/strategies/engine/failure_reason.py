@@ -1,4 +1,4 @@
-"""Our own reason as the last line of a failed run, below Flower's exit code and help page."""
+"""The reason of a failed run as its last line, below Flower's exit code and help page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from privsyn_flower.config.api import api_words
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LAST_WORD = "privsyn: "  # what such a line begins with
+PREFIX = "privsyn: "  # what such a line begins with
 _FLOWER = logging.getLogger("flwr")
 
 
@@ -29,10 +29,10 @@ class _AfterExitCode(logging.Handler):
         """Nothing for any other line of Flower's."""
         if record.getMessage().startswith("Exit Code"):
             _FLOWER.removeHandler(self)
-            print(f"{LAST_WORD}{self.reason}", file=sys.stderr, flush=True)
+            print(f"{PREFIX}{self.reason}", file=sys.stderr, flush=True)
 
 
-def last_word(reason: str) -> None:
+def print_last(reason: str) -> None:
     """Print this behind what Flower prints when a ServerApp fails. A later one takes its place."""
     for handler in list(_FLOWER.handlers):
         if isinstance(handler, _AfterExitCode):
@@ -40,8 +40,8 @@ def last_word(reason: str) -> None:
     _FLOWER.addHandler(_AfterExitCode(" | ".join(reason.splitlines())))
 
 
-def telling(start: Callable[P, T]) -> Callable[P, T]:
-    """A strategy's `start`, whose error is the last word. Raises TypeError naming all arguments
+def log_failure_reason(start: Callable[P, T]) -> Callable[P, T]:
+    """A strategy's `start`, whose error is printed last. Raises TypeError naming all arguments
     that are missing."""
     required = [
         name
@@ -50,7 +50,7 @@ def telling(start: Callable[P, T]) -> Callable[P, T]:
     ]
 
     @functools.wraps(start)
-    def told(*arguments: P.args, **named: P.kwargs) -> T:
+    def started(*arguments: P.args, **named: P.kwargs) -> T:
         try:
             missing = [name for name in required if name not in named]
             if missing:
@@ -61,7 +61,7 @@ def telling(start: Callable[P, T]) -> Callable[P, T]:
             with api_words():
                 return start(*arguments, **named)
         except Exception as error:
-            last_word(f"{type(error).__name__}: {error}")
+            print_last(f"{type(error).__name__}: {error}")
             raise
 
-    return told
+    return started

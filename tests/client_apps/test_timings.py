@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.local.timings import TIMINGS_FILE, read_timings, timed
+from privsyn_flower.client_apps.node.failures import TIMINGS_FILE, timed
 from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.server_apps.costs import read_timings
 
 
 def node(tmp_path: Path, number: int = 0) -> Path:

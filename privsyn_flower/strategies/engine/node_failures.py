@@ -1,4 +1,4 @@
-"""What user data raised on the nodes of a simulation, read from their caches on this machine.
+"""A check of simulations: what user data raised on the nodes, from their caches on this machine.
 
 A node tells the server nothing of it (rule 7), only its own files: `node.log`, and a row for each
 failure in `failures.jsonl`. In a simulation these are the researcher's own files. Nothing here is
@@ -11,13 +11,21 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privsyn_flower.arrays import F64
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.strategies.engine.callbacks import (
+    Callback,
+    CheckFailed,
+    Question,
+    Row,
+    RunStart,
+)
 
 FAILURES = "failures.jsonl"
 NODES = "nodes"  # folder of the simulated nodes' caches
@@ -27,8 +35,51 @@ _NAME = re.compile(r"[A-Za-z_][\w.]{0,99}")
 _MOST = 1 << 22  # bytes of a file that are looked at: its end
 
 
-class AllNodesFailed(RuntimeError):
+class AllNodesFailed(CheckFailed):
     """In a simulation: no node could answer, so the round's release is noise alone."""
+
+
+class NodeFailures(Callback):
+    """Ends a simulation whose nodes all failed. folder: of their caches.
+
+    show: print at the end of the run what failed, on stderr. It may depend on a user's text, so it
+    is for the terminal of who runs the simulation, and in no log or file of the run.
+    """
+
+    check = True
+
+    def __init__(self, folder: Path, *, show: bool = False) -> None:
+        self.folder, self.show = folder, show
+        self._run, self._simulated = "", False
+
+    def run_started(self, start: RunStart) -> None:
+        """Nothing is known of the nodes yet."""
+        self._run, self._simulated = start.run, False
+
+    def question_asked(self, question: Question) -> None:
+        """Whether it is a simulation is known from here."""
+        self._simulated = question.simulated
+
+    def released(self, question: Question, noisy: F64, noise_std: float) -> None:
+        """Raises AllNodesFailed."""
+        ticket = question.ticket
+        if not question.simulated:
+            return
+        if failed := all_failed(self.folder, ticket, question.nodes):
+            raise AllNodesFailed(
+                f"round {ticket.round} released noise alone: {failed}. Mend it and start a new "
+                "run; a resume would go on after this round"
+            )
+
+    def run_ended(self, summary: Row) -> None:
+        """Show what failed."""
+        if self.show and self._simulated:
+            for line in report(self.folder, self._run):
+                print(f"warning: {line}", file=sys.stderr)
+
+    def run_failed(self, error: BaseException) -> None:
+        """Show what failed."""
+        self.run_ended({})
 
 
 @dataclass(frozen=True)
@@ -85,15 +136,6 @@ def report(folder: Path, run: str) -> list[str]:
         f"({min(places[cause])})"
         for cause, count in users.most_common()
     ]
-
-
-def show(folder: Path, run: str, nodes: Iterable[Hello]) -> None:
-    """Print the report on stderr when all nodes are simulated. It may depend on a user's text, so
-    it is for the terminal of who runs the simulation, and in no log or file of the run."""
-    known = list(nodes)
-    if known and not any(facts.deployed for facts in known):
-        for line in report(folder, run):
-            print(f"warning: {line}", file=sys.stderr)
 
 
 def read_failures(folder: Path) -> Iterator[Failure]:

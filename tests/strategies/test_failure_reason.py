@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from privsyn_flower.app.local.last_word import last_word
 from privsyn_flower.strategies import DPFedAvg, PrEText
+from privsyn_flower.strategies.engine.failure_reason import print_last
 from tests.strategies.training_rig import record, trainers
 
 FLOWER = logging.getLogger("flwr")
@@ -42,7 +42,7 @@ def test_what_start_raises_is_the_last_word(
     tmp_path: Path, loopback: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wrong = {"epsilon": -1.0, "delta": 1e-5, "users": 20, "folder": tmp_path / "run"}
-    last_word("of an earlier failure, which was caught")
+    print_last("of an earlier failure, which was caught")
     with pytest.raises(ValueError, match="epsilon"):
         DPFedAvg().start(loopback(trainers()), record(), **wrong)  # type: ignore
     assert last_line(capsys).startswith("privsyn: ValueError: ")

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 
-from privsyn_flower.app.local.node_failures import AllNodesFailed, all_failed, read_failures, report
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Ticket
+from privsyn_flower.strategies.engine.callbacks import Callbacks
+from privsyn_flower.strategies.engine.node_failures import (
+    AllNodesFailed,
+    NodeFailures,
+    all_failed,
+    read_failures,
+    report,
+)
 from privsyn_flower.strategies.engine.rounds import Rounds
 from tests.strategies.test_rounds import Counting, VotingNode, engine
 
@@ -47,7 +54,7 @@ def begun(tmp_path: Path, loopback: Any, deployed: bool = False, **row: Any) -> 
     nodes = {100 + i: VotingNode(25, i, deployed=deployed and i == 3) for i in range(4)}
     failing(tmp_path / "cache", nodes, **row)
     run = engine(tmp_path, loopback(nodes), Counting())
-    run.node_caches = tmp_path / "cache"
+    run.callbacks = Callbacks([NodeFailures(tmp_path / "cache")])
     return run
 
 
@@ -90,7 +97,7 @@ def test_one_node_that_answers_is_enough_to_go_on(
     failing(tmp_path / "cache", nodes)
     nodes[103].before_answer = None
     run = engine(tmp_path, loopback(nodes), Counting())
-    run.node_caches = tmp_path / "cache"
+    run.callbacks = Callbacks([NodeFailures(tmp_path / "cache")])
     assert run.run() == 3
     assert "NameError" not in caplog.text  # it may come of one user's text: the terminal's only
     (line,) = report(tmp_path / "cache", "r")

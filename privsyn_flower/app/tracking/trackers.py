@@ -1,0 +1,205 @@
+"""The trackers of a run: public numbers, appended to one file that a process of each reads.
+
+    run: checkpoints/tracked.jsonl <- {"begin": ...}, {"log": ...}, {"end": ...}
+    a tracker's process: reads on from where it was, which its notes (tracked-NAME.json) say
+
+Libraries that report to a service start threads and processes, hold on to an exiting process, ask
+on a terminal, and import for seconds. Here a run has none of it: it appends lines, and waits for
+`patience` seconds at its end alone. Whatever ends the run, a kill too, ends the pipe to the
+processes: they then read what is left and end themselves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.app.tracking.public import (
+    Value,
+    is_line,
+    public_facts,
+    public_result,
+    public_row,
+    public_settings,
+    public_stage,
+)
+from privsyn_flower.config.schema import TRACKERS
+from privsyn_flower.privacy.promise import ROUNDS
+from privsyn_flower.python_path import finding_us
+from privsyn_flower.strategies.engine.callbacks import Callback, Row, RunStart
+
+logger = logging.getLogger("flwr")  # the log that Flower shows in every app; run.log has it, too
+
+PATIENCE = 30.0  # seconds for all trackers at the end
+EVENTS = "checkpoints/tracked.jsonl"
+START = "import sys; from privsyn_flower.app.tracking.process import main; main(*sys.argv[1:])"
+NOTED = 3  # exit code of a process that has noted an error
+FINISHED = ("finished", "ended early")
+
+
+class TrackerUnavailable(ValueError):
+    """A tracker's library is not installed, or there is no tracker of that name."""
+
+
+def fault(name: str) -> str:
+    """Why a tracker cannot be had here, with what to do; "" when it can. Nothing is imported."""
+    if name not in TRACKERS:
+        return f"trackers: {name!r} is unknown; there are {', '.join(TRACKERS)}"
+    if importlib.util.find_spec(name) is None:
+        return (
+            f"trackers: {name} is not installed: pip install 'privsyn-flower[{name}]', or leave it "
+            "out"
+        )
+    return ""
+
+
+def notes(folder: Path, name: str) -> Path:
+    """Where a tracker's process notes how far it has read."""
+    return folder / "checkpoints" / f"tracked-{name}.json"
+
+
+class Trackers(Callback):
+    """An observer that tells named trackers. Raises TrackerUnavailable before anything is begun."""
+
+    def __init__(self, names: Iterable[str], *, patience: float = PATIENCE) -> None:
+        if isinstance(names, str):
+            raise TrackerUnavailable(f"trackers = {names!r}: give a list, as in [{names!r}]")
+        self.names, self.patience = list(dict.fromkeys(names)), patience
+        for why in filter(None, map(fault, self.names)):
+            raise TrackerUnavailable(why)
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._known: set[tuple[str, str, int]] = set()
+        self._rounds, self._over = 0, True
+
+    def run_started(self, start: RunStart) -> None:
+        """Tell of it and of the rounds that no earlier start has told; nothing after a result."""
+        if not self.names:
+            return
+        self._folder, self._over = start.folder, False
+        self._rounds = len(start.rows.get(ROUNDS, ()))
+        if self._resumed(start.run):
+            self._over, size = True, (start.folder / EVENTS).stat().st_size
+            late = [
+                one for one in self.names if read_notes(start.folder, one).get("offset") != size
+            ]
+            self._processes = {name: self._started(name) for name in late}
+            return
+        begin = {"run": start.run, "name": start.folder.name, "facts": public_facts(start.facts)}
+        self._append({"begin": {**begin, "settings": public_settings(start.settings)}})
+        for phase, rows in start.rows.items():
+            for row in rows:
+                self.round_ended(phase, row)
+        self._processes = {name: self._started(name) for name in self.names}
+
+    def round_ended(self, phase: str, row: Row) -> None:
+        """`rounds/NAME` at the round, once."""
+        step = int(row["round"])
+        self._rounds = max(self._rounds, step) if phase == ROUNDS else self._rounds
+        self._log(phase, "", public_row(row), step)
+
+    def stage(self, name: str, seconds: float) -> None:
+        """`stage_seconds/NAME`, once for each number of rounds: a resumed stage counts on."""
+        self._log("stage_seconds", name, public_stage(name, seconds), self._rounds)
+
+    def run_ended(self, summary: Row) -> None:
+        """`result/NAME`, and the sentence that goes with it."""
+        self._log("result", "", public_result(summary), self._rounds)
+        short = summary.get("privacy_short")
+        status = FINISHED[1 if summary.get("ended_early") else 0]
+        self._end(status, str(short) if is_line(short) else "")
+
+    def run_failed(self, error: BaseException) -> None:
+        """An error, or somebody's stop."""
+        self._end("failed" if isinstance(error, Exception) else "stopped", "")
+
+    def _log(self, group: str, part: str, values: Mapping[str, Value], step: int) -> None:
+        if self._over or not values or (group, part, step) in self._known:
+            return
+        self._known.add((group, part, step))
+        self._append({"log": {"group": group, "part": part, "values": values, "step": step}})
+
+    def _end(self, status: str, short: str) -> None:
+        """Returns when every process has read all of it, or after `patience` seconds."""
+        if not self._over:
+            self._append({"end": {"status": status, "privacy_short": short}})
+        self._over, deadline = True, time.monotonic() + self.patience
+        processes, self._processes = self._processes, {}
+        for process in processes.values():
+            if process.stdin is not None:
+                process.stdin.close()
+        for name, process in processes.items():
+            if why := _awaited(process, deadline) or read_notes(self._folder, name).get("error"):
+                logger.warning(
+                    "tracker %s: %s; the run went on without it (docs/tracking.md)", name, why
+                )
+
+    def _resumed(self, run: str) -> bool:
+        """Read what earlier starts have told; whether a result was among it."""
+        path = self._folder / EVENTS
+        told = [event for event, _ in read_events(path, 0)] if path.exists() else []
+        if told and told[0].get("begin", {}).get("run") != run:  # another run's
+            path.unlink()
+            for name in TRACKERS:
+                notes(self._folder, name).unlink(missing_ok=True)
+            told = []
+        logs = [event["log"] for event in told if "log" in event]
+        self._known = {(log["group"], log["part"], log["step"]) for log in logs}
+        return any(event.get("end", {}).get("status") in FINISHED for event in told)
+
+    def _append(self, event: Mapping[str, Any]) -> None:
+        path = self._folder / EVENTS
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(f"{json.dumps(event, allow_nan=False)}\n".encode())
+
+    def _started(self, name: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            # -P: nothing of the folder that it is started in.
+            [sys.executable, "-P", "-c", START, name, str(self._folder)],
+            env=finding_us(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,  # what libraries print is nobody's
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is not its business
+        )
+
+
+def read_events(path: Path, offset: int) -> list[tuple[dict[str, Any], int]]:
+    """Complete events after byte `offset`, each with its end; half a line of a kill is none."""
+    found = []
+    with path.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            offset += len(line)
+            with suppress(ValueError):
+                if line.endswith(b"\n"):
+                    found.append((json.loads(line), offset))
+    return found
+
+
+def read_notes(folder: Path, name: str) -> dict[str, Any]:
+    """offset: how much a tracker's process has read of the events. error: what ended it."""
+    path = notes(folder, name)
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _awaited(process: subprocess.Popen[bytes], deadline: float) -> str:
+    """Wait for its end until then; why it did not come to one by itself."""
+    try:
+        process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # with what the library started
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "it did not finish in time"
+    return "" if process.returncode in (0, NOTED) else "its process ended"
