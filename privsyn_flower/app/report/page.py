@@ -82,24 +82,7 @@ def _read(folder: Path) -> RunFolder:
         folder = folder.parent
     if folder.is_dir():
         return read_run(folder)
-    summary = read_summary(folder)
-    return RunFolder(
-        folder=folder.with_suffix(""),
-        config=None,
-        stored={},
-        summary=summary,
-        promised={},
-        statement="",
-        metrics=[],
-        evaluations={},
-        progress=[],
-        ledger=None,
-        seconds={},
-        error="",
-        warnings=[],
-        locked=False,
-        problems=[],
-    )
+    return RunFolder(folder.with_suffix(""), summary=read_summary(folder))
 
 
 def _document(title: str, header: Markup, parts: Sequence[Part], *, live: bool = False) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -52,20 +52,20 @@ class RunFolder:
     """
 
     folder: Path
-    config: RunConfig | None
-    stored: Mapping[str, Any]
-    summary: Summary | None
-    promised: Mapping[str, Any]
-    statement: str
-    metrics: list[Json]
-    evaluations: Mapping[str, list[Json]]
-    progress: list[Json]
-    ledger: LedgerView | None
-    seconds: Mapping[str, float]
-    error: str
-    warnings: list[str]
-    locked: bool
-    problems: list[str]
+    config: RunConfig | None = None
+    stored: Mapping[str, Any] = field(default_factory=dict)
+    summary: Summary | None = None
+    promised: Mapping[str, Any] = field(default_factory=dict)
+    statement: str = ""
+    metrics: list[Json] = field(default_factory=list)
+    evaluations: Mapping[str, list[Json]] = field(default_factory=dict)
+    progress: list[Json] = field(default_factory=list)
+    ledger: LedgerView | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+    warnings: list[str] = field(default_factory=list)
+    locked: bool = False
+    problems: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
