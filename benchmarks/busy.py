@@ -125,7 +125,7 @@ def measured(part: str, size: float, *, busy: bool) -> dict[str, float]:
 def two_fine_tunings(size: float, at_once: int) -> dict[str, float]:
     """Seconds, and CPU seconds with those of other processes."""
     from privsyn_flower.evaluation.downstream import Downstream
-    from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
+    from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
     from privsyn_flower.evaluation.tuning import Tuning
 
     model = Downstream(ASSETS / "downstream", length=64)

@@ -15,9 +15,14 @@ from tempfile import TemporaryDirectory
 
 from privsyn_flower.app.cli.compare.cells import Outcome, cells_of, look
 from privsyn_flower.app.cli.compare.details import details, introduction, training_texts
-from privsyn_flower.app.cli.compare.estimates import differences, lines_of
+from privsyn_flower.app.cli.compare.estimates import (
+    completed,
+    differences,
+    lines_of,
+    load_pairs,
+    place,
+)
 from privsyn_flower.app.cli.compare.figures import draw
-from privsyn_flower.app.cli.compare.pairs import completed, load_pairs, place
 from privsyn_flower.app.cli.compare.tables import measured, point_label
 from privsyn_flower.app.report.tables import report
 from privsyn_flower.config.grid import GridConfig, GridMethod, load_grid

@@ -4,8 +4,7 @@ Importing this package loads numpy only. Nothing here opens private or held-out 
 is the room `benchmark`, in simulation only.
 """
 
-from .bootstrap import paired_bootstrap
-from .distances import frechet_distance
-from .next_token import next_token_metrics
+from .intervals import paired_bootstrap
+from .metrics import frechet_distance, next_token_metrics
 
 __all__ = ["frechet_distance", "next_token_metrics", "paired_bootstrap"]

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F64, I64
-from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.downstream import EVALUATION_BATCH, Parts, own_generator
+from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap
 from privsyn_flower.evaluation.rows import Rows
 from privsyn_flower.evaluation.tuning import Batch, Tuning, batches
 from privsyn_flower.progress import Progress, silent

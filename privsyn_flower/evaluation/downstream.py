@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.arrays import F32, F64
-from privsyn_flower.evaluation.next_token import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.metrics import IGNORED, SUMS, row_sums
+from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
 from privsyn_flower.evaluation.rows import Rows, SpecialTokens, TokenRows, encoded, row_lengths
-from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
 from privsyn_flower.evaluation.tuning import Batch, Precision, Tuning, batches
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, silent
@@ -124,7 +124,7 @@ class Downstream:
             with own_generator(tuning.seed):
                 self.model = get_peft_model(self.model, lora(*vars(self.adapter).values()))
         if self.processes > 1:
-            from privsyn_flower.evaluation.several import fine_tune_by
+            from privsyn_flower.evaluation.process_pool import fine_tune_by
 
             own: dict[str, Any] = {"work": work, "choice": choice}
             given = self.processes, self.model, self.said(), rows, tuning
@@ -258,21 +258,19 @@ def choose_learning_rate(
     progress: Progress = silent,
     *,
     work: Work | None = None,
-    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The rate with the least loss on public validation text after tuning on public text.
 
     Both sets must be public. Returns (rate, {rate: loss}); a single rate is taken untested.
-    at_once: `sums_after`. Raises ValueError without rates.
+    Raises ValueError without rates.
     """
     if not rates:
         raise ValueError("evaluation.learning-rates is empty: name at least one")
     if len(rates) == 1:
         return rates[0], {}
     users = {"public": validation}
-    sums = sums_after(
-        model, trials(rates, train, tuning), users, at_once=at_once, progress=progress, work=work
-    )
+    wanted = trials(rates, train, tuning)
+    sums = sums_after(model, wanted, users, progress=progress, work=work)
     totals = {rate: sums[f"rate {rate}"][0] for rate in rates}
     losses = {rate: float(total[0] / total[2]) for rate, total in totals.items()}
     best = min(losses, key=lambda rate: losses[rate])

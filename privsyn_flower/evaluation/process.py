@@ -1,4 +1,4 @@
-"""One of the processes that fine-tune for another, started by `several.py`.
+"""One of the processes that fine-tune for another, started by `process_pool.py`.
 
 python -m privsyn_flower.evaluation.process FOLDER
 """
@@ -22,8 +22,8 @@ def main(folder: Path) -> None:
     # What follows loads torch for seconds, and may be ended meanwhile.
     import torch
 
+    from privsyn_flower.evaluation.process_pool import DONE, JOB, TOLD
     from privsyn_flower.evaluation.rows import TokenRows
-    from privsyn_flower.evaluation.several import DONE, JOB, TOLD
     from privsyn_flower.evaluation.tuning import Tuning
     from privsyn_flower.files import replace_private
 
@@ -82,8 +82,8 @@ def _loaded(said: Mapping[str, Any]) -> Any:
 
 def _result(folder: Path, job: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """The users' sums, where users were given; else the weights are written for the others."""
+    from privsyn_flower.evaluation.process_pool import TRAINED
     from privsyn_flower.evaluation.rows import TokenRows
-    from privsyn_flower.evaluation.several import TRAINED
 
     if "users" not in job:
         from safetensors.torch import save_file

@@ -32,8 +32,8 @@ from privsyn_flower.evaluation.downstream import (
     choose_learning_rate,
     trials,
 )
+from privsyn_flower.evaluation.process_pool import sums_after
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.evaluation.side_by_side import sums_after
 from privsyn_flower.evaluation.tuning import Tuning
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.files import build_folder, file_digest
@@ -105,11 +105,9 @@ def rehearse(
     *,
     tuning: Tuning | None = None,
     work: Work | None = None,
-    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate, chosen on public text: adapt to half of the minority's modules, test
-    on the other half; without a minority, the pool and the public validation text. at_once:
-    fine-tunings (`side_by_side`)."""
+    on the other half; without a minority, the pool and the public validation text."""
     rates = [float(rate) for rate in split_list(config.evaluation.learning_rates)]
     train: Rows = []
     validation: Rows = []
@@ -125,7 +123,7 @@ def rehearse(
             raise ConfigError(NO_REHEARSAL.format(config.evaluation.learning_rates, ""))
     tuning = tuning or tuning_of(config)
     given = model, rates, train, validation, tuning, progress
-    return choose_learning_rate(*given, work=work, at_once=at_once)
+    return choose_learning_rate(*given, work=work)
 
 
 def rehearse_classes(
@@ -134,11 +132,10 @@ def rehearse_classes(
     public: Examples,
     progress: Progress = silent,
     work: Work | None = None,
-    at_once: int = 1,
 ) -> tuple[float, dict[str, float]]:
     """The learning rate of the best macro-F1: half of the labelled public texts to train on, the
-    others to test on. A single rate is taken untested. at_once: as in `rehearse`. Raises
-    ConfigError without such text."""
+    others to test on. A single rate is taken untested. Raises ConfigError without
+    such text."""
     options = config.evaluation
     rates = [float(rate) for rate in split_list(options.learning_rates)]
     if len(rates) == 1:
@@ -147,7 +144,7 @@ def rehearse_classes(
         raise ConfigError(NO_REHEARSAL.format(options.learning_rates, "labelled "))
 
     wanted, users = trials(rates, public[::2], tuning_of(config)), {"public": public[1::2]}
-    sums = sums_after(model, wanted, users, at_once=at_once, progress=progress, work=work)
+    sums = sums_after(model, wanted, users, progress=progress, work=work)
     found = {rate: float(macro_f1(sums[f"rate {rate}"].sum(axis=0))) for rate in rates}
     best = max(found, key=lambda rate: found[rate])
     return best, {f"{rate:g}": round(value, 5) for rate, value in found.items()}

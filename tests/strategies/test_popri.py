@@ -18,7 +18,7 @@ from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.config import PopriConfig
 from privsyn_flower.data import LabelledText
-from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.evaluation.metrics import frechet_distance
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import NoPairs, POPri

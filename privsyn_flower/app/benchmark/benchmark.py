@@ -15,8 +15,7 @@ from typing import Any
 from privsyn_flower.app.benchmark.feedback import Feedback
 from privsyn_flower.app.benchmark.fine_tunings import Folders, classification, next_token
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC, note, steps_of
-from privsyn_flower.app.benchmark.private import Private
-from privsyn_flower.app.benchmark.texts import Sets, distances, repeated
+from privsyn_flower.app.benchmark.private import Private, Sets, distances, repeated
 from privsyn_flower.arrays import F32
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation
@@ -46,7 +45,6 @@ def run_benchmark(
     steps: Steps | None = None,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> Benchmark:
     """All figures of one finished run; held-out users as `evaluation.on` says.
 
@@ -56,7 +54,7 @@ def run_benchmark(
     `evaluation.task = "classification"`. seeds: PrE-Text's, "seeds" the run's own; empty for
     methods without. steps: those begun already (`steps_of`). work: where finished fine-tunings
     are kept until all are (`Work`). keep: the run folder, where held-out users' sums stay
-    (`evaluation.user_sums`). at_once: fine-tunings (`evaluation.side_by_side`).
+    (`evaluation.intervals`).
     """
     steps = steps or steps_of(config, progress, [])
     federation = private.federation
@@ -82,7 +80,7 @@ def run_benchmark(
     summary |= {"task": config.evaluation.task}
     work = work or Work()
     given = config, federation, downstream, synthetic, progress, steps
-    summary |= measure(*given, work=work, keep=keep, at_once=at_once)
+    summary |= measure(*given, work=work, keep=keep)
     work.end()
     steps.end()
     return Benchmark(summary, held_out, candidates)
@@ -99,13 +97,12 @@ def training_benchmark(
     steps: Steps | None = None,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """Figures of a run that trained a model: for summary.json, named as `run_benchmark`'s are.
 
     models: folders by the names in METHODS, measured as they are. start: the model that the private
     training began with, from which others go with `evaluation.start = "public"`. There is no text
-    whose distances could be told. work, keep, at_once: as `run_benchmark`'s. Raises ConfigError
+    whose distances could be told. work, keep: as `run_benchmark`'s. Raises ConfigError
     unless `benchmark` is true.
     """
     if not config.benchmark:
@@ -123,7 +120,6 @@ def training_benchmark(
         start=start,
         work=work,
         keep=keep,
-        at_once=at_once,
     )
     work.end()
     steps.end()

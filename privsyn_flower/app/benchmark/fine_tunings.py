@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from privsyn_flower.app.benchmark.names import METHODS, PAIRS, RANDOM_PUBLIC, steps_of
-from privsyn_flower.app.benchmark.texts import Sets
+from privsyn_flower.app.benchmark.private import Sets
 from privsyn_flower.config import ConfigError, RunConfig, split_list
 from privsyn_flower.data import Federation, label_of
-from privsyn_flower.evaluation.bootstrap import Interval, paired_bootstrap
 from privsyn_flower.evaluation.classification import (
     Classifier,
     Examples,
@@ -26,6 +25,8 @@ from privsyn_flower.evaluation.classification import (
     scores,
 )
 from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.intervals import Interval, paired_bootstrap, save_user_sums
+from privsyn_flower.evaluation.process_pool import FineTuning, sums_after
 from privsyn_flower.evaluation.public import (
     downstream_of,
     public_start,
@@ -34,9 +35,7 @@ from privsyn_flower.evaluation.public import (
     tuning_of,
 )
 from privsyn_flower.evaluation.rows import Rows
-from privsyn_flower.evaluation.side_by_side import FineTuning, sums_after
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.user_sums import save_user_sums
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import Progress, Steps, silent
 from privsyn_flower.randomness import seeded
@@ -58,12 +57,11 @@ def next_token(
     start: Path | None = None,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """The same model fine-tuned on every set alike -> accuracy and loss on held-out users.
 
     models: others to measure as they are; a name among them is not fine-tuned. start: of the
-    fine-tunings; None: `evaluation.start`. at_once: fine-tunings (`evaluation.side_by_side`).
+    fine-tunings; None: `evaluation.start`.
     Returns accuracy, loss (nats) with intervals [value, low, high], their paired differences, and
     the learning rate with how it was chosen.
     """
@@ -78,7 +76,7 @@ def next_token(
         start = None
     model = downstream_of(config, start or downstream)
     with _choosing(config, steps):
-        rate, tried = rehearse(config, federation, model, progress, work=work, at_once=at_once)
+        rate, tried = rehearse(config, federation, model, progress, work=work)
     tuning = replace(tuning_of(config), learning_rate=rate)
     held_out = {user: model.encode(own) for user, own in federation.held_out(options.on).items()}
     choice = _choice(config, federation, model)
@@ -102,7 +100,6 @@ def next_token(
         sets(),
         held_out,
         choice=choice,
-        at_once=at_once,
         progress=progress,
         work=work,
         begun=lambda name: steps.task(METHODS[name]),
@@ -150,7 +147,6 @@ def classification(
     *,
     work: Work | None = None,
     keep: Path | None = None,
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """As `next_token`, for the public class list: accuracy and macro-F1.
 
@@ -168,7 +164,7 @@ def classification(
     public = model.encode(federation.public(), federation.public_labels())
     steps = steps or steps_of(config, progress, [])
     with _choosing(config, steps):
-        rate, tried = rehearse_classes(config, model, public, progress, work, at_once)
+        rate, tried = rehearse_classes(config, model, public, progress, work)
     tuning = replace(tuning_of(config), learning_rate=rate, texts=True)
     held_out = {user: encoded(own) for user, own in federation.held_out(options.on).items()}
     choice: Examples | None = None
@@ -192,7 +188,6 @@ def classification(
         ],
         held_out,
         choice=choice,
-        at_once=at_once,
         progress=progress,
         work=work,
         begun=lambda name: steps.task(METHODS[name]),

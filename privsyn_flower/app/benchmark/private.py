@@ -1,13 +1,12 @@
-"""Private and held-out text of a simulated run, with embeddings, for its benchmark.
+"""Private and held-out text of a simulated run, its embeddings, and distances to it.
 
 With `benchmark.py` and `fine_tunings.py` the ONLY file that opens such text outside the nodes (rule
-4): in simulation, with `benchmark = true`, and only the ServerApp may import it.
-"""
+4): in simulation, with `benchmark = true`, and only the ServerApp may import it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,9 +14,11 @@ from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import ConfigError, RunConfig, cache_folder
 from privsyn_flower.data import EmbeddingCache, Federation
 from privsyn_flower.data.caches import classes_of
-from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.evaluation.duplicates import near_duplicates
+from privsyn_flower.evaluation.metrics import frechet_by_size, frechet_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.queries.votes import shard_votes
+from privsyn_flower.randomness import seeded
 from privsyn_flower.text.protocols import Embedder
 
 
@@ -136,3 +137,49 @@ def distance_to_development(
         return frechet_distance(embedder.embed(texts), rows)
 
     return distance
+
+
+Sets = Mapping[str, Sequence[str]]
+
+FRECHET_TEXTS = 500  # texts embedded per set: enough for 384 dimensions, half a minute on a CPU
+
+
+def distances(
+    groups: Mapping[str, Sets],
+    pool: Sequence[str],
+    private: Private,
+    held_out: F32,
+    config: RunConfig,
+) -> dict[str, dict[str, float]]:
+    """Frechet distances to held-out text, each group at equal numbers of texts; `private` is
+    the floor: private users' text at the same number."""
+    rng = seeded(config.seed, "frechet")
+
+    def rows(source: Sequence[str]) -> F32:
+        count = min(len(source), FRECHET_TEXTS)
+        picked = rng.choice(len(source), count, replace=False)
+        return private.embedder.embed([source[i] for i in picked])
+
+    others = {"random_public": rows(pool)} if len(pool) > 1 else {}
+    count = len(others["random_public"]) if others else min(len(private.rows), FRECHET_TEXTS)
+    own = rng.choice(len(private.rows), count, replace=len(private.rows) < count)
+    others["private"] = private.rows[own]
+    return {
+        group: {
+            name: round(value, 5)
+            for name, value in frechet_by_size(
+                {name: rows(source) for name, source in members.items() if len(source) > 1}
+                | others,
+                held_out,
+                rng,
+            ).items()
+        }
+        for group, members in groups.items()
+    }
+
+
+def repeated(
+    synthetic: Sequence[str], references: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, float]]:
+    """How much of the synthetic text repeats other texts, by the names of these."""
+    return {name: near_duplicates(synthetic, texts) for name, texts in references.items()}

@@ -8,8 +8,7 @@ from pathlib import Path
 import typer
 
 from privsyn_flower.app.cli.errors import fail
-from privsyn_flower.app.report.html.charts import INSTALL
-from privsyn_flower.app.report.html.library import library
+from privsyn_flower.app.report.html.library import INSTALL, library
 from privsyn_flower.app.report.page import write_page
 from privsyn_flower.app.report.summaries import ReportError
 

@@ -12,8 +12,10 @@ from typing import Any
 
 from privsyn_flower.app.cli.display import fitted, width
 from privsyn_flower.app.preflight.exchange import exchange_of
-from privsyn_flower.app.preflight.plan import ModelPlan, Plan, StagePlan, plan_of, releases
+from privsyn_flower.app.preflight.forecast import Stage, spoken
+from privsyn_flower.app.preflight.plan import ModelPlan, Plan, plan_of, releases
 from privsyn_flower.app.preflight.signal import SURE, signal_of
+from privsyn_flower.app.preflight.speeds import Machine, this_machine, timed
 from privsyn_flower.config import (
     RunConfig,
     absolute_paths,
@@ -22,9 +24,6 @@ from privsyn_flower.config import (
     parse_override,
 )
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.server_apps.estimates.machine import Machine, this_machine
-from privsyn_flower.server_apps.estimates.stages import spoken
-from privsyn_flower.server_apps.estimates.timing import timed
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.text.embedders import ngram_dimension
@@ -138,11 +137,11 @@ def _parts(plan: Plan) -> Iterator[list[str]]:
     yield _privacy(plan)
     yield _device(plan)
     yield [f"trust: {plan.trust}"]
-    yield [f"machine: {plan.machine.told()}"]
+    yield [f"machine: {plan.machine.summary()}"]
     yield ["models:", *_indented([_model(model) for model in plan.models])]
     if plan.launches:
         yield ["processes that the run starts:", *_indented([one.shown() for one in plan.launches])]
-    yield ["stages, as estimates (at most what the keys allow):"]
+    yield ["stages (work at most what the keys allow, times speeds of this machine):"]
     for stage in plan.stages:
         yield _indented(_stage(stage))
     yield [_total(plan), _disk(plan)]
@@ -206,7 +205,7 @@ def _model(model: ModelPlan) -> str:
     return f"{model.key} = {model.name!r}: {size}; {where}"
 
 
-def _stage(stage: StagePlan) -> list[str]:
+def _stage(stage: Stage) -> list[str]:
     least = "" if stage.timed else "at least "
     parts = []
     if stage.seconds is None:
@@ -215,13 +214,7 @@ def _stage(stage: StagePlan) -> list[str]:
         parts.append(f"{least}{spoken(stage.seconds)}")
     if stage.node_seconds:
         parts.append(f"on simulated nodes {least}{spoken(stage.node_seconds)}")
-    if stage.first_round:
-        parts.append(f"all of the first round {spoken(stage.first_round)}")
-    if stage.memory:
-        parts.append(f"memory {_bytes(stage.memory)} here, {_bytes(stage.gpu_memory)} on a GPU")
-    parts.append(f"{stage.operations:.2g} operations")
-    lines = [f"{stage.stage}: {'; '.join(parts)}", *_indented(stage.tasks)]
-    return lines + _indented(stage.unknown)
+    return [f"{stage.stage}: {'; '.join(parts)}", *_indented([*stage.tasks, *stage.unknown])]
 
 
 def _total(plan: Plan) -> str:

@@ -6,18 +6,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from privsyn_flower.app.preflight.forecast import memory_of
 from privsyn_flower.app.preflight.numbers import encoding
+from privsyn_flower.app.preflight.sizes import Size, model_files, size_of
+from privsyn_flower.app.preflight.speeds import Machine, seconds_of
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.encoding.dense import DensePlan
-from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.question import Query
-from privsyn_flower.server_apps.estimates.machine import Machine
-from privsyn_flower.server_apps.estimates.memory import memory
-from privsyn_flower.server_apps.estimates.shapes import Shape, model_files, shape_of
-from privsyn_flower.server_apps.estimates.timing import estimate
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods import recipe_of
-from privsyn_flower.server_apps.methods.stages import scoring
+from privsyn_flower.server_apps.methods.stages import Task, scoring, tokens_of
 
 SAMPLE = 1024  # made-up candidates that are packed to see how many bytes one takes
 # At most, of a topic beside its row: the row's scale, and ten keywords in JSON.
@@ -30,7 +28,8 @@ class Exchange:
 
     coordinates: of an answer. down, up: bytes of the question and of the masked answer; keys and
     shares of secure aggregation come on top. first_seconds: of a round in which the user's texts
-    are embedded; seconds: of another; timed: by such work on this machine. memory: bytes. once:
+    are embedded; seconds: of another; timed: by such work on this machine. memory: bytes of
+    the model and what travels. once:
     bytes of a question beside the rounds.
     """
 
@@ -51,18 +50,16 @@ def exchange_of(config: RunConfig, machine: Machine) -> Exchange:
         return _training(config, machine)
     if config.measures:
         return _measuring(config, machine)
-    embedder, count = shape_of("embedder", config), recipe_of(config).length(config)
+    embedder, count = size_of("embedder", config), recipe_of(config).length(config)
     bits, up = _answer(config, count)
     if embedder is None:
         return Exchange(count, bits, None, up, None, None, False, None)
     data, task = config.data, _embedding(config)
-    embedding = estimate(task, embedder, machine)
-    products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations["4"]
-    need = memory(task, embedder, machine.device) + 4 * count * embedder.dimension
+    embedding, timed = seconds_of(task, embedder, machine)
+    products = 2.0 * count * data.samples_per_user * embedder.dimension / machine.operations
+    need = memory_of(task, embedder, machine.device) + 4 * count * embedder.dimension
     down = question_bytes(config, count, embedder.dimension)
-    return Exchange(
-        count, bits, down, up, embedding.seconds + products, products, embedding.timed, need
-    )
+    return Exchange(count, bits, down, up, embedding + products, products, timed, need)
 
 
 def _answer(config: RunConfig, length: int | None) -> tuple[int | None, int | None]:
@@ -98,52 +95,51 @@ def question_bytes(config: RunConfig, count: int, dimension: int) -> int:
 
 
 def _training(config: RunConfig, machine: Machine) -> Exchange:
-    shape, training = shape_of(config.trained, config), config.training
-    length, down = trained(config, shape)
+    size, training = size_of(config.trained, config), config.training
+    length, down = trained(config, size)
     bits, up = _answer(config, length)
-    if shape is None:
+    if size is None:
         return Exchange(length, bits, down, up, None, None, False, None)
     task = Task(
         "rounds", "", "fine-tuning", config.trained, config.local_steps * training.batch_size,
-        config.evaluation.sequence_length, training.batch_size, nodes=True,
+        config.evaluation.sequence_length, nodes=True,
     )  # fmt: skip
-    work = estimate(task, shape, machine)
-    need = memory(task, shape, machine.device) + 8 * (length or 0)
+    seconds, timed = seconds_of(task, size, machine)
+    need = memory_of(task, size, machine.device) + 8 * (length or 0)
     first, once, topics = 0.0, 0, recipe_of(config).candidates(config)
-    embedder = shape_of("embedder", config)
+    embedder = size_of("embedder", config)
     if topics and embedder is not None:
         rows = topics * (embedder.dimension + TOPIC_BYTES)
         once = rows if config.ctcl.histogram else 0
         if config.ctcl.by_topic and down is not None:
             down += rows  # the node finds each text's condition by them
-        first = estimate(_embedding(config), embedder, machine).seconds
-    seconds = work.seconds
-    return Exchange(length, bits, down, up, first + seconds, seconds, work.timed, need, once)
+        first, _ = seconds_of(_embedding(config), embedder, machine)
+    return Exchange(length, bits, down, up, first + seconds, seconds, timed, need, once)
 
 
 def _measuring(config: RunConfig, machine: Machine) -> Exchange:
     """At most: a model that is a whole one, with every weight another than the base's."""
-    shape, length = shape_of("downstream", config), recipe_of(config).length(config)
+    size, length = size_of("downstream", config), recipe_of(config).length(config)
     bits, up = _answer(config, length)
-    if shape is None:
+    if size is None:
         return Exchange(length, bits, None, up, None, None, False, None)
     own = config.measure
     task = replace(scoring(config, "", len(own.named), own.tokens(config)), nodes=True)
     task = replace(task, items=max(1, task.items // config.data.users))  # of one user
-    work = estimate(task, shape, machine)
-    down = 4 * shape.parameters * len(own.named)
-    need = memory(task, shape, machine.device) + down
-    return Exchange(length, bits, down, up, work.seconds, work.seconds, work.timed, need)
+    seconds, timed = seconds_of(task, size, machine)
+    down = 4 * size.parameters * len(own.named)
+    need = memory_of(task, size, machine.device) + down
+    return Exchange(length, bits, down, up, seconds, seconds, timed, need)
 
 
 def _embedding(config: RunConfig) -> Task:
     """Of one user's texts."""
     data = config.data
     tokens = tokens_of(data.sample_words)
-    return Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens, 1)
+    return Task("rounds", "", "embedding", "embedder", data.samples_per_user, tokens)
 
 
-def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | None]:
+def trained(config: RunConfig, size: Size | None) -> tuple[int | None, int | None]:
     """Coordinates of one user's update, and bytes of the parameters that travel to it.
 
     Low-rank factors and single layers are counted in the model's own files; None without them.
@@ -151,7 +147,7 @@ def trained(config: RunConfig, shape: Shape | None) -> tuple[int | None, int | N
     training = config.training
     more = int(training.adaptive_clipping)
     if training.parameters == "full":
-        return (None, None) if shape is None else (shape.parameters + more, 4 * shape.parameters)
+        return (None, None) if size is None else (size.parameters + more, 4 * size.parameters)
     folder = model_files(config.trained, getattr(config.models, config.trained), config)
     if folder is None:
         return None, None

@@ -1,14 +1,14 @@
 """`privsyn plan`: what a run will promise, exchange, compute and need, before anything is begun.
 
-Privacy is read from the promise, findings from the other checks of this room. Times and memory are
-estimates of `privsyn_flower.server_apps.estimates`; what is not known is said to be unknown.
-"""
+Privacy is read from the promise, findings from the other checks of this package, times from
+`forecast`. What is not known is said to be unknown."""
 
 from __future__ import annotations
 
+import shlex
 import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,30 +16,21 @@ from privsyn_flower.app.preflight import check_ready
 from privsyn_flower.app.preflight.data import HUB, left_out, long_texts
 from privsyn_flower.app.preflight.exchange import Exchange, exchange_of, trained
 from privsyn_flower.app.preflight.findings import Finding
-from privsyn_flower.app.preflight.launches import Launch, launches
+from privsyn_flower.app.preflight.forecast import Stage, forecast, too_large
 from privsyn_flower.app.preflight.machine import in_hub_cache
 from privsyn_flower.app.preflight.signal import Signal, signal_of, weak
+from privsyn_flower.app.preflight.sizes import model_files, size_of
+from privsyn_flower.app.preflight.speeds import Machine
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import Phase, Promise
-from privsyn_flower.server_apps.estimates.beside import need
-from privsyn_flower.server_apps.estimates.machine import Machine
-from privsyn_flower.server_apps.estimates.memory import memory
-from privsyn_flower.server_apps.estimates.shapes import model_files, shape_of
-from privsyn_flower.server_apps.estimates.stages import (
-    ROUNDS,
-    Shapes,
-    done_here,
-    elsewhere,
-    shapes_of,
-    stage_of,
-)
-from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
+from privsyn_flower.text.preference.launched import launch_command, launch_environment
+from privsyn_flower.text.serving.vllm_server import default_python, max_lora_rank, server_command
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
@@ -59,24 +50,6 @@ class ModelPlan:
 
 
 @dataclass(frozen=True)
-class StagePlan:
-    """seconds: on this machine's server side, node_seconds: on simulated nodes; None: unknown, or
-    elsewhere. first_round: of the server's seconds in `rounds`. timed: measured by such work here;
-    else no less than that. memory: bytes here; gpu_memory: with the models on a GPU."""
-
-    stage: str
-    tasks: list[str]
-    seconds: float | None
-    node_seconds: float
-    first_round: float | None
-    timed: bool
-    operations: float
-    memory: int | None
-    gpu_memory: int | None
-    unknown: list[str]
-
-
-@dataclass(frozen=True)
 class Plan:
     """Everything about one configuration on one machine.
 
@@ -89,7 +62,7 @@ class Plan:
     signal: Signal | None
     exchange: Exchange | None
     models: list[ModelPlan]
-    stages: list[StagePlan]
+    stages: list[Stage]
     disk: dict[str, int]
     free: int
     findings: list[Finding]
@@ -145,7 +118,7 @@ class Plan:
             "models": [asdict(model) for model in self.models],
             "stages": [asdict(stage) for stage in self.stages],
             "disk": {**self.disk, "free": self.free},
-            "machine": asdict(self.machine) | {"told": self.machine.told()},
+            "machine": asdict(self.machine) | {"summary": self.machine.summary()},
             "findings": [asdict(finding) for finding in self.findings],
             "processes": [asdict(one) for one in self.launches],
         }
@@ -161,16 +134,12 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
     numbers that make no promise."""
     made = None if baseline(config) else promised(config)
     models = [_model(config, kind, name) for kind, name in used_models(config).items()]
-    shapes, tasks = shapes_of(config), done_here(config, recipe_of(config).work(config))
-    names = dict.fromkeys(task.stage for task in tasks)
-    stages = [
-        _stage(config, name, [task for task in tasks if task.stage == name], shapes, machine)
-        for name in names
-    ]
-    length, _ = trained(config, shapes.get(config.trained)) if config.updates else (None, None)
+    deployed = is_deployment(config)  # real nodes do their own work
+    tasks = [one for one in recipe_of(config).work(config) if not (one.nodes and deployed)]
+    length, _ = trained(config, size_of(config.trained, config)) if config.updates else (None, None)
     signal = signal_of(config, length) if made else None
     exchange = exchange_of(config, machine) if made else None
-    disk = disk_of(config, shapes, models, exchange)
+    disk = disk_of(config, models, exchange)
     there = next(p for p in (folder, *folder.parents) if p.exists())
     free = shutil.disk_usage(there).free
     ready = check_ready(config, folder)
@@ -178,113 +147,33 @@ def plan_of(config: RunConfig, folder: Path, machine: Machine) -> Plan:
         *ready,
         *([] if any(finding.fatal for finding in ready) else left_out(config)),
         *_data(config),
-        *_too_large(config, tasks, shapes, machine),
+        *too_large(config, tasks, machine),
         *_disk(sum(disk.values()), free),
         *(weak(config, signal, length) if signal else ()),
     ]
-    begun = launches(config, machine.device)
+    begun, stages = launches(config, machine.device), forecast(config, tasks, machine)
     return Plan(config, made, machine, signal, exchange, models, stages, disk, free, found, begun)
 
 
 def _model(config: RunConfig, kind: str, name: str) -> ModelPlan:
-    shape = shape_of(kind, config)
+    size = size_of(kind, config)
     served = kind == "generator" and config.generation.base_url
-    here = bool(served) or model_files(kind, name, config) is not None or bool(shape and shape.here)
-    if shape is None:
+    here = bool(served) or model_files(kind, name, config) is not None or bool(size and size.here)
+    if size is None:
         source = "unknown: the model is not here, and no table has its size"
         return ModelPlan(f"models.{kind}", name, None, source, here, None)
-    download = 0 if here else shape.parameters * (2 if name.startswith(HALVED) else 4)
-    return ModelPlan(f"models.{kind}", name, shape.parameters, shape.source, here, download)
-
-
-def _stage(
-    config: RunConfig, name: str, tasks: Sequence[Task], shapes: Shapes, machine: Machine
-) -> StagePlan:
-    found = stage_of(config, tasks, shapes, machine)
-    sized = [(t, s) for t in tasks if (s := shapes.get(t.model)) and t not in found.unknown]
-    sizes = [
-        found.at_once * need(task, shape)
-        if task.apart and found.at_once > 1
-        else memory(task, shape, machine.device, _workers(config, task, machine))
-        for task, shape in sized
-    ]
-    several = name == ROUNDS and config.rounds > 1
-    return StagePlan(
-        name,
-        [_described(task, found.at_once) for task in tasks],
-        found.server if sized else None,
-        found.nodes,
-        found.first if several and sized else None,
-        found.timed,
-        found.operations,
-        max(sizes, default=None),
-        max((memory(task, shape, "cuda") for task, shape in sized), default=None),
-        [_why(config, task) for task in found.unknown],
-    )
-
-
-def _why(config: RunConfig, task: Task) -> str:
-    if elsewhere(config, task):
-        return f"{task.what}: on the server of generation.base-url"
-    return f"{task.what}: unknown, the size of models.{task.model} is not known here"
-
-
-def _described(task: Task, at_once: int) -> str:
-    what = {"generation": "completions", "fine-tuning": "sequences", "preferences": "pairs"}
-    unit = what.get(task.kind, "texts")
-    often = f", {task.times} times" if task.times > 1 else ""
-    beside = f", {at_once} at once" if task.apart and at_once > 1 else ""
-    return f"{task.what}: {task.items:,} {unit} of {task.tokens} tokens{often}{beside}"
-
-
-def _workers(config: RunConfig, task: Task, machine: Machine) -> int:
-    served = task.kind == "generation" and config.generation.backend != "huggingface"
-    return 1 if served or task.kind == "embedding" else machine.workers
-
-
-def _too_large(
-    config: RunConfig, tasks: Sequence[Task], shapes: Shapes, machine: Machine
-) -> list[Finding]:
-    """Work that does not fit into this machine's memory: a line for each model and kind of work,
-    with the key that says how large it is."""
-    worst = dict[tuple[str, str], tuple[int, Task, set[str]]]()
-    for task in tasks:
-        shape = shapes.get(task.model)
-        if shape is None or elsewhere(config, task):
-            continue
-        need = memory(task, shape, machine.device, _workers(config, task, machine))
-        if need <= machine.memory:
-            continue
-        most, which, stages = worst.get((task.model, task.kind), (0, task, set()))
-        stages |= {task.stage}
-        worst[(task.model, task.kind)] = (
-            (need, task, stages) if need > most else (most, which, stages)
-        )
-    found = list[Finding]()
-    for need, task, stages in worst.values():
-        shape = shapes[task.model]
-        alone = memory(replace(task, batch=1), shape, machine.device) if shape else need
-        way = f"lower {task.key}" if task.key and alone <= machine.memory else (
-            f"choose a smaller models.{task.model}"
-        )  # fmt: skip
-        found.append(
-            Finding(
-                f"{task.kind} by models.{task.model} ({', '.join(sorted(stages))}) needs about "
-                f"{_gib(need)} of memory, and {machine.device} has {_gib(machine.memory)} here: "
-                f"{way}, or run it where there is more"
-            )
-        )
-    return found
+    download = 0 if here else size.parameters * (2 if name.startswith(HALVED) else 4)
+    return ModelPlan(f"models.{kind}", name, size.parameters, size.source, here, download)
 
 
 def disk_of(
-    config: RunConfig, shapes: Shapes, models: Sequence[ModelPlan], exchange: Exchange | None
+    config: RunConfig, models: Sequence[ModelPlan], exchange: Exchange | None
 ) -> dict[str, int]:
     """Bytes on disk: models to fetch, the run folder, and the cache of a simulation."""
-    run, cache, data = 0, 0, config.data
-    embedder, generator = shapes.get("embedder"), shapes.get("generator")
+    run, cache, data, recipe = 0, 0, config.data, recipe_of(config)
+    embedder, generator = size_of("embedder", config), size_of("generator", config)
     if config.updates:
-        length, down = trained(config, shapes.get(config.trained))
+        length, down = trained(config, size_of(config.trained, config))
         run += KEPT_MODELS * (down or 0)
         if config.trusts_aggregator and config.ftrl.mechanism == "blt":
             run += 8 * config.ftrl.buffers * (length or 0)
@@ -292,18 +181,16 @@ def disk_of(
         run += (exchange and exchange.down) or 0
     elif not config.trains and embedder is not None:
         if baseline(config) is None and not config.updates:
-            size = recipe_of(config).length(config)
-            run += config.rounds * size * (embedder.dimension + 12)
-        run += recipe_of(config).texts(config) * data.sample_words * WORD_BYTES
+            run += config.rounds * recipe.length(config) * (embedder.dimension + 12)
+        run += recipe.texts(config) * data.sample_words * WORD_BYTES
         if not is_deployment(config):
             cache += 4 * embedder.dimension * data.users * data.samples_per_user
-        if recipe_of(config).retrieves(config):
+        if recipe.retrieves(config):
             cache += 4 * embedder.dimension * data.public_pool
     if config.uses("popri") and generator is not None:
         own = config.popri
-        run += config.rounds * own.epochs * 4 * generator.lora(own.lora_rank)
-        text = recipe_of(config).length(config) * data.sample_words * WORD_BYTES
-        run += config.rounds * text
+        run += config.rounds * own.epochs * 4 * generator.adapter(own.lora_rank)
+        run += config.rounds * recipe.length(config) * data.sample_words * WORD_BYTES
     fetched = sum({model.name: model.download or 0 for model in models}.values())
     return {"models": fetched, "run_folder": run, "cache": cache}
 
@@ -339,3 +226,51 @@ def _disk(wanted: int, free: int) -> list[Finding]:
 
 def _gib(size: float) -> str:
     return f"{size / 2**30:,.1f} GiB"
+
+
+PORT, WORK = "PORT", "WORK"  # stand for what is chosen when the process is started
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One process, or several that one command starts."""
+
+    what: str
+    environment: dict[str, str]
+    command: list[str]
+
+    def shown(self) -> str:
+        """As one would type it."""
+        names = [f"{name}={value}" for name, value in self.environment.items()]
+        return f"{self.what}: {' '.join([*names, shlex.join(self.command)])}"
+
+
+def launches(config: RunConfig, device: str) -> list[Launch]:
+    """vLLM's servers and the launcher of preference training; empty where a run has neither.
+
+    device: that of this machine, which decides whether vLLM gets GPUs.
+    """
+    return [*_servers(config, device), *_training(config, device)]
+
+
+def _servers(config: RunConfig, device: str) -> Iterator[Launch]:
+    where, cuda = config.generation, device.startswith("cuda")
+    if where.backend != "vllm" or where.addresses or "generator" not in used_models(config):
+        return
+    python = Path(where.vllm_python) if where.vllm_python else default_python()
+    for at, gpus in enumerate(where.gpus):
+        command = server_command(
+            python, config.models.generator, port=PORT, seed=config.seed,
+            lora_rank=max_lora_rank(config.lora_rank), gpus=gpus if cuda else None, cuda=cuda,
+            arguments=shlex.split(where.vllm_arguments),
+        )  # fmt: skip
+        places = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if cuda and gpus else {}
+        yield Launch(f"vLLM server {at + 1} of {len(where.gpus)}", places, command)
+
+
+def _training(config: RunConfig, device: str) -> Iterator[Launch]:
+    count = config.models.training_processes
+    if count == 1 or not config.teaches_generator:
+        return
+    command = launch_command(WORK, count, shlex.split(config.models.accelerate_arguments))
+    yield Launch(f"training on pairs, {count} processes", launch_environment(device), command)

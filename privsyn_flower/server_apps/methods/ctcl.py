@@ -22,10 +22,16 @@ from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.server_apps.controls import CONTROL, noise_updates
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.recipe import NOISE, sampler_of
 from privsyn_flower.server_apps.methods.resampling import SYNTHETIC, Resampling, as_it_comes
-from privsyn_flower.server_apps.methods.stages import embedding, private_texts, public_pool
+from privsyn_flower.server_apps.methods.stages import (
+    Task,
+    embedding,
+    generation,
+    private_texts,
+    public_pool,
+    tokens_of,
+)
 from privsyn_flower.server_apps.methods.synthesis import Writing
 from privsyn_flower.server_apps.methods.training import Updating, local_steps
 from privsyn_flower.server_apps.topics import check_generator, topics_of
@@ -155,7 +161,7 @@ class CTCLRecipe(Updating, Writing[CTCL]):
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """The topics, the users' texts by topic, their training, and the synthetic texts."""
-        tasks = [replace(task, stage="public") for task in public_pool(cls, config)]
+        tasks = [replace(public_pool(config), stage="public")] if cls.retrieves(config) else []
         if _has_topics(config):
             stage = "topics" if config.ctcl.histogram else "rounds"
             tasks.append(replace(private_texts(config), stage=stage))
@@ -434,14 +440,9 @@ def _others(config: RunConfig) -> list[str]:
 
 
 def _generation(config: RunConfig, stage: str, what: str) -> Task:
-    """All texts of one set, each after its condition."""
-    return Task(
-        stage, f"writing {what}", "generation", "conditional",
-        config.ctcl.resample_pool or config.expand.samples,
-        config.expand.max_tokens, config.expand.batch_size,
-        min(config.ctcl.max_source, tokens_of(3 * config.ctcl.topic_words)),
-        key="expand.batch-size",
-    )  # fmt: skip
+    """All texts of one set."""
+    items = config.ctcl.resample_pool or config.expand.samples
+    return replace(generation(config, stage, what, items), model="conditional")
 
 
 RECIPE = CTCLRecipe

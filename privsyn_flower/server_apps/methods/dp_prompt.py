@@ -18,8 +18,7 @@ from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.baseline import LocalParaphrases
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
-from privsyn_flower.server_apps.methods.stages import generation
+from privsyn_flower.server_apps.methods.stages import Task, generation
 from privsyn_flower.server_apps.methods.unasked import Unasked
 from privsyn_flower.text.prompts import LabelledText
 
@@ -61,9 +60,8 @@ class DPPromptRecipe(Unasked):
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
         """One paraphrase of every text."""
-        shown, most = tokens_of(config.data.sample_words) + HEADING_TOKENS, config.dp_prompt
-        return [generation(config, "expansion", "paraphrases", cls.texts(config), shown,
-                           tokens=most.max_tokens)]  # fmt: skip
+        tokens = config.dp_prompt.max_tokens
+        return [generation(config, "expansion", "paraphrases", cls.texts(config), tokens=tokens)]
 
     @classmethod
     def faults(cls, config: RunConfig) -> Iterator[str]:

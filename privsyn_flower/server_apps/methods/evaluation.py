@@ -19,10 +19,9 @@ from privsyn_flower.evaluation.drawing import draw_intervals
 from privsyn_flower.privacy.promise import EVALUATIONS, Phase
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.curve import figures, gains
 from privsyn_flower.server_apps.methods.recipe import Recipe, sampler_of
-from privsyn_flower.server_apps.methods.stages import scoring, tiny_models
+from privsyn_flower.server_apps.methods.stages import Task, scoring, tiny_models
 from privsyn_flower.strategies.evaluation import Caps, evaluate
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, base_folder
 from privsyn_flower.text.models.parameters import ParametersError, longest_sequence, read_model

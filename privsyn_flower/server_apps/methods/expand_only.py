@@ -7,8 +7,7 @@ from typing import Any
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
-from privsyn_flower.server_apps.methods.stages import expansion
+from privsyn_flower.server_apps.methods.stages import Task, expansion
 from privsyn_flower.server_apps.methods.unasked import Unasked
 from privsyn_flower.text.prompts import LabelledText
 
@@ -30,7 +29,7 @@ class ExpandOnlyRecipe(Unasked):
 
     @classmethod
     def writing(cls, config: RunConfig) -> list[Task]:
-        return expansion(config, tokens_of(config.data.sample_words))
+        return expansion(config)
 
     @classmethod
     def texts(cls, config: RunConfig) -> int:

@@ -9,12 +9,10 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
-from privsyn_flower.server_apps.methods.stages import generation
+from privsyn_flower.server_apps.methods.stages import Task, generation
 from privsyn_flower.strategies.private_evolution import PrivateEvolution
 from privsyn_flower.text.prompts import InstructionPrompts, LabelledText, generate
-from privsyn_flower.units import units
 
 
 class PeRecipe(PrETextRecipe):
@@ -55,8 +53,7 @@ class PeRecipe(PrETextRecipe):
         own = config.pe
         if own.initial == "public":
             return super().writing(config)
-        shown = tokens_of(len(units(own.prompt)))
-        first = generation(config, "models", "the first candidates", own.candidates, shown)
+        first = generation(config, "models", "the first candidates", own.candidates)
         return [first, *super().writing(config)]
 
     def strategy(self, folder: RunFolder) -> PrivateEvolution:

@@ -15,18 +15,21 @@ from privsyn_flower.app.benchmark.private import Private, distance_to_developmen
 from privsyn_flower.arrays import F32, F64
 from privsyn_flower.config import RunConfig
 from privsyn_flower.config.changes import WRITING
-from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.privacy.planning import evaluation_phases
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
 from privsyn_flower.server_apps.methods.pretext import PrETextRecipe
 from privsyn_flower.server_apps.methods.recipe import NOISE
 from privsyn_flower.server_apps.methods.stages import (
+    HEADING_TOKENS,
+    Task,
     embedding,
     fine_tuning,
     generation,
     preferences,
     private_texts,
     public_pool,
+    tokens_of,
 )
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
 from privsyn_flower.server_apps.selection import CANDIDATES, check_selection, select_round
@@ -106,18 +109,18 @@ class POPriRecipe(Synthesis[POPri]):
         compared *= own.checkpoint != "last" or own.select == "public"
         chosen = min(CANDIDATES, rounds) * (own.select == "federated")
         tasks = [
-            *public_pool(cls, config),
-            generation(config, "rounds", "responses", asked, shown, rounds),
+            *([public_pool(config)] if cls.retrieves(config) else []),
+            generation(config, "rounds", "responses", asked, rounds),
             embedding("rounds", "responses", asked, tokens, rounds),
             private_texts(config),
             preferences(config, own.prompts * own.epochs, shown, rounds),
-            generation(config, "rounds", "texts to choose an epoch by", compared, shown, rounds),
+            generation(config, "rounds", "texts to choose an epoch by", compared, rounds),
             embedding("rounds", "texts to choose an epoch by", compared, tokens, rounds),
             generation(config, "rounds", "texts to choose a round by",
-                       own.select_samples * chosen, shown),
+                       own.select_samples * chosen),
             fine_tuning(config, "rounds", "models to choose a round by", own.select_samples,
                         chosen),
-            generation(config, "expansion", "synthetic texts", config.expand.samples, shown),
+            generation(config, "expansion", "synthetic texts", config.expand.samples),
         ]  # fmt: skip
         return [task for task in tasks if task.items * task.times]
 

@@ -20,14 +20,15 @@ from privsyn_flower.data import LabelledText as UserText
 from privsyn_flower.privacy.noise.gaussian import system_gaussian
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import replay
-from privsyn_flower.server_apps.estimates.work import Task, tokens_of
 from privsyn_flower.server_apps.methods.sft import FOLDER, try_training, tuned_adapter
 from privsyn_flower.server_apps.methods.stages import (
+    Task,
     embedding,
     expansion,
     imitation,
     private_texts,
     public_pool,
+    tokens_of,
     variations,
 )
 from privsyn_flower.server_apps.methods.synthesis import Synthesis, state_of
@@ -128,14 +129,14 @@ class PrETextRecipe(Synthesis[Evolution[Any]]):
         known = cls.retrieves(config) and cls.first_texts(config)[1] > 0
         first = 0 if own.lookahead > 1 or known else own.candidates - varied
         tasks = [
-            *public_pool(cls, config),
-            *variations(config, "lookahead", looked, config.rounds),
-            *variations(config, "survivors", varied, times),
+            *([public_pool(config)] if cls.retrieves(config) else []),
+            variations(config, "lookahead", looked, config.rounds),
+            variations(config, "survivors", varied, times),
             embedding("rounds", "candidates", rows, tokens, config.rounds),
             embedding("rounds", "other candidates of the first round", first, tokens),
             private_texts(config),
             *imitation(config, cls.found(config), tokens),
-            *expansion(config, tokens),
+            *expansion(config),
         ]
         return [task for task in tasks if task.items * task.times]
 

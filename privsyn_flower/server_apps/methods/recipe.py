@@ -12,7 +12,7 @@ from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.baseline import Baseline
 from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.server_apps.estimates.work import Task
+from privsyn_flower.server_apps.methods.stages import Task
 from privsyn_flower.strategies.engine.cohort import Cohort
 
 if TYPE_CHECKING:
@@ -108,8 +108,7 @@ class Recipe(ABC, Generic[S]):
 
     @classmethod
     def work(cls, config: RunConfig) -> list[Task]:
-        """What the stages compute, at most, for estimates of time and memory; nothing that is not
-        known before."""
+        """What the stages compute, at most, for the forecast of `privsyn plan`."""
         return []
 
     @classmethod

@@ -1,17 +1,16 @@
-"""The work of stages that several recipes have, from a configuration alone."""
+"""Counts of the work of a run's stages, from a configuration alone, for `privsyn plan`."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Literal
 
 from privsyn_flower.app.benchmark.names import RANDOM_PUBLIC
 from privsyn_flower.config import RunConfig, split_list
-from privsyn_flower.server_apps.estimates.work import HEADING_TOKENS, Task, tokens_of
-from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS
 from privsyn_flower.text.tiny.assets import (
     RECIPES,
     AssetError,
@@ -21,29 +20,57 @@ from privsyn_flower.text.tiny.assets import (
     tuning_recipe,
 )
 from privsyn_flower.text.tiny.models import package_sides, private_packages
-from privsyn_flower.units import units
 
-if TYPE_CHECKING:
-    from privsyn_flower.server_apps.methods.recipe import Recipe
-
-VLLM_BATCH = 256  # sequences that a vLLM server decodes together unless it is told otherwise
 LSTM_STEPS, LSTM_LONGEST = 2000, 64  # `text.models.lstm`, which imports torch
-FILL_BATCH = 64  # texts of one pass of a mask-fill (`text.variation`)
+TOKENS_PER_WORD = 4 / 3  # POPri, appendix F: 64 tokens are about 48 words
+HEADING_TOKENS = 8  # of a line between two texts of a prompt
+
+Kind = Literal[
+    "embedding", "mask-filling", "scoring", "generation", "fine-tuning", "imitation", "preferences"
+]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Equal pieces of work of one stage, at most: public numbers bound what nobody knows before.
+
+    stage: as in `stage_seconds`. what: in words. model: its key in `[models]`. items: texts,
+    completions or training sequences of one time; tokens: of each, written ones in a generation.
+    times: how often, most often once a round. nodes: done where the users' text is. cap: seconds
+    after which it is ended; 0: none. adapters: a fine-tuning of low-rank factors alone.
+
+    An `imitation` is a generator's low-rank training on texts, as `preferences` is on pairs.
+    """
+
+    stage: str
+    what: str
+    kind: Kind
+    model: str
+    items: int
+    tokens: int
+    times: int = 1
+    nodes: bool = False
+    cap: float = 0.0
+    adapters: bool = False
+
+
+def tokens_of(words: int, most: int = 0) -> int:
+    """Tokens of a text of so many words, about; cut to `most` (0: uncut)."""
+    tokens = math.ceil(words * TOKENS_PER_WORD)
+    return min(tokens, most) if most else tokens
 
 
 def embedding(stage: str, what: str, items: int, tokens: int, times: int = 1) -> Task:
     """So many texts to rows."""
-    return Task(stage, f"embedding {what}", "embedding", "embedder", items, tokens, 1, times=times)
+    return Task(stage, f"embedding {what}", "embedding", "embedder", items, tokens, times)
 
 
 def scoring(config: RunConfig, stage: str, models: int, tokens: int, times: int = 1) -> Task:
     """So many models on at most so many tokens of every user, where the users' text is."""
     length = config.evaluation.sequence_length
-    return Task(
-        stage, "measuring models on the users' text, on their nodes", "scoring", "downstream",
-        config.data.users * models * -(-tokens // length), length, max(1, BATCH_TOKENS // length),
-        times=times, nodes=True, key="evaluation.sequence-length",
-    )  # fmt: skip
+    items = config.data.users * models * -(-tokens // length)
+    what = "measuring models on the users' text, on their nodes"
+    return Task(stage, what, "scoring", "downstream", items, length, times, nodes=True)
 
 
 def choosing(config: RunConfig) -> list[Task]:
@@ -51,111 +78,67 @@ def choosing(config: RunConfig) -> list[Task]:
     if not config.proximity.filter:
         return []
     tokens = tokens_of(config.data.sample_words, config.evaluation.sequence_length)
-    return [Task(
-        "proximity", "measuring the public pool by both models", "scoring", "downstream",
-        2 * config.data.public_pool, tokens, max(1, BATCH_TOKENS // tokens),
-        key="evaluation.sequence-length",
-    )]  # fmt: skip
+    items, what = 2 * config.data.public_pool, "measuring the public pool by both models"
+    return [Task("proximity", what, "scoring", "downstream", items, tokens)]
 
 
-def public_pool(recipe: type[Recipe[Any]], config: RunConfig) -> list[Task]:
+def public_pool(config: RunConfig) -> Task:
     """The whole pool, where texts are retrieved from it."""
-    if not recipe.retrieves(config):
-        return []
     tokens = tokens_of(config.data.sample_words)
-    return [embedding("models", "the public pool", config.data.public_pool, tokens)]
+    return embedding("models", "the public pool", config.data.public_pool, tokens)
 
 
 def private_texts(config: RunConfig) -> Task:
     """Every user's texts, once, on their nodes: at most as many as the cap lets a user have."""
-    data = config.data
-    return Task(
-        "rounds", "embedding the users' texts on their nodes, in the first round", "embedding",
-        "embedder", data.users * data.samples_per_user, tokens_of(data.sample_words), 1, nodes=True,
-    )  # fmt: skip
+    data, what = config.data, "the users' texts on their nodes, in the first round"
+    items = data.users * data.samples_per_user
+    return replace(embedding("rounds", what, items, tokens_of(data.sample_words)), nodes=True)
 
 
-def variations(config: RunConfig, what: str, texts: int, times: int) -> list[Task]:
+def variations(config: RunConfig, what: str, texts: int, times: int) -> Task:
     """So many texts varied: mask-filled in all steps, or written by the generator."""
-    own, words = config.evolution, config.data.sample_words
+    own = config.evolution
     if own.written_by_generator:
-        rewrite = own.variation == "rewrite"
-        told = tokens_of(len(units(own.rewrite))) if rewrite else HEADING_TOKENS
-        return [generation(config, "rounds", what, texts, told + tokens_of(words), times)]
-    tokens = tokens_of(words, own.max_tokens)
-    passes = own.mask_passes or round(own.mask_fraction * tokens)
-    return [Task(
-        "rounds", f"varying {what}", "mask-filling", "infiller", texts * own.mask_steps * passes,
-        tokens, FILL_BATCH, scored=own.mask_fraction, times=times, key=f"{own.table}.max-tokens",
-    )]  # fmt: skip
+        return generation(config, "rounds", what, texts, times)
+    tokens = tokens_of(config.data.sample_words, own.max_tokens)
+    items = texts * own.mask_steps * (own.mask_passes or round(own.mask_fraction * tokens))
+    return Task("rounds", f"varying {what}", "mask-filling", "infiller", items, tokens, times)
 
 
 def generation(
-    config: RunConfig,
-    stage: str,
-    what: str,
-    items: int,
-    shown: int,
-    times: int = 1,
-    tokens: int = 0,
+    config: RunConfig, stage: str, what: str, items: int, times: int = 1, tokens: int = 0
 ) -> Task:
     """So many completions, each as long as it may be: of `tokens`, or expand.max-tokens."""
-    served = config.generation.backend != "huggingface"
-    batch = VLLM_BATCH if served else config.expand.batch_size
-    return Task(
-        stage, f"writing {what}", "generation", "generator", items,
-        tokens or config.expand.max_tokens, batch, shown, times=times, key="expand.batch-size",
-    )  # fmt: skip
+    tokens = tokens or config.expand.max_tokens
+    return Task(stage, f"writing {what}", "generation", "generator", items, tokens, times)
 
 
-def expansion(config: RunConfig, tokens: int) -> list[Task]:
-    """The generator's texts, each after a prompt of seeds of so many tokens."""
-    options = config.expand
-    if not options.samples:
-        return []
-    shown = options.seeds_per_prompt * (tokens + HEADING_TOKENS)
-    return [generation(config, "expansion", "synthetic texts", options.samples, shown)]
+def expansion(config: RunConfig) -> list[Task]:
+    """The generator's texts."""
+    samples = config.expand.samples
+    return [generation(config, "expansion", "synthetic texts", samples)] if samples else []
 
 
 def imitation(config: RunConfig, seeds: int, tokens: int) -> list[Task]:
     """What `[sft]` trains on so many seeds before the expansion, all passes over them counted."""
-    own = config.sft
-    if not own.epochs:
+    if not config.sft.epochs:
         return []
     length = config.expand.seeds_per_prompt * (tokens + HEADING_TOKENS) + tokens
-    return [Task(
-        "expansion", "fine-tuning the generator on the seeds", "imitation", "generator",
-        seeds * own.epochs, length, min(own.micro_batch_size, own.batch_size),
-        scored=tokens / length, key="sft.micro-batch-size",
-    )]  # fmt: skip
+    what, items = "fine-tuning the generator on the seeds", seeds * config.sft.epochs
+    return [Task("expansion", what, "imitation", "generator", items, length)]
 
 
 def preferences(config: RunConfig, pairs: int, shown: int, times: int) -> Task:
-    """Training on so many pairs, all passes over them counted."""
-    own = config.popri
-    return Task(
-        "rounds", "training on preferences", "preferences", "generator", pairs,
-        shown + config.expand.max_tokens, min(own.micro_batch_size, own.batch_size),
-        scored=config.expand.max_tokens / (shown + config.expand.max_tokens), times=times,
-        key="popri.micro-batch-size",
-    )  # fmt: skip
+    """Training on so many pairs, all passes over them counted. shown: tokens of a prompt."""
+    length, what = shown + config.expand.max_tokens, "training on preferences"
+    return Task("rounds", what, "preferences", "generator", pairs, length, times)
 
 
 def fine_tuning(
-    config: RunConfig,
-    stage: str,
-    what: str,
-    texts: int,
-    times: int,
-    *,
-    public: bool = False,
-    apart: bool = False,
+    config: RunConfig, stage: str, what: str, texts: int, times: int, *, public: bool = False
 ) -> Task:
-    """Of the downstream model on a set of so many texts, so often.
-
-    public: the stage on public text before the others (`evaluation.public.tuning_of`). apart: as
-    in `Task`.
-    """
+    """Of the downstream model on a set of so many texts, so often. public: the stage on public
+    text before the others (`evaluation.public.tuning_of`)."""
     options, training = config.evaluation, config.training
     steps, epochs, batch = options.steps, options.epochs, options.batch_size
     if public and config.trains:
@@ -163,13 +146,10 @@ def fine_tuning(
     elif public:
         steps, epochs = options.public_steps, options.public_epochs
         batch = options.public_batch_size or batch
-    scored = 1.0 if options.task == "next-token" else 0.0
     return Task(
         stage, f"fine-tuning {what}", "fine-tuning", "downstream",
-        epochs * texts if epochs else steps * batch, options.sequence_length,
-        min(options.micro_batch_size or batch, batch), scored=scored, times=times,
-        key="evaluation.micro-batch-size", rank=options.adapter_rank,
-        entry=2 if options.precision == "bfloat16" else 4, apart=apart,
+        epochs * texts if epochs else steps * batch, options.sequence_length, times,
+        adapters=options.adapter_rank > 0,
     )  # fmt: skip
 
 
@@ -198,11 +178,8 @@ def fine_tunings(config: RunConfig, written: Sequence[int]) -> list[Task]:
     # In steps all take the same, whatever their texts.
     often = Counter(size if options.epochs else 0 for size in sizes)
     start = [] if config.trains or options.start == "base" else start_tuning(config, "benchmark")
-    what, apart = "the downstream model", options.processes == 1
-    tasks = [
-        fine_tuning(config, "benchmark", what, texts, times, apart=apart)
-        for texts, times in often.items()
-    ]
+    what = "the downstream model"
+    tasks = [fine_tuning(config, "benchmark", what, texts, times) for texts, times in often.items()]
     return start + [task for task in tasks if task.items]
 
 
@@ -256,9 +233,7 @@ def _made(config: RunConfig, way: str, kind: str) -> Task:
         by = tuning_recipe if way == "tuning" else recipe
         steps, tokens = (made := by(kind, models.train_steps)).steps, made.batch_tokens
         texts = max(1, tokens // length)
-    batch, name = max(1, tokens // length), "LSTM" if kind == "lstm" else f"tiny {kind}"
-    return Task(
-        "models", f"{way} the {name}, unless it is in the cache", "fine-tuning",
-        "downstream" if kind == "lstm" else kind, steps * texts, length, batch,
-        cap=models.train_seconds, key="models.train-seconds",
-    )  # fmt: skip
+    what = f"{way} the {'LSTM' if kind == 'lstm' else f'tiny {kind}'}, unless it is in the cache"
+    model = "downstream" if kind == "lstm" else kind
+    items, cap = steps * texts, models.train_seconds
+    return Task("models", what, "fine-tuning", model, items, length, cap=cap)

@@ -26,10 +26,8 @@ from privsyn_flower.data import label_of
 from privsyn_flower.randomness import seeded
 from privsyn_flower.runs import RunFolder, read_jsonl, write_jsonl
 from privsyn_flower.server_apps.controls import replay
-from privsyn_flower.server_apps.estimates.beside import here_at_once
-from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
-from privsyn_flower.server_apps.methods.stages import fine_tunings, tiny_models
+from privsyn_flower.server_apps.methods.stages import Task, fine_tunings, tiny_models
 from privsyn_flower.server_apps.usable import unreadable
 from privsyn_flower.strategies.synthesis.start import SynthesisStrategy
 from privsyn_flower.text.embedders import load_embedder
@@ -228,7 +226,6 @@ class Writing(Recipe[T]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
-                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark(
                 found.summary, found.candidates, found.held_out, self.folder.path,

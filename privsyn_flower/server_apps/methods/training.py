@@ -22,14 +22,13 @@ from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
-from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.privacy.planning import evaluation_phases
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.progress import Steps
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.server_apps.controls import noise_updates
-from privsyn_flower.server_apps.estimates.beside import here_at_once
-from privsyn_flower.server_apps.estimates.work import Task
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.curve import FINAL, START, Curve, drawable, facts
 from privsyn_flower.server_apps.methods.from_scratch import (
@@ -47,6 +46,7 @@ from privsyn_flower.server_apps.methods.proximity import (
 )
 from privsyn_flower.server_apps.methods.recipe import NOISE, Recipe
 from privsyn_flower.server_apps.methods.stages import (
+    Task,
     choosing,
     fine_tunings,
     lstms_anew,
@@ -314,7 +314,6 @@ class Training(Updating, Recipe[TrainingStrategy]):
                 steps=steps,
                 work=self.run.work(),
                 keep=self.folder.path,
-                at_once=here_at_once(self.config, self.work(self.config)),
             )
             draw_benchmark({**found, **told}, [], NO_ROWS, self.folder.path, said=self.run.caption)
         return {**found, **told}
@@ -365,8 +364,7 @@ def local_steps(config: RunConfig) -> Task:
     return Task(
         "rounds", f"local steps of {whose} on their nodes", "fine-tuning", config.trained,
         round(users * config.local_steps * training.batch_size),
-        config.evaluation.sequence_length, training.batch_size, times=config.rounds,
-        nodes=True, key="training.batch-size",
+        config.evaluation.sequence_length, config.rounds, nodes=True,
     )  # fmt: skip
 
 

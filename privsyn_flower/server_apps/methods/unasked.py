@@ -15,8 +15,7 @@ from privsyn_flower.app.benchmark.private import Private
 from privsyn_flower.arrays import F32
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy.promise import Phase
-from privsyn_flower.server_apps.estimates.work import Task
-from privsyn_flower.server_apps.methods.stages import private_texts
+from privsyn_flower.server_apps.methods.stages import Task, private_texts
 from privsyn_flower.server_apps.methods.synthesis import Writing
 
 

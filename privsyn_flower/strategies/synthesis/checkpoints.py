@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from privsyn_flower.evaluation.distances import frechet_distance
+from privsyn_flower.evaluation.metrics import frechet_distance
 from privsyn_flower.strategies.synthesis.responses import Writer
 from privsyn_flower.text.protocols import Embedder, Trained
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -67,6 +68,19 @@ def empty_cache(device: str) -> None:
         torch.cuda.empty_cache()
     elif device == "mps":
         torch.mps.empty_cache()
+
+
+def main_memory() -> int:
+    """Bytes that this process may use at most: the machine's, or its container's."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            text = Path(path).read_text("utf-8").strip()
+        except OSError:
+            continue
+        if text.isdigit():  # a number that is larger than any memory stands for no limit
+            return min(total, int(text))
+    return total
 
 
 def cpu_workers() -> int:

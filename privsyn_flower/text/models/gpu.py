@@ -1,16 +1,10 @@
-"""What a GPU is called, what memory it has, and how fast it multiplies and copies."""
+"""What a GPU is called, what memory it has, and how fast it multiplies."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
-
-SIZE, COPY = 8192, 1 << 28  # rows of the product; bytes copied
-REPEATS = 5
+SIZE, REPEATS = 8192, 5  # rows of the product
 
 
 def gpu_facts(device: str) -> tuple[str, int]:
@@ -21,27 +15,16 @@ def gpu_facts(device: str) -> tuple[str, int]:
     return str(facts.name), int(facts.total_memory)
 
 
-def gpu_rates(device: str) -> tuple[dict[str, float], float]:
-    """Operations a second by bytes of an entry ("4" float32, "2" bfloat16), and bytes a second that
-    are read or written in a copy; each the best of a few."""
+def gpu_rate(device: str) -> float:
+    """Operations a second of products in bfloat16, the best of a few."""
     import torch
 
-    def seconds(work: Callable[[], object]) -> float:
-        found = list[float]()
-        for _ in range(REPEATS + 1):  # the first one gets ready
-            torch.cuda.synchronize(device)
-            start = time.perf_counter()
-            work()
-            torch.cuda.synchronize(device)
-            found.append(time.perf_counter() - start)
-        return min(found[1:])
-
-    def rate(dtype: torch.dtype) -> float:
-        one = torch.ones((SIZE, SIZE), dtype=dtype, device=device)
-        result = torch.empty_like(one)
-        return 2.0 * SIZE**3 / seconds(lambda: torch.matmul(one, one, out=result))
-
-    rates = {"4": rate(torch.float32), "2": rate(torch.bfloat16)}
-    source = torch.ones(COPY, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return rates, 2.0 * COPY / seconds(lambda: target.copy_(source))
+    one = torch.ones((SIZE, SIZE), dtype=torch.bfloat16, device=device)
+    result, seconds = torch.empty_like(one), list[float]()
+    for _ in range(REPEATS + 1):  # the first one gets ready
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        torch.matmul(one, one, out=result)
+        torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * SIZE**3 / min(seconds[1:])

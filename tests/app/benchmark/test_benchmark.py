@@ -19,8 +19,7 @@ from privsyn_flower.app.benchmark.feedback import (
 )
 from privsyn_flower.app.benchmark.fine_tunings import classification, next_token
 from privsyn_flower.app.benchmark.names import METHODS, NOTE, note, steps_of
-from privsyn_flower.app.benchmark.private import Private, distance_to_development
-from privsyn_flower.app.benchmark.texts import distances
+from privsyn_flower.app.benchmark.private import Private, distance_to_development, distances
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.data import Federation, LabelledText, prepare
 from privsyn_flower.data.federation import _write
@@ -28,6 +27,7 @@ from privsyn_flower.data.partition import Split
 from privsyn_flower.data.sources import Group, Source
 from privsyn_flower.data.users import Sample
 from privsyn_flower.evaluation.downstream import Downstream
+from privsyn_flower.evaluation.intervals import load_user_sums
 from privsyn_flower.evaluation.public import (
     RATE_FILE,
     export_model,
@@ -36,7 +36,6 @@ from privsyn_flower.evaluation.public import (
     tuning_of,
 )
 from privsyn_flower.evaluation.tuning import Tuning
-from privsyn_flower.evaluation.user_sums import load_user_sums
 from privsyn_flower.evaluation.work import Work
 from privsyn_flower.progress import silent
 from privsyn_flower.protocol.question import Query

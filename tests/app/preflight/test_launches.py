@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from privsyn_flower.app.cli.main import app
-from privsyn_flower.app.preflight.launches import launches
+from privsyn_flower.app.preflight.plan import launches
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.config.toml import Scalar
 

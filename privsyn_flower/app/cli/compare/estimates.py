@@ -2,16 +2,19 @@
 
 Over users: which held-out users there are, the runs as they are. Over seeds: another run, on the
 users as they are (Student's t; none for one seed). Differences are taken between runs of the same
-seed on the same held-out users.
-"""
+seed on the same held-out users. Users' own sums are PRIVATE and stay in the run folders: where only
+summaries are left, the interval of a difference is kept beside them as it was, with the figures of
+the runs that it belongs to, and counts for these alone."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from privsyn_flower.app.cli.compare.cells import Outcome
@@ -19,11 +22,10 @@ from privsyn_flower.app.report.summaries import NONE, UNASKED, trust_of
 from privsyn_flower.app.report.tables import ALIKE_BENCHMARK
 from privsyn_flower.arrays import F64
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
-from privsyn_flower.evaluation.across import over_seeds, over_users
-from privsyn_flower.evaluation.bootstrap import Interval
-from privsyn_flower.evaluation.user_sums import load_user_sums
+from privsyn_flower.evaluation.intervals import Interval, load_user_sums, over_seeds, over_users
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.randomness import seeded
+from privsyn_flower.runs import write_json
 
 MEASURES = ("accuracy", "loss", "macro_f1")
 # From here on an observer's odds about a user may change by a factor of half a billion (e^20).
@@ -299,3 +301,53 @@ def by_trust(lines: Sequence[Line]) -> Mapping[str, list[Line]]:
     for line in lines:
         found.setdefault(line.trust, []).append(line)
     return found
+
+
+Kept = Mapping[str, Mapping[str, Any]]
+
+
+def place(grid: GridConfig, path: Path) -> Path | None:
+    """Where a grid keeps them: compare-users.pairs.json; None for one that keeps nothing."""
+    return path.parent / grid.kept / f"{path.stem}.pairs.json" if grid.kept else None
+
+
+def load_pairs(file: Path | None) -> Kept:
+    """Difference -> its runs' figures and its interval. Raises ValueError for a damaged file."""
+    if file is None or not file.exists():
+        return {}
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}): remove it") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is damaged (no object): remove it")
+    return found
+
+
+def keep_pairs(found: Sequence[Difference], kept: Kept, file: Path | None) -> None:
+    """Write what is known of intervals; what was kept of differences that are not here stays."""
+    told = dict(kept) | {
+        name(one): {"figures": one.figures, "users": one.estimate.users}
+        for one in found
+        if one.estimate.users is not None
+    }
+    if file is not None and told != kept:
+        write_json(file, told)
+
+
+def completed(found: Sequence[Difference], kept: Kept) -> list[Difference]:
+    """Differences without an interval over users have the kept one, if it is of the same runs."""
+    return [_completed(one, kept.get(name(one), {})) for one in found]
+
+
+def _completed(one: Difference, entry: Mapping[str, Any]) -> Difference:
+    if one.estimate.users is not None or entry.get("figures") != one.figures:
+        return one
+    low, high = entry["users"]
+    return replace(one, estimate=replace(one.estimate, users=(low, high)))
+
+
+def name(one: Difference) -> str:
+    """A difference in the file: "pretext minus dp-fedavg, users 250: accuracy"."""
+    point = "".join(f", {axis} {value}" for axis, value in one.point.items())
+    return f"{one.method.name} minus {one.against.name}{point}: {one.measure}"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from privsyn_flower.evaluation.user_sums import save_user_sums
+from privsyn_flower.evaluation.intervals import save_user_sums
 
 words = sys.argv[1:]
 resumed = words[1] == "--resume"

@@ -20,7 +20,7 @@ from privsyn_flower.app.cli.compare.command import compare_command, failures
 from privsyn_flower.app.cli.main import app
 from privsyn_flower.config import ConfigError
 from privsyn_flower.config.grid import load_grid
-from privsyn_flower.evaluation.user_sums import FILE
+from privsyn_flower.evaluation.intervals import FILE
 
 Calls = Callable[[], list[str]]
 

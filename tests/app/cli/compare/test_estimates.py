@@ -1,10 +1,11 @@
-"""Means, intervals, paired differences and crossings, of runs that are made up."""
+"""What a grid's runs come to."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,24 @@ from privsyn_flower.app.cli.compare import figures
 from privsyn_flower.app.cli.compare.cells import Cell, Outcome
 from privsyn_flower.app.cli.compare.details import details
 from privsyn_flower.app.cli.compare.estimates import (
+    Difference,
     Line,
+    completed,
     crossings,
     differences,
     estimate,
+    keep_pairs,
     lines_of,
+    load_pairs,
     numeric,
     paired,
+    place,
 )
 from privsyn_flower.app.cli.compare.figures import draw, plain
 from privsyn_flower.app.cli.compare.tables import differences_csv, markdown, runs_csv, table_csv
 from privsyn_flower.app.report.summaries import DISTRIBUTED, NONE, TRUSTED
 from privsyn_flower.config.grid import GridConfig, GridMethod, Point
-from privsyn_flower.evaluation.user_sums import save_user_sums
+from privsyn_flower.evaluation.intervals import save_user_sums
 
 TOKENS = np.array([40.0, 60.0, 100.0, 20.0])
 SKILL = np.array([0.5, 1.0, 1.2, 1.0])  # users differ; their mean by tokens is 1
@@ -297,3 +303,58 @@ def test_pictures_carry_epsilon_and_the_paired_differences(
     points = [line for line in below.get_lines() if line.get_marker() == "o"]
     assert [float(point.get_ydata()[0]) for point in points] == pytest.approx([-0.010005, 0.0])
     assert [point.get_markerfacecolor() == "white" for point in points] == [False, True]
+
+
+POINT = {"users": "250"}
+
+
+def found_of(folder: Path | None, accuracy: float = 0.3) -> list[Difference]:
+    """The one difference of two runs; folder: of their users' figures."""
+    grid = grid_of(["250"])
+    text, train = grid.methods
+    runs = [
+        outcome(text, POINT, 0, accuracy, folder and folder / "text"),
+        outcome(train, POINT, 0, 0.2, folder and folder / "train"),
+    ]
+    return differences(grid, lines_of(grid, runs))
+
+
+def test_the_interval_of_the_same_runs_is_kept(tmp_path: Path) -> None:
+    file = tmp_path / "users.pairs.json"
+    measured = found_of(tmp_path)
+    assert measured[0].estimate.users is not None and measured[0].sign == 1
+    keep_pairs(measured, {}, file)
+    alone = found_of(None)
+    assert alone[0].estimate.users is None and alone[0].sign == 0
+    again = completed(alone, load_pairs(file))
+    assert again[0].estimate == measured[0].estimate and again[0].sign == 1
+    # it is kept on from what was kept
+    keep_pairs(again, load_pairs(file), file)
+    assert completed(found_of(None), load_pairs(file)) == again
+    # and stays where its runs are not here at all
+    keep_pairs([], load_pairs(file), file)
+    assert completed(found_of(None), load_pairs(file)) == again
+
+
+def test_an_interval_of_other_runs_counts_for_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "users.pairs.json"
+    keep_pairs(found_of(tmp_path), {}, file)
+    other = completed(found_of(None, accuracy=0.31), load_pairs(file))
+    assert other[0].estimate.users is None
+    # nor does it take the place of one that was just drawn
+    drawn = found_of(tmp_path / "new")
+    wider = replace(drawn[0], estimate=replace(drawn[0].estimate, users=(-1.0, 1.0)))
+    assert completed([wider], load_pairs(file)) == [wider]
+
+
+def test_a_grid_that_keeps_nothing_has_no_file_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    grid = grid_of(["250"])
+    assert place(grid, tmp_path / "users.toml") is None and load_pairs(None) == {}
+    keep_pairs(found_of(tmp_path), {}, None)
+    kept = place(grid.model_copy(update={"kept": "docs"}), tmp_path / "users.toml")
+    assert kept == tmp_path / "docs" / "users.pairs.json" and load_pairs(kept) == {}
+    kept.parent.mkdir()
+    for damaged in ("{", "[]"):
+        kept.write_text(damaged)
+        with pytest.raises(ValueError, match=r"users\.pairs\.json is damaged"):
+            load_pairs(kept)

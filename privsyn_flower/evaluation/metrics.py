@@ -1,0 +1,130 @@
+"""Frechet distances of embeddings; cross-entropy and top-k accuracy of a causal language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from privsyn_flower.arrays import F64
+
+if TYPE_CHECKING:
+    import torch
+
+
+def frechet_distance(x: npt.ArrayLike, y: npt.ArrayLike) -> float:
+    """Squared Frechet distance of the normal distributions fitted to x (n, d) and y (k, d).
+
+    |m_x - m_y|^2 + tr(S_x + S_y - 2 (S_x S_y)^(1/2)), with the sample covariances (n - 1)
+    (Dowson and Landau 1982; the FID of Heusel et al. 2017, arXiv 1706.08500). Singular covariances
+    are fine. The estimate falls as n and k grow: compare sets of equal size only
+    (`frechet_by_size`). Raises ValueError on shapes, fewer than two rows, or entries that are not
+    finite.
+    """
+    first, second = _matrix("x", x), _matrix("y", y)
+    if first.shape[1] != second.shape[1]:
+        raise ValueError(f"x has dimension {first.shape[1]}, y has {second.shape[1]}")
+    gap = first.mean(axis=0) - second.mean(axis=0)
+    cov_x, cov_y = (np.atleast_2d(np.cov(rows, rowvar=False)) for rows in (first, second))
+    # tr((S_x S_y)^(1/2)) = tr((R S_y R)^(1/2)) with R = S_x^(1/2): symmetric, so the roots are
+    # real and a rounding error below zero is just cut.
+    values, vectors = np.linalg.eigh(cov_x)
+    root = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    product = root @ cov_y @ root
+    cross = np.sqrt(np.maximum(np.linalg.eigvalsh((product + product.T) / 2), 0.0)).sum()
+    return float(gap @ gap + np.trace(cov_x) + np.trace(cov_y) - 2 * cross)
+
+
+def frechet_by_size(
+    sets: dict[str, npt.NDArray[np.floating]],
+    reference: npt.NDArray[np.floating],
+    rng: np.random.Generator,
+    repeats: int = 3,
+) -> dict[str, float]:
+    """Frechet distance of each set (n_i, d) to `reference` (k, d) at the same number of rows.
+
+    Every set is reduced to the size of the smallest, at random, `repeats` times; the mean is
+    returned. Raises ValueError for a set of fewer than two rows.
+    """
+    size = min(len(rows) for rows in sets.values())
+    return {
+        name: float(
+            np.mean(
+                [
+                    frechet_distance(rows[rng.choice(len(rows), size, replace=False)], reference)
+                    for _ in range(repeats if len(rows) > size else 1)
+                ]
+            )
+        )
+        for name, rows in sets.items()
+    }
+
+
+def _matrix(name: str, values: npt.ArrayLike) -> F64:
+    rows = np.asarray(values, dtype=np.float64)
+    if rows.ndim != 2 or len(rows) < 2 or rows.shape[1] < 1:
+        raise ValueError(f"{name} has shape {rows.shape}, expected (at least 2, at least 1)")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{name} has entries that are not finite")
+    return rows
+
+
+IGNORED = -100
+
+SUMS = 3  # columns of `row_sums`: cross-entropy in nats, correct predictions, predicted tokens
+
+
+def next_token_metrics(
+    logits: Any, labels: Any, top_k: Sequence[int] = (1, 3, 5)
+) -> dict[str, float]:
+    """Logits (b, l, v) and labels (b, l) -> {"loss", "accuracy", "accuracy@3", ...}.
+
+    Position t predicts label t + 1; labels of -100 do not count. All means are micro: over the
+    counted tokens of all rows together. The loss is in nats; "accuracy" is top-1. Arrays or
+    tensors. Raises ValueError on shapes, when no token counts, and for a k outside 1..v.
+    """
+    import torch
+
+    scores, targets = torch.as_tensor(logits), torch.as_tensor(labels)
+    if scores.ndim != 3 or targets.shape != scores.shape[:2]:
+        raise ValueError(
+            f"logits {tuple(scores.shape)} and labels {tuple(targets.shape)} must have shapes "
+            "(b, l, v) and (b, l)"
+        )
+    if any(not 1 <= k <= scores.shape[2] for k in top_k):
+        raise ValueError(f"top_k = {tuple(top_k)}: every k must be in 1..{scores.shape[2]}")
+    scores, targets = scores[:, :-1].float(), targets[:, 1:]
+    counted = targets != IGNORED
+    if not counted.any():
+        raise ValueError("no label counts: all are -100 or in the first column")
+    scores, targets = scores[counted], targets[counted]
+    result = {"loss": float(torch.nn.functional.cross_entropy(scores, targets).item())}
+    ranked = scores.topk(max(top_k, default=1), dim=-1).indices
+    for k in top_k:
+        hit = (ranked[:, :k] == targets[:, None]).any(dim=-1)
+        result["accuracy" if k == 1 else f"accuracy@{k}"] = float(hit.double().mean().item())
+    return result
+
+
+def row_sums(logits: torch.Tensor, labels: torch.Tensor, unknown: int | None = None) -> F64:
+    """Logits (b, l, v), labels (b, l) -> (b, 3) sums per row: loss in nats, correct, tokens.
+
+    Sums, not means, so that users can be pooled and resampled. Shifted by one; -100 is ignored.
+    unknown: the id of words outside of the vocabulary, as which no prediction is right: nobody
+    has named the word.
+    """
+    import torch
+
+    scores, targets = logits[:, :-1].float(), labels[:, 1:]
+    losses = torch.nn.functional.cross_entropy(
+        scores.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none"
+    )
+    counted = targets != IGNORED
+    correct = (scores.argmax(dim=-1) == targets) & counted
+    if unknown is not None:
+        correct &= targets != unknown
+    columns = (losses.double().sum(1), correct.double().sum(1), counted.double().sum(1))
+    table: F64 = torch.stack(columns, dim=1).cpu().numpy()
+    return table
