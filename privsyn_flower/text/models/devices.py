@@ -42,7 +42,7 @@ def resolve_device(name: str = "auto") -> str:
 
 
 def training_device(name: str = "auto") -> str:
-    """`resolve_device` for a training by transformers' Trainer, which takes the first visible GPU.
+    """`resolve_device` for transformers' Trainer, which takes the first visible GPU.
 
     Raises ValueError for another one.
     """
