@@ -79,7 +79,7 @@ class RunConfig(Section):
         "pretext",
         description="synthetic text: pretext, pe, popri, ctcl; training: dp-fedavg, dp-ftrl; "
         "given models measured: evaluation; "
-        "baselines that ask nobody: public-only, expand-only, expand-private, dp-prompt",
+        "baselines without queries: public-only, expand-only, expand-private, dp-prompt",
     )
     epsilon: float = Field(7.58, gt=0, description="the run's budget; never exceeded")
     delta: float = Field(3e-6, gt=0, lt=1, description="of the (epsilon, delta) guarantee")
@@ -96,7 +96,8 @@ class RunConfig(Section):
         "first-use", description="declared: what nodes check each other's keys against"
     )
     sampler: Literal["full", "poisson", "fixed"] = Field(
-        "full", description="who takes part in a round: all, by nodes' own coins, or a draw"
+        "full",
+        description="who takes part in a round: all, users sampled by their nodes, or a draw",
     )
     sampling_rate: float = Field(
         1.0,
@@ -126,8 +127,8 @@ class RunConfig(Section):
     simulation_seeded_noise: bool = Field(False, description="tests only: noise from the seed")
     benchmark: bool = Field(False, description="simulation only: figures on held-out users")
     trackers: str = Field(
-        "", description="what else is told of rounds and stages: tensorboard, mlflow, wandb, or a "
-        "list of them; public numbers only"
+        "", description="trackers of rounds and stages: tensorboard, mlflow, wandb, or a list of "
+        "them; they get public numbers only"
     )  # fmt: skip
     run_folder: str = Field("", description="absolute path; empty: under the cache folder")
     cache: str = Field(
