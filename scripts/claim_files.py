@@ -11,6 +11,7 @@ are the files of LEFT_OUT: each stands there with the reason why the claim does 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,7 @@ def run_time(tree: ast.AST) -> Iterator[ast.AST]:
         yield from run_time(node)
 
 
+@functools.cache
 def imported(module: str) -> set[str]:
     """Modules of the package that a module imports, inside of functions too."""
     path = path_of(module)
@@ -83,6 +85,7 @@ def imported(module: str) -> set[str]:
     return found
 
 
+@functools.cache
 def defined_in(module: str, name: str) -> str:
     """The module that a name of `module` comes from, below the package.
 

@@ -15,11 +15,10 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
     from privsyn_flower.privacy.accounting.calibration import calibrate
+    from privsyn_flower.privacy.clipping import clip_l2
     from privsyn_flower.privacy.correlated import (
         NoiseKey,
         Participation,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
     from privsyn_flower.privacy.ledger.usage import LedgerInUse
     from privsyn_flower.privacy.noise.gaussian import system_gaussian
+    from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors
     from privsyn_flower.privacy.sentence import PrivacyStatement
 else:
     __getattr__ = on_demand(
@@ -43,10 +43,14 @@ else:
         LedgerError="ledger",
         LedgerInUse="ledger",
         NoiseKey="correlated",
+        NoisySum="release",
         Participation="correlated",
         PrivacyStatement="sentence",
+        ReleaseRefused="release",
+        TooFewSurvivors="release",
         calibrate="accounting.calibration",
         calibrate_correlated="correlated",
+        clip_l2="clipping",
         factorization="correlated",
         system_gaussian="noise.gaussian",
     )
@@ -75,6 +79,5 @@ __all__ = [
     "epsilon",
     "factorization",
     "gaussian_epsilon",
-    "release",
     "system_gaussian",
 ]

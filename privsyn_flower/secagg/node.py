@@ -72,12 +72,9 @@ def answer(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
     """
     try:
         return _stage(asked, state, party)
-    except SecaggError as error:
-        if error.code is not Code.SESSION:
+    except BaseException as error:
+        if not (isinstance(error, SecaggError) and error.code is Code.SESSION):
             state.clear()
-        raise
-    except BaseException:
-        state.clear()
         raise
 
 
@@ -91,7 +88,7 @@ def session_of(asked: Mapping[str, Any], state: State) -> Session:
 
 
 def _stage(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
-    def sent(key: str) -> bytes:
+    def payload(key: str) -> bytes:
         value = asked.get(key)
         if not isinstance(value, bytes):
             raise SecaggError(Code.MALFORMED, f"{key!r} is missing")
@@ -101,15 +98,15 @@ def _stage(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
     if stage == "advertise":
         session = session_of(asked, state)
         return advertise(state, session, party.node_id, party.weight, party.identity).encode()
-    digest = sent("session")
+    digest = payload("session")
     if stage == "share":
-        return share(state, digest, sent("cohort"), party.trust, party.once)
+        return share(state, digest, payload("cohort"), party.trust, party.once)
     if stage == "mask":
-        return mask(state, digest, sent("list"), sent("sealed"), party.vector, party.accept)
+        return mask(state, digest, payload("list"), payload("sealed"), party.vector, party.accept)
     if stage == "confirm":
-        return confirm(state, digest, sent("list"), party.identity, party.once, party.accept)
+        return confirm(state, digest, payload("list"), party.identity, party.once, party.accept)
     if stage == "unmask":
-        return unmask(state, digest, sent("signers"), sent("signatures"), party.once)
+        return unmask(state, digest, payload("signers"), payload("signatures"), party.once)
     raise SecaggError(Code.MALFORMED, f"stage {stage!r} is not known here")
 
 

@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -32,6 +33,7 @@ SHOWN_TEXTS = 3  # of the synthetic ones, as soon as they are there
 SHOWN_SEEDS = 5
 SURE_AFTER = 2.0  # seconds of a stage that tell its speed
 EVERY = 10.0  # seconds between two lines of a stage where there is no terminal, at least
+REPORT_EVERY = 0.2  # seconds between two reports of one stage
 WIDTH = 100  # columns where there is no terminal to ask
 NARROWEST = 40  # columns in which a table can be read
 LABEL, LEAST = 20, 14  # columns of a figure's name and of a run, in a table of runs side by side
@@ -79,6 +81,7 @@ class Display:
         self.finished: set[str] = set()  # kinds of stages whose first end was printed
         self.waiting: dict[str, str] = {}  # by kind of stage: its newest line, too soon to print
         self.pace = Pace()
+        self._last = "", 0.0  # stage and time of the last report
         # What is told has the room that names and bars leave, and is cut there.
         what = Column(max_width=38, no_wrap=True, overflow="ellipsis")
         rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")
@@ -130,6 +133,14 @@ class Display:
                     self.progress.update(other, visible=False)
         elif done >= total and stage.startswith("round "):
             self.progress.update(task, visible=False)
+
+    def report(self, stage: str, done: float, total: float, note: str = "") -> None:
+        """Progress of a command in this process, a few times a second (`progress.Progress`)."""
+        now = time.time()
+        if done < total and self._last[0] == stage and now - self._last[1] < REPORT_EVERY:
+            return
+        self._last = stage, now
+        self.show({"t": now, "stage": stage, "done": done, "total": total, "note": note})
 
     def warn(self, text: str) -> None:
         """A warning of the run, above the bars."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from privsyn_flower.app.cli.errors import fail
+from privsyn_flower.app.cli.errors import failing
 
 LICENCE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
@@ -54,10 +54,8 @@ def publish(
     from privsyn_flower.config import ConfigError
 
     given = Options(model, licence, benchmark_figures, no_privacy_claimed, push, public)
-    try:
+    with failing(ReportError, ConfigError, code=1):
         place, notes = publish_run(run, folder, given)
-    except (ReportError, ConfigError) as error:
-        raise fail(str(error), 1) from None
     for note in notes:
         typer.secho(note, err=True)
     print(place)
