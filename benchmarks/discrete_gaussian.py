@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from privsyn_flower.privacy.noise import discrete_gaussian as sampler
+from privsyn_flower.privacy.noise import integer_noise as sampler
 
 STDS = (2.0, 2.9, 64.0, 4096.0, 2.0**20)
 

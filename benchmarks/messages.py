@@ -97,7 +97,7 @@ from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import answers
 from privsyn_flower.client_apps.node.records import NodeRecords
-from privsyn_flower.secagg.flower import session_of, stage_of
+from privsyn_flower.protocol.secure import session_of, stage_of
 
 app = ClientApp()
 facts = {{}}

@@ -22,7 +22,8 @@ import numpy as np
 
 from privsyn_flower.messaging import in_process, record_bytes
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import ask_records
 from privsyn_flower.queries import shard_scores
 

@@ -31,7 +31,9 @@ from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.config import AveragingConfig, CtclConfig, TrainingConfig
 from privsyn_flower.messaging import in_process
 from privsyn_flower.privacy import Ledger, calibrate
-from privsyn_flower.privacy.noise.integer_noise import distance_each, gaussian_delta
+from privsyn_flower.privacy.encoding.sizing import distance_each
+from privsyn_flower.privacy.ledger.usage import exclusive
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL, DPFedAvg
@@ -206,7 +208,7 @@ def _round_of(
     LoadedLM.train = watched  # type: ignore[method-assign]
     start = now()
     try:
-        with in_process(), book.exclusive():
+        with in_process(), exclusive(book):
             engine.run()
     finally:
         LoadedLM.train = real  # type: ignore[method-assign]

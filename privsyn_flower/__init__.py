@@ -18,7 +18,7 @@ _HOMES = {  # package -> its names
     "PrEText PrivateEvaluation PrivateEvolution SynthesisStrategy",
     "client_apps": "private_evaluation private_training",
     "protocol": "Query",
-    "secagg": "secure_sum secure_vector",
+    "summation": "secure_sum secure_vector",
     "privacy": "PrivacyStatement Sampler account calibrate",
     "config": "AveragingConfig CtclConfig FtrlConfig PeConfig PopriConfig PreTextConfig "
     "TrainingConfig",

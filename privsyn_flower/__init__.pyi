@@ -14,8 +14,6 @@ from privsyn_flower.privacy import Sampler as Sampler
 from privsyn_flower.privacy import account as account
 from privsyn_flower.privacy import calibrate as calibrate
 from privsyn_flower.protocol import Query as Query
-from privsyn_flower.secagg import secure_sum as secure_sum
-from privsyn_flower.secagg import secure_vector as secure_vector
 from privsyn_flower.strategies import CTCL as CTCL
 from privsyn_flower.strategies import DPFTRL as DPFTRL
 from privsyn_flower.strategies import DPFedAvg as DPFedAvg
@@ -26,6 +24,8 @@ from privsyn_flower.strategies import PrEText as PrEText
 from privsyn_flower.strategies import PrivateEvaluation as PrivateEvaluation
 from privsyn_flower.strategies import PrivateEvolution as PrivateEvolution
 from privsyn_flower.strategies import SynthesisStrategy as SynthesisStrategy
+from privsyn_flower.summation import secure_sum as secure_sum
+from privsyn_flower.summation import secure_vector as secure_vector
 from privsyn_flower.text import HuggingFaceGenerator as HuggingFaceGenerator
 from privsyn_flower.text import MaskFill as MaskFill
 from privsyn_flower.text import OpenAIGenerator as OpenAIGenerator

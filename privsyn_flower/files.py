@@ -173,6 +173,8 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, result: bool = F
     Several processes may call at once: one builds, the others wait and find it; what a killed
     process left of it is removed. result: as of `new_folder`. Returns target.
     """
+    if target.is_dir():
+        return target
     with locked(target.with_name(target.name + ".lock")):
         # Under the lock nobody else builds: what is left is of a process that was killed.
         for left in target.parent.glob(f"{glob.escape(_scratch_prefix(target))}*"):

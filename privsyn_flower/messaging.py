@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import Counter
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
+
+logger = logging.getLogger("privsyn_flower")
 
 Arrived = Callable[[int, int], None]
 _EXPIRED = (3, 4)  # Flower's codes: a message, or its answer, that nobody fetched in time
@@ -60,6 +63,14 @@ def tally(absent: Mapping[int, Absence], asked: int) -> str:
     """How many of the nodes that were asked are missing, by reason, the most frequent first."""
     counts = Counter(absence.text for absence in absent.values())
     return "; ".join(f"{count} of {asked} nodes {text}" for text, count in counts.most_common())
+
+
+def log_absent(where: str, absent: Mapping[int, Absence], asked: int) -> None:
+    """Tell the log who is missing, and why; nothing when nobody is."""
+    if absent:
+        logger.warning("%s: %s", where, tally(absent, asked))
+    for node, absence in absent.items():
+        logger.info("%s: node %d %s", where, node, absence.text)
 
 
 _IN_PROCESS: ContextVar[bool] = ContextVar("in_process", default=False)

@@ -19,8 +19,10 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,7 +37,6 @@ from privsyn_flower.text.tiny.assets import (
     SMALL,
     content_key,
     embedded,
-    write_manifest,
 )
 from privsyn_flower.text.tiny.models import package_sides
 from privsyn_flower.text.tiny.training import train_model
@@ -130,6 +131,25 @@ def train(options: argparse.Namespace) -> None:
         key.rpartition(" ")[0]: key.rpartition(" ")[2] for key in public_origin(federation)
     }
     write_manifest(options.assets, packages=package_sides(config), versions=versions, models=models)
+
+
+def write_manifest(
+    root: Path,
+    *,
+    packages: Mapping[str, Sequence[str]],
+    versions: Mapping[str, str],
+    models: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Write MANIFEST.json for the models in `root`; `models`: kind -> what to say about it."""
+    entries = {
+        kind: {
+            **about,
+            "sha256": {p.name: file_digest(p) for p in sorted((root / kind).iterdir())},
+        }
+        for kind, about in models.items()
+    }
+    manifest = {"packages": packages, "versions": versions, "models": entries}
+    (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
 
 
 def public_origin(federation: Federation) -> list[str]:

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from privsyn_flower.files import file_digest
 from privsyn_flower.text.embedders import MINILM, MINILM_INT8, model_folder
 from privsyn_flower.text.encoders import WEIGHTS, OnnxEmbedder, SentenceEmbedder
-from privsyn_flower.text.export import check_rows, export_embedder, strip_weights, write_graph
+from privsyn_flower.text.export import check_rows, export_embedder, write_graph
 from privsyn_flower.text.fingerprints import FACTS, FORMAT, GRAPH, folder_fingerprint
 
 ASSETS = Path(__file__).resolve().parent.parent / "privsyn_flower" / "assets"
@@ -42,6 +42,28 @@ def make_graph(folder: Path) -> float:
     }
     (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", "utf-8")
     return check_rows(exact, OnnxEmbedder(source, graph=folder, progress=False))
+
+
+def strip_weights(path: Path, weights: set[str]) -> dict[str, str]:
+    """Leave the graph at `path` without the tensors named in `weights`; returns name -> tensor.
+
+    The graph must have been written with optimised=False, so that tensors are as the model has
+    them; a graph's name ends in its tensor's.
+    """
+    import onnx
+
+    model = onnx.load(path)
+    wanted = {}
+    for entry in model.graph.initializer:
+        tensor = next((w for w in weights if entry.name == w or entry.name.endswith("." + w)), "")
+        if not tensor:
+            continue
+        wanted[entry.name] = tensor
+        entry.ClearField("raw_data")
+        entry.data_location = onnx.TensorProto.EXTERNAL
+        entry.external_data.add(key="location", value="weights")
+    onnx.save(model, str(path))
+    return wanted
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ PAGES: dict[Path, BaseModel] = {
 }
 START = "<!-- keys:start (python scripts/update_docs.py) -->\n"
 END = "<!-- keys:end -->\n"
-SIGNS = {Gt: ("gt", "above"), Ge: ("ge", "at least"), Lt: ("lt", "below"), Le: ("le", "at most")}
+SIGNS = {Gt: ("gt", ">"), Ge: ("ge", ">="), Lt: ("lt", "<"), Le: ("le", "<=")}
+SHARED = 10  # keys that a section must share with an earlier one to name them once
 
 
 def main() -> None:
@@ -38,23 +39,45 @@ def with_table(page: str, config: BaseModel) -> str:
 
 
 def tables(config: BaseModel) -> str:
-    """One table for the top-level keys and one per section."""
+    """One table for the top-level keys and one per section; keys that a section shares with an
+    earlier one are named there alone."""
     sections = [("", config)]
     sections += [(name.replace("_", "-"), value) for name, value in config if is_section(value)]
-    return "\n".join(table(name, section) for name, section in sections)
+    parts: list[str] = []
+    for number, (name, section) in enumerate(sections):
+        shared = [(other, same_keys(section, earlier)) for other, earlier in sections[1:number]]
+        other, keys = max(shared, key=lambda pair: len(pair[1]), default=("", set[str]()))
+        parts.append(table(name, section, (other, keys) if len(keys) >= SHARED else ("", set())))
+    return "\n".join(parts)
+
+
+def same_keys(section: BaseModel, other: BaseModel) -> set[str]:
+    """Names of the keys that two sections have with the same values, default and meaning."""
+
+    def rows(of: BaseModel) -> set[tuple[str, str, str, str | None]]:
+        return {
+            (name, toml_value(getattr(of, name)), values(field), field.description)
+            for name, field in type(of).model_fields.items()
+            if not is_section(getattr(of, name))
+        }
+
+    return {name for name, *_ in rows(section) & rows(other)}
 
 
 def is_section(value: object) -> bool:
     return isinstance(value, BaseModel)
 
 
-def table(name: str, section: BaseModel) -> str:
-    """A heading and the keys of one section."""
+def table(name: str, section: BaseModel, shared: tuple[str, set[str]] = ("", set())) -> str:
+    """A heading and the keys of one section. shared: an earlier section, and keys of it."""
     title = f"`[{name}]`" if name else "Top level"
-    lines = [f"### {title}", "", "| key | default | values | meaning |", "|---|---|---|---|"]
+    lines = [f"### {title}", ""]
+    if shared[1]:
+        lines += [f"All keys of `[{shared[0]}]`, with the same defaults and meanings, and:", ""]
+    lines += ["| key | default | values | meaning |", "|---|---|---|---|"]
     for field_name, field in type(section).model_fields.items():
         default = getattr(section, field_name)
-        if is_section(default):
+        if is_section(default) or field_name in shared[1]:
             continue
         key = f"{name}.{field_name}" if name else field_name
         cells = [code(key.replace("_", "-")), code(toml_value(default)), values(field)]
@@ -66,9 +89,9 @@ def values(field: FieldInfo) -> str:
     """What a key accepts: the words, or the type with its bounds."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(code(str(word) or '""') for word in get_args(field.annotation))
-    kinds: dict[Any, str] = {bool: "true, false", int: "whole number", float: "number", str: "text"}
+    kinds: dict[Any, str] = {bool: "true, false", int: "integer", float: "number", str: "text"}
     bounds = [
-        f"{word} {getattr(bound, attribute):g}"
+        f"{word}\N{NO-BREAK SPACE}{getattr(bound, attribute):g}"
         for bound in field.metadata
         for kind, (attribute, word) in SIGNS.items()
         if isinstance(bound, kind)

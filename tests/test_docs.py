@@ -42,12 +42,8 @@ from privsyn_flower.config import (
 )
 from privsyn_flower.privacy.accounting import calibrate
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
-from privsyn_flower.privacy.noise.integer_noise import (
-    distance_each,
-    gaussian_delta,
-    least_sensitivity,
-    release_distance,
-)
+from privsyn_flower.privacy.encoding.sizing import distance_each, least_sensitivity
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta, release_distance
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello, hello, read_hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import PROTOCOL
@@ -398,19 +394,19 @@ def test_the_readme_leads_to_every_page_and_a_page_to_every_configuration() -> N
     listed = set(re.findall(r"\]\(([\w./-]+)", readme.partition("\n## More")[2]))
     assert pages - listed == set()
     linked = {
-        (DOCS / target).resolve()
-        for page in ("papers.md", "runs.md")
-        for target in re.findall(r"\]\(([\w./-]+)", text_of(DOCS / page))
+        (page.parent / target).resolve()
+        for page in (FIGURES / "papers.md", DOCS / "runs.md")
+        for target in re.findall(r"\]\(([\w./-]+)", text_of(page))
     }
     assert set(CONFIGS) - linked == set()
     assert COMPARED and set(COMPARED) - linked == set()
 
 
 def test_every_paper_configuration_has_its_command() -> None:
-    rows = [line for line in text_of(DOCS / "papers.md").splitlines() if line.startswith("| [")]
+    rows = [line for line in text_of(FIGURES / "papers.md").splitlines() if line.startswith("| [")]
     assert len(rows) > 50
     for row in rows:
-        target = re.findall(r"\]\(\.\./(configs/\S+\.toml)\)", row)
+        target = re.findall(r"\]\(\.\./\.\./(configs/\S+\.toml)\)", row)
         assert re.findall(r"\| `privsyn run (\S+)` \|$", row) == target, row
 
 
@@ -480,13 +476,13 @@ def test_the_table_of_pretext_is_that_of_the_configurations() -> None:
     rows = re.findall(
         r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| [^|]* \| (\S+) \| (\S+) x (\S+) \| (\d+) \| "
         r"([\d.]+) \| `.*` \|$",
-        text_of(DOCS / "papers.md"),
+        text_of(FIGURES / "papers.md"),
         re.MULTILINE,
     )
     assert {row[0] for row in rows} == {p.stem for p in (ROOT / "configs").rglob("pretext-*.toml")}
     for name, path, *figures in rows:
         assert Path(path).name == f"{name}.toml"
-        config = load_config(DOCS / path)
+        config = load_config(FIGURES / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,
@@ -502,14 +498,14 @@ def test_the_table_of_popri_is_that_of_the_configurations() -> None:
     rows = re.findall(
         r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| (POPri[^|]*) \| [^|]* \| (\S+) \| (\S+) x (\S+) \| "
         r"(\d+) \| (\d+) x (\d+) \| `.*` \|$",
-        text_of(DOCS / "papers.md"),
+        text_of(FIGURES / "papers.md"),
         re.MULTILINE,
     )
     files = {path.stem for path in (ROOT / "configs").rglob("popri-*.toml")}
     assert {row[0] for row in rows} == files - {"popri-demo", "popri-coins-demo", "popri-test"}
     for name, path, variant, *figures in rows:
         assert Path(path).name == f"{name}.toml"
-        config = load_config(DOCS / path)
+        config = load_config(FIGURES / path)
         wanted = (
             config.epsilon,
             config.noise_multiplier,

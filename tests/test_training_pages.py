@@ -73,7 +73,7 @@ def test_every_metric_of_a_training_is_explained(tmp_path: Path, loopback: Any) 
 
 
 def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
-    page = text_of(ROOT / "docs" / "papers.md")
+    page = text_of(ROOT / "docs" / "results" / "papers.md")
     counts = r"(\S+) \| (\d+) \| ([\d,]+)(?: of ([\d,]+))?"
     shown = {}
     for method in ("DP-FedAvg", "DP-FTRL"):
@@ -87,7 +87,7 @@ def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
         for name, path, paper, *numbers, noise in rows:
             epsilon, rounds, taking, users = (float(n.replace(",", "") or 0) for n in numbers)
             assert Path(path).name == f"{name}.toml"
-            config = shown[name] = load_config(ROOT / "docs" / path)
+            config = shown[name] = load_config(ROOT / "docs" / "results" / path)
             assert (config.epsilon, config.rounds) == (epsilon, rounds), name
             assert config.data.users == (users or taking), name
             share = config.sampling_rate / config.ftrl.min_separation
@@ -103,7 +103,7 @@ def test_the_table_of_trainings_is_that_of_the_configurations() -> None:
 
 
 def test_the_papers_noise_costs_what_the_page_says() -> None:
-    page = text_of(ROOT / "docs" / "methods.md").partition("## The papers' trainings")[2]
+    page = text_of(ROOT / "docs" / "results" / "papers-noise.md").partition("## DP-FTRL")[2]
     numbers = r" \| ".join([r"([\d.]+)"] * 6)
     rows = re.findall(rf"^\| {numbers} \|$", page, re.MULTILINE)
     assert len(rows) == 5

@@ -33,16 +33,17 @@ from privsyn_flower.client_apps.node.records_file import RecordsError
 from privsyn_flower.client_apps.node.schedule import Schedule, places, public_ids
 from privsyn_flower.config.api import configured
 from privsyn_flower.privacy.accounting.sampling import coins
-from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers, to_modulus
-from privsyn_flower.protocol.question import (
+from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
+from privsyn_flower.privacy.encoding.sizing import WrapAround
+from privsyn_flower.protocol.noise import (
     Noise,
-    Query,
-    Ticket,
     check_range,
     encoded_length,
     integer_plan,
     total_variation,
 )
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import forget, refusal, respond, session_of, stage_of
 from privsyn_flower.protocol.wire import (
     Refusal,
     WireError,
@@ -53,8 +54,7 @@ from privsyn_flower.protocol.wire import (
     session_for,
 )
 from privsyn_flower.randomness import seeded
-from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session, respond
-from privsyn_flower.secagg.flower import forget, refusal, session_of, stage_of
+from privsyn_flower.secagg import Code, Cohort, Party, SecaggError, Session
 from privsyn_flower.secagg.identity import IdentityError, identity
 
 logger = logging.getLogger("privsyn_flower")

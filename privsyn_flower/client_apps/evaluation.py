@@ -108,7 +108,7 @@ def user_evaluations(
     tokens = np.array([sum(len(row) - 1 for row in own) for own in rows], dtype=np.float64)
     correct, loss = np.full((2, len(rows), len(models)), np.nan)
     for number, parameters in enumerate(models):
-        with scorer.wearing(parameters):
+        with scorer.with_parameters(parameters):
             for user in np.flatnonzero(tokens):
                 with alone(node, FAILED):
                     sums = scorer.sums(rows[user], max_loss)

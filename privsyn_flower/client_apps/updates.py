@@ -38,7 +38,7 @@ from privsyn_flower.text.models.parameters import (
     unpack_parameters,
 )
 from privsyn_flower.text.models.pretrained import encodes
-from privsyn_flower.training.conditions import ROWS, Asked, Conditions
+from privsyn_flower.training.conditions import ROWS, ConditionOptions, Conditions
 from privsyn_flower.training.layout import LocalTraining, trained_layout
 from privsyn_flower.training.low_rank import factor_targets, linear_weights
 from privsyn_flower.training.models import LoadedLM, load_model
@@ -60,7 +60,7 @@ def check_update(query: Query, node: Node) -> None:
         if not query.dense or not query.rotation:
             raise ValueError(f"encoding = {query.options.get('encoding')!r} is not dense")
         options = LocalTraining.from_options(query.options)
-        asked = Asked.from_options(query.options)
+        asked = ConditionOptions.from_options(query.options)
     except ValueError as error:
         raise WireError(Refusal.MALFORMED, str(error)) from None
     folder = base_model(query, node)
@@ -107,7 +107,7 @@ def clipping(query: Query) -> tuple[float, float]:
 
 def _shipped(query: Query, folder: Path, options: LocalTraining) -> Parameters:
     """The question's parameters, which fit the base and the length of the answer."""
-    asked = Asked.from_options(query.options)
+    asked = ConditionOptions.from_options(query.options)
     own, longest_source = (asked.arrays, asked.max_source) if asked else (set[str](), 0)
     if query.rows.size or set(query.extra) != {"parameters", *own}:
         raise WireError(
@@ -246,7 +246,7 @@ def _owned(
 def update_tokens(query: Query) -> int:
     """Most tokens of one user, over all steps of the local training, conditions included."""
     options = LocalTraining.from_options(query.options)
-    asked = Asked.from_options(query.options)
+    asked = ConditionOptions.from_options(query.options)
     source = asked.max_source if asked else 0
     return options.max_steps * options.batch_size * (options.sequence_length + source)
 

@@ -15,8 +15,7 @@ from privsyn_flower.client_apps.node.embedder import check_dimension, check_embe
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
-from privsyn_flower.queries.nearest import Metric
-from privsyn_flower.queries.votes import Clip, shard_votes
+from privsyn_flower.queries.votes import Clip, Metric, shard_votes
 
 if TYPE_CHECKING:  # three of the five stages of a secure sum load nothing of data
     from privsyn_flower.data.caches import Block

@@ -11,15 +11,7 @@ from privsyn_flower.on_demand import on_demand
 
 from .caches import EmbeddingCache, cached_embeddings
 from .findings import Finding
-from .users import (
-    LabelledText,
-    Sample,
-    check_file,
-    label_of,
-    load_samples,
-    load_users,
-    texts_of,
-)
+from .users import LabelledText, Sample, check_file, label_of, load_samples, load_users, texts_of
 
 if TYPE_CHECKING:
     from .federation import Federation, prepare, shard_sizes

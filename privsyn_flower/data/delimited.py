@@ -18,8 +18,8 @@ is parsed twice at most, however many quotes are stray.
 The standard library's reader is no help: at a field above its limit, or at an error, it goes on
 with the next line, inside of the text.
 
-`shortened` cuts a long line of JSON: the record of a very long text must keep its user, because who
-is a member of a simulation must not depend on the length of a text.
+`shorten_json` cuts a long line of JSON: the record of a very long text must keep its user, because
+who is a member of a simulation must not depend on the length of a text.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ _ESCAPE = 6  # characters of the longest, \u0041
 _TOKEN = re.compile(r'[^"\\\[\]{}]+|\\u[0-9a-fA-F]{4}|\\.?|["\[\]{}]', re.DOTALL)
 
 
-def shortened(pieces: Iterable[str]) -> str:
+def shorten_json(pieces: Iterable[str]) -> str:
     """The line with its strings cut and null for what is nested: valid JSON if it was that.
 
     Raises ValueError where even so it is too long.

@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from privsyn_flower.config import DataConfig
-from privsyn_flower.files import (
-    DataError,
-    build_folder,
-    private_folder,
-)
+from privsyn_flower.files import DataError, build_folder, private_folder
 from privsyn_flower.units import VERSION
 
 from .partition import Split, split

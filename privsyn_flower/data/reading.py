@@ -26,7 +26,7 @@ from typing import Any, TextIO
 
 from privsyn_flower.files import DataError
 
-from .delimited import MAX_FIELDS, Piece, Record, records, shortened
+from .delimited import MAX_FIELDS, Piece, Record, records, shorten_json
 from .findings import UTF8
 from .tables import require_arrow
 
@@ -114,7 +114,7 @@ def _json_row(parts: list[str], rest: Iterator[str]) -> dict[str, Any]:
         with contextlib.suppress(RecursionError, ValueError):
             row = json.loads(parts[0])
     if row is None:
-        row = json.loads(shortened(chain(parts, rest)), parse_int=_short_integer)
+        row = json.loads(shorten_json(chain(parts, rest)), parse_int=_short_integer)
     if not isinstance(row, dict):
         raise TypeError(type(row).__name__)
     return row

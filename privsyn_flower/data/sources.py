@@ -18,7 +18,7 @@ from .docstrings import Module, find_package, scan_packages
 from .findings import LeftOut
 from .hub import hub_columns, hub_rows, load_hub
 from .reading import NO_MIX, column_names, text_file
-from .spool import Group, stored_groups
+from .spool import Group, store_groups
 from .users import Rows, Sample, Tell, collect_rows, rows_of
 from .values import Columns
 
@@ -52,12 +52,7 @@ def identity(config: DataConfig) -> dict[str, str]:
 
 
 def load_source(
-    config: DataConfig,
-    cache: Path,
-    progress: Progress,
-    tell: Tell | None = None,
-    *,
-    scratch: Path,
+    config: DataConfig, cache: Path, progress: Progress, tell: Tell | None = None, *, scratch: Path
 ) -> Source:
     """Read every group the configuration names. Raises DataError for what cannot be read.
 
@@ -74,7 +69,7 @@ def load_source(
     progress(f"reading {path}")
     rows, where = _rows(path, columns)
     left_out, public_left_out = LeftOut(), LeftOut()
-    private = stored_groups(
+    private = store_groups(
         rows, columns, where, scratch, lambda own: _cut(own, config, left_out), tell, left_out
     )
     public = public_groups(config, progress, public_left_out) if public_path else []

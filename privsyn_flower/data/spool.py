@@ -30,7 +30,7 @@ from privsyn_flower.files import DataError
 from .findings import LeftOut, Tally
 from .reading import Report
 from .tables import damaged, read_table, require_arrow, write_batches
-from .users import Gathered, Held, LabelledText, Rows, Sample, Tell, say_skipped
+from .users import LabelledText, RowCollector, Rows, Sample, SampleStore, Tell, say_skipped
 from .values import Columns
 
 PARTS = 128  # files of rows; one of them is in memory at a time
@@ -51,7 +51,7 @@ class Group:
 
 
 class Spool:
-    """Rows by parts (`users.Holder`); few rows never touch the disk."""
+    """Rows by parts (`users.SampleSink`); few rows never touch the disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -60,7 +60,7 @@ class Spool:
         self._count = 0
 
     def add(self, line: int, user: str, sample: Sample | None) -> None:
-        """As `Holder.add`."""
+        """As `SampleSink.add`."""
         self._count += 1
         part = hash(user) % PARTS
         own = () if sample is None else (sample.text, sample.label, sample.date)
@@ -73,7 +73,7 @@ class Spool:
         """Of each part: its users' samples, the row that each user begins in (in the same order),
         and how many rows were kept. Once."""
         for part in range(PARTS):
-            held = Held(report)
+            held = SampleStore(report)
             first: list[int] = []
             for number, line, user, *own in self._entries(part):
                 if user not in held.users:
@@ -146,7 +146,7 @@ class StoredGroups(Sequence[Group]):
         return Group(name, tuple(Sample(*value) for value in values))
 
 
-def stored_groups(
+def store_groups(
     rows: Rows,
     columns: Columns,
     where: str,
@@ -163,7 +163,7 @@ def stored_groups(
     """
     tally, spool = Tally(), Spool(folder)
     try:
-        gathered = Gathered(columns, tally.report, spool)
+        gathered = RowCollector(columns, tally.report, spool)
         gathered.add_all(rows(tally.report), where)
         if gathered.outside and left_out is not None:
             left_out[OTHER_DATES] += gathered.outside

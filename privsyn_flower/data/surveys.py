@@ -14,7 +14,7 @@ from .dedup import keep_own
 from .findings import Kind, LeftOut, Tally
 from .partition import BEYOND, NEAR
 from .reading import column_names, form_of, read_rows
-from .users import Gathered, Held, Sample, examine
+from .users import RowCollector, Sample, SampleStore, examine
 from .values import Columns
 
 SECURE_NODES = 3  # fewest nodes of secure aggregation
@@ -169,7 +169,7 @@ def survey(
         kept = len(keep_own([sample.text for sample in own]))
         left_out[NEAR] += len(own) - kept
         left_out[f"{BEYOND} = {most}"] += max(0, kept - most)
-    refused = read.error or (read.shared and read.shared_in(where.name)) or read.all_outside
+    refused = read.error or (read.shared and read.shared_id_message(where.name)) or read.all_outside
     return Survey(
         path=where,
         columns=columns,
@@ -213,7 +213,7 @@ class Preview:
     records: int
     whole: bool
     samples: dict[str, list[Sample]]
-    read: Gathered
+    read: RowCollector
 
     def users(self, least: int = 0) -> int:
         """Users with at least this many different texts."""
@@ -231,8 +231,8 @@ def preview(path: Path, columns: Columns) -> Preview:
     present = set(column_names(path)) if path.suffix.lower() == ".parquet" else set[str]()
     wanted = [name for name in columns.named().values() if name in present]  # decode no others
     tally, rows, characters = Tally(), 0, 0
-    held = Held(tally.report)
-    read = Gathered(columns, tally.report, held)
+    held = SampleStore(tally.report)
+    read = RowCollector(columns, tally.report, held)
     for line, row in read_rows(path, tally.report, wanted):
         if not complete and (rows == ROWS or characters > CHARACTERS):
             whole = False

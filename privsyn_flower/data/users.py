@@ -140,10 +140,10 @@ def check_file(
     return sorted(findings, key=lambda finding: finding.line)
 
 
-def examine(path: Path, columns: Columns, report: Report) -> tuple[Held, Gathered]:
+def examine(path: Path, columns: Columns, report: Report) -> tuple[SampleStore, RowCollector]:
     """The whole file's samples by user; reports what is odd, whatever is wrong with it."""
-    held = Held(report)
-    gathered = Gathered(columns, report, held)
+    held = SampleStore(report)
+    gathered = RowCollector(columns, report, held)
     try:
         gathered.add_all(_rows_of(path, columns, report), path.name, private=False)
     except DataError as error:
@@ -198,14 +198,14 @@ def collect_rows(
 ) -> dict[str, list[Sample]]:
     """As `collect`, for rows of any source: `rows(report)` iterates over (line, row).
 
-    private: refuse what public text may have, see `Gathered.add_all`. tell: gets what was skipped,
-    in a sentence, PRIVATE unless the text is public.
+    private: refuse what public text may have, see `RowCollector.add_all`. tell: gets what was
+    skipped, in a sentence, PRIVATE unless the text is public.
     """
     if cap < 0:
         raise DataError(f"samples-cap = {cap} must be at least 0 (0 keeps all)")
     tally = Tally()
-    held = Held(tally.report, cap)
-    gathered = Gathered(columns, tally.report, held)
+    held = SampleStore(tally.report, cap)
+    gathered = RowCollector(columns, tally.report, held)
     gathered.add_all(rows(tally.report), where, strict, private)
     outside = (gathered.outside, "of other dates")
     for count, why in (outside, (held.beyond, f"beyond {cap} of a user")):
@@ -217,7 +217,12 @@ def collect_rows(
 
 
 def say_skipped(
-    where: str, gathered: Gathered, kept: int, empty: int, tally: Tally, tell: Tell | None = None
+    where: str,
+    gathered: RowCollector,
+    kept: int,
+    empty: int,
+    tally: Tally,
+    tell: Tell | None = None,
 ) -> None:
     """To the local log, and to whoever reads the rows anyway: what of them is not read.
 
@@ -236,7 +241,7 @@ def say_skipped(
         tell(f"{where}: skipped {skipped:,} of {rows:,} rows: {said}")
 
 
-class Holder(Protocol):
+class SampleSink(Protocol):
     """Where samples go as their rows come."""
 
     def add(self, line: int, user: str, sample: Sample | None) -> None:
@@ -244,7 +249,7 @@ class Holder(Protocol):
 
 
 @dataclass(slots=True)
-class Held:
+class SampleStore:
     """Samples by user (PRIVATE), in memory; cap: of one user's, 0: none.
 
     kept: samples that a user has, or that are left out on purpose: `beyond` the cap.
@@ -259,7 +264,7 @@ class Held:
     beyond: int = 0
 
     def add(self, line: int, user: str, sample: Sample | None) -> None:
-        """As `Holder.add`: a text that its user has already is reported, and left out."""
+        """As `SampleSink.add`: a text that its user has already is reported, and left out."""
         # A user is one whatever the row holds: who is there must not depend on texts or dates.
         own = self.users.setdefault(user, [])
         self.first_line.setdefault(user, line)
@@ -278,7 +283,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Gathered:
+class RowCollector:
     """Rows as they come, their samples handed to `holder`.
 
     rows: all. present: columns of any. inside, outside: of the dates that are wanted; undated: with
@@ -287,7 +292,7 @@ class Gathered:
 
     columns: Columns
     report: Report
-    holder: Holder
+    holder: SampleSink
     rows: int = 0
     present: set[str] = field(default_factory=set)
     inside: int = 0
@@ -313,7 +318,7 @@ class Gathered:
         for line, row in rows:
             self.add(line, row)
             if self.shared and private:
-                raise DataError(self.shared_in(where))
+                raise DataError(self.shared_id_message(where))
         self.finish()
         if self.rows:
             columns = self.columns
@@ -322,7 +327,7 @@ class Gathered:
                 self.report(0, "no row has the labels or dates", "name another column, or none")
             columns.require(self.present if strict else self.present | optional, where)
         if private and self.shared:
-            raise DataError(self.shared_in(where))
+            raise DataError(self.shared_id_message(where))
         if private and self.all_outside:
             raise DataError(f"{where}: {self.all_outside}")
 
@@ -343,7 +348,7 @@ class Gathered:
             if self.rounded.sure:
                 self.shared = f"row {self.first_rounded}: {problem}; {ROUNDED}"
 
-    def shared_in(self, where: str) -> str:
+    def shared_id_message(self, where: str) -> str:
         """Why the ids cannot be used."""
         return (
             f"{where} (data.user-column = {self.columns.user!r}), {self.shared}. Several people "
@@ -428,9 +433,7 @@ class Gathered:
             return ""
         if len(value) > MAX_TEXT:
             self.report(
-                line,
-                f"the text is longer than the {MAX_TEXT} characters that are kept",
-                LONG,
+                line, f"the text is longer than the {MAX_TEXT} characters that are kept", LONG
             )
         text: str = value[:MAX_TEXT]
         if not text.isascii():

@@ -266,11 +266,11 @@ class Columns:
                     raise DataError(f"no row of {where} can be read (data.{key} = {column!r})")
                 raise MissingColumn(
                     f"column {column!r} (data.{key}) is not in {where}, which has: "
-                    f"{quoted(existing)}"
+                    f"{quote_columns(existing)}"
                 )
 
 
-def quoted(names: Sequence[str]) -> str:
+def quote_columns(names: Sequence[str]) -> str:
     """Columns of somebody's file, for a message: the first ones, cut, as Python writes text."""
     told = [repr(name[:LONGEST] + "..." * (len(name) > LONGEST)) for name in names[:NAMED]]
     return ", ".join(told + ["..."] * (len(names) > NAMED))

@@ -225,7 +225,7 @@ def export_model(
 
     def fill(folder: Path) -> None:
         scorer = Scorer(base, "cpu")
-        with scorer.wearing(parameters):
+        with scorer.with_parameters(parameters):
             save_model(scorer.model, base, folder)
 
     target.parent.mkdir(parents=True, exist_ok=True)

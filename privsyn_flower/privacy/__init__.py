@@ -1,4 +1,4 @@
-"""Privacy: clipping, noise, accounting, the ledger, and the one door out.
+"""Privacy: clipping, noise, accounting, the ledger, and the release gate.
 
 Light to import: accounting loads dp_accounting only when a number is asked for, and what only
 the server does is imported when first asked for.
@@ -10,16 +10,15 @@ from privsyn_flower.on_demand import on_demand
 from privsyn_flower.privacy.accounting.composition import (
     AccountingError,
     account,
-    calibrate,
     compose_gaussians,
     epsilon,
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors, release
 
 if TYPE_CHECKING:
+    from privsyn_flower.privacy.accounting.calibration import calibrate
+    from privsyn_flower.privacy.clipping import clip_l2
     from privsyn_flower.privacy.correlated import (
         NoiseKey,
         Participation,
@@ -27,15 +26,11 @@ if TYPE_CHECKING:
         factorization,
     )
     from privsyn_flower.privacy.encoding.quantize import IntegerPlan
-    from privsyn_flower.privacy.ledger.charges import Charge
-    from privsyn_flower.privacy.ledger.journal import LedgerError
-    from privsyn_flower.privacy.ledger.ledger import (
-        BudgetExceeded,
-        DuplicateCharge,
-        Ledger,
-        LedgerInUse,
-    )
-    from privsyn_flower.privacy.noise.gaussian import gaussian, node_noise, system_gaussian
+    from privsyn_flower.privacy.ledger.journal import Charge, LedgerError
+    from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
+    from privsyn_flower.privacy.ledger.usage import LedgerInUse
+    from privsyn_flower.privacy.noise.gaussian import system_gaussian
+    from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, TooFewSurvivors
     from privsyn_flower.privacy.sentence import PrivacyStatement
 else:
     __getattr__ = on_demand(
@@ -48,12 +43,15 @@ else:
         LedgerError="ledger",
         LedgerInUse="ledger",
         NoiseKey="correlated",
+        NoisySum="release",
         Participation="correlated",
         PrivacyStatement="sentence",
+        ReleaseRefused="release",
+        TooFewSurvivors="release",
+        calibrate="accounting.calibration",
         calibrate_correlated="correlated",
+        clip_l2="clipping",
         factorization="correlated",
-        gaussian="noise.gaussian",
-        node_noise="noise.gaussian",
         system_gaussian="noise.gaussian",
     )
 
@@ -80,9 +78,6 @@ __all__ = [
     "compose_gaussians",
     "epsilon",
     "factorization",
-    "gaussian",
     "gaussian_epsilon",
-    "node_noise",
-    "release",
     "system_gaussian",
 ]

@@ -1,10 +1,9 @@
-"""The one door: the only place where a private sum becomes a public array.
+"""The release gate: the only place where a private sum becomes a public array.
 
-The order is the guarantee. The charge is on disk before the query is sent (the caller
-reserves it); here the sum is checked, stored (written and fsynced), and only then is the
-charge committed and the array handed out. A crash before the store leaves a charge that
-counts and no release; a crash after it leaves a stored release, which is read again and
-never asked for again.
+The order is the guarantee. The charge is on disk before the query is sent (the caller reserves
+it); here the sum is checked and stored (fsynced), and only then is the charge committed and the
+array handed out. A crash before the store leaves a charge that counts and no release; a crash
+after it a stored release, which is read again and never asked for again.
 """
 
 from __future__ import annotations

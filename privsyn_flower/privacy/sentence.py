@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from privsyn_flower.privacy.accounting.composition import Accountant, tightest
-from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
 from privsyn_flower.privacy.wording import (
     CHOSEN_TEXT,
@@ -19,6 +19,7 @@ from privsyn_flower.privacy.wording import (
     concentrated,
     page,
     percent,
+    sampling_sentence,
 )
 
 FILE = "privacy.md"  # of a run folder: the whole statement
@@ -47,9 +48,9 @@ class PrivacyStatement:
     (0: as many as fit); participations: most rounds of one user that epsilon counts (0: from those
     two). adaptive_clipping: one coordinate of the answer says whether the clip norm was reached.
     others: further questions of the run (name, releases, noise multiplier, noise source, sampling
-    rate), covered by the same epsilon. rho_zcdp: of all releases together, where no user tosses
-    coins; None: none is claimed. chooses_text: the model filters public text. changed: keys of what
-    is made of the releases, changed after the start.
+    rate), covered by the same epsilon. rho_zcdp: of all releases together, without sampling; None:
+    none is claimed. chooses_text: the model filters public text. changed: keys of what is made of
+    the releases, changed after the start.
     """
 
     epsilon: float
@@ -159,7 +160,7 @@ class PrivacyStatement:
 
     @property
     def samples(self) -> bool:
-        """Whether epsilon counts on secret coins, of the rounds or of another question."""
+        """Whether epsilon counts on Poisson sampling, of the rounds or of another question."""
         return min([self.sampling_rate, *(rate for *_, rate in self.others)]) < 1.0
 
     @property
@@ -296,7 +297,7 @@ class PrivacyStatement:
         return text
 
     def _sampling(self) -> str:
-        """What is claimed for sampling: where only other questions toss coins, for those."""
+        """What is claimed for sampling: where only other questions have it, for those."""
         if self.sampling_rate == 1.0 and self.samples:
             name, *_, rate = min(self.others, key=lambda other: other[-1])
             return f"for {name!r}, {sampling_sentence('poisson', rate, self.aggregation)}"

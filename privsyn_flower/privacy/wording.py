@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 
+from privsyn_flower.privacy.accounting.sampling import AggregationName, SamplerName, check_sampler
+
 KEYS = {
     "roster": "Nodes check each other's keys against a roster",
     "first-use": (
@@ -14,7 +16,7 @@ KEYS = {
         "place at first contact would go unnoticed and is not covered"
     ),
 }
-# What is made of a training's model by `privsyn_flower.app.public.proximity`.
+# What is made of a trained model by `privsyn_flower.app.public.proximity`.
 CHOSEN_TEXT = (
     "Public text that the trained model chose is post-processing of the training: choosing it "
     "costs no further privacy, and THE CHOSEN TEXT CARRIES THE EPSILON OF THE TRAINING, against "
@@ -46,7 +48,7 @@ def concentrated(rho: float | None, integers: bool, samples: bool) -> str:
 
     rho: mu^2 / 2 of Gaussian noise without sampling (Bun and Steinke 2016, Proposition 1.6); None:
     nothing is known of it. integers: some noise is the nodes', which is Gaussian noise but for a
-    part of delta. samples: users toss coins.
+    part of delta. samples: there is Poisson sampling.
     """
     if samples:
         return " No rho-zCDP is claimed: mu^2 / 2 is that of Gaussian noise without sampling."
@@ -114,3 +116,26 @@ def _rounded(value: float, rounding: str, decimals: int = 4) -> str:
         return _digits(value, 6, rounding)
     exact = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-decimals), rounding=rounding)
     return f"{exact.normalize():f}"
+
+
+def sampling_sentence(
+    name: SamplerName, rate: float = 1.0, aggregation: AggregationName = "plain"
+) -> str:
+    """What is claimed for a sampler, against whom: a clause without a full stop."""
+    check_sampler(name, rate)
+    if name == "fixed":
+        return (
+            "the server draws a fixed number of nodes for each round and knows which; no "
+            "amplification by sampling is claimed"
+        )
+    if name == "full" or rate == 1.0:
+        return "no amplification by sampling is claimed"
+    server = (
+        " and against the server, which sees only sums, and answers whose work is the same however "
+        "the coins fell"
+    )
+    return (
+        f"each user takes part in a round with probability {rate:g}, by a secret coin of its own "
+        "node, and the amplification by this is claimed against those who see only the released "
+        f"sums{server if aggregation == 'secure' else ''}, never against a user's own node"
+    )

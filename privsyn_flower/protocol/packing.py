@@ -1,4 +1,6 @@
-"""The rows of a question <-> the bytes in which they travel. PUBLIC, but the reader trusts nobody.
+"""The rows of a question, in eight bits, <-> the bytes in which they travel. PUBLIC.
+
+The reader of the bytes trusts nobody.
 
 Entries of one column of int8 rows have about the same size, and columns differ: a Huffman code for
 each stretch of a column comes within 2 % of the columns' entropy. It is deflate's, from the
@@ -14,12 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from privsyn_flower.arrays import F32, I8, U8
+from privsyn_flower.arrays import F16, F32, I8, U8
 
 MOST_EXPANSION = 8  # bytes that one byte of a message may become
 LARGEST = 1 << 27  # entries of a question, as it is multiplied with: 512 MB in float32
 _SHAPE = struct.Struct("<II")  # m, d
 _WINDOW = -15  # deflate without zlib's header and checksum: messages have their own
+_STEP = 2.0**-11  # of a projected entry times the root of its direction's eigenvalue, at most 1
+_COARSE = 255  # fine steps in a coarse one: what is left lies within -127..127
 
 
 def pack_rows(rows: I8, scales: F32) -> U8:
@@ -64,3 +68,50 @@ def unpack_rows(packed: NDArray[Any], length: int) -> tuple[I8, F32]:
 def _deflated(raw: bytes, level: int, strategy: int) -> bytes:
     writer = zlib.compressobj(level, zlib.DEFLATED, _WINDOW, 9, strategy)
     return writer.compress(raw) + writer.flush()
+
+
+# --- public embeddings as int8 rows -------------------------------------------------------------
+
+
+def int8_rows(
+    matrix: F32,
+) -> tuple[I8, F32]:
+    """Finite rows (m, d) -> int8 rows and their scales (m,): row i is about rows[i] * scales[i]."""
+    peak = np.abs(matrix).max(axis=1, initial=0.0)
+    # Rows too small for a float32 scale are zero to every use of them.
+    scales = np.where(peak > 1e-35, peak / 127.0, 1.0).astype(np.float32)
+    return np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8), scales
+
+
+def projected(candidates: F32, dimension: int) -> tuple[I8, F32, F16]:
+    """Unit candidates in r = `dimension` of d dimensions: rows (m, c) int8 and scales (m,) as of
+    any question, and the projection (d, c) that lifts them again. Public.
+
+    Onto their own principal directions, not centred: the r dimensions that keep most of their
+    inner products with each other, and so with texts that are like them. An error along a direction
+    costs what texts have along it, about the root of its eigenvalue: so each has a step of its
+    own, in inverse proportion to that. Entries are then small where they matter little, and take
+    few bits (`pack_rows`). Directions with too many steps for int8 have two columns, c > r.
+    Raises ValueError on a dimension outside 1..d - 1.
+    """
+    if not 0 < dimension < candidates.shape[1]:
+        raise ValueError(
+            f"dimension = {dimension} must be above 0 and below the embedder's, "
+            f"{candidates.shape[1]} (key popri.dimension; 0 sends all of it)"
+        )
+    lengths = np.linalg.norm(candidates, axis=1, keepdims=True)
+    units = (candidates / np.where(lengths > 0, lengths, 1)).astype(np.float32)
+    values, directions = np.linalg.eigh((units.T @ units).astype(np.float64) / len(units))
+    directions = directions[:, ::-1][:, :dimension]  # (d, r)
+    # float16 has no room for weights that are further apart.
+    kept = np.maximum(values[::-1][:dimension], 1e-4 * values[-1])  # (r,)
+    weights = np.sqrt(kept) if values[-1] > 0 else np.ones(dimension)  # zeros: any will do
+    entries = (units @ directions.astype(np.float32)).astype(np.float64) * weights  # (m, r)
+    whole = np.rint(entries / _STEP)  # (m, r)
+    wide = np.flatnonzero(np.abs(whole).max(axis=0) > 127)
+    coarse = np.rint(whole[:, wide] / _COARSE)
+    whole[:, wide] -= _COARSE * coarse
+    lifts = directions * (weights[-1] / weights)  # (d, r)
+    rows = np.concatenate([coarse, whole], axis=1).astype(np.int8)
+    projection = np.concatenate([_COARSE * lifts[:, wide], lifts], axis=1).astype(np.float16)
+    return rows, np.full(len(rows), _STEP / weights[-1], dtype=np.float32), projection

@@ -1,4 +1,4 @@
-"""What a server asks: a query, its ticket, and the noise its sum must carry. All PUBLIC."""
+"""What a server asks: a query and its ticket. `noise` is what its sum must carry. All PUBLIC."""
 
 from __future__ import annotations
 
@@ -6,25 +6,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from privsyn_flower.arrays import F16, F32, F64, I8, U8, U16, U64
-from privsyn_flower.privacy.encoding.dense import DensePlan, check_dense, decode_dense
-from privsyn_flower.privacy.encoding.quantize import IntegerPlan, check_plan, decode
-from privsyn_flower.privacy.encoding.rotation import padded_length
-from privsyn_flower.privacy.noise.integer_noise import release_distance
-from privsyn_flower.protocol.packing import pack_rows
+from privsyn_flower.arrays import F32, I8, U8, U16
+from privsyn_flower.protocol.packing import int8_rows, pack_rows, projected
 
 T = TypeVar("T")
 Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
 OptionValue = str | int | float
-Source = Literal["nodes", "aggregator"]
 MOST_CLASSES = 1024  # of a class-conditional question
 ROTATION_BYTES = 32
-_STEP = 2.0**-11  # of a projected entry times the root of its direction's eigenvalue, at most 1
-_COARSE = 255  # fine steps in a coarse one: what is left lies within -127..127
 TO_COME = "evaluation"  # the option of an app's training: options of its evaluation, a JSON object
 METRICS = "metrics"  # the option of an evaluation by an app's own metrics: their names and bounds
 
@@ -37,32 +30,6 @@ class Ticket:
     query: str
     round: int
     attempt: int
-
-
-@dataclass(frozen=True)
-class Noise:
-    """What the nodes of one query add, and what its sum must carry (rule 6).
-
-    Users' vectors become integers of L2 norm at most `sensitivity`, summed mod 2^bits. A node
-    that stands for w users adds discrete Gaussian noise of variance w / min_weight times
-    (multiplier * sensitivity)^2 + 1/12 to every coordinate: survivors of honest weight W_min =
-    min_weight carry the guaranteed noise, `colluding` weight on top of that is assumed to take its
-    own noise off.
-
-    scale: integers per unit of the vector; 0: sensitivity / bound. source "aggregator": the nodes
-    add nothing, the sum that they give away is PRIVATE, and a trusted aggregator adds noise to it
-    before anything else; `multiplier` is then that of independent Gaussian noise which would cost
-    a user as much for each participation.
-    """
-
-    multiplier: float
-    sensitivity: float
-    bits: int
-    min_weight: float
-    colluding: float = 0.0
-    sampling_rate: float = 1.0
-    scale: float = 0.0
-    source: Source = "nodes"
 
 
 @dataclass(frozen=True)
@@ -265,40 +232,6 @@ class Query:
         return rows
 
 
-def projected(candidates: F32, dimension: int) -> tuple[I8, F32, F16]:
-    """Unit candidates in r = `dimension` of d dimensions: rows (m, c) int8 and scales (m,) as of
-    any question, and the projection (d, c) that lifts them again. Public.
-
-    Onto their own principal directions, not centred: the r dimensions that keep most of their
-    inner products with each other, and so with texts that are like them. An error along a direction
-    costs what texts have along it, about the root of its eigenvalue: so each has a step of its
-    own, in inverse proportion to that. Entries are then small where they matter little, and take
-    few bits (`packing.py`). Directions with too many steps for int8 have two columns, c > r.
-    Raises ValueError on a dimension outside 1..d - 1.
-    """
-    if not 0 < dimension < candidates.shape[1]:
-        raise ValueError(
-            f"dimension = {dimension} must be above 0 and below the embedder's, "
-            f"{candidates.shape[1]} (key popri.dimension; 0 sends all of it)"
-        )
-    lengths = np.linalg.norm(candidates, axis=1, keepdims=True)
-    units = (candidates / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-    values, directions = np.linalg.eigh((units.T @ units).astype(np.float64) / len(units))
-    directions = directions[:, ::-1][:, :dimension]  # (d, r)
-    # float16 has no room for weights that are further apart.
-    kept = np.maximum(values[::-1][:dimension], 1e-4 * values[-1])  # (r,)
-    weights = np.sqrt(kept) if values[-1] > 0 else np.ones(dimension)  # zeros: any will do
-    entries = (units @ directions.astype(np.float32)).astype(np.float64) * weights  # (m, r)
-    whole = np.rint(entries / _STEP)  # (m, r)
-    wide = np.flatnonzero(np.abs(whole).max(axis=0) > 127)
-    coarse = np.rint(whole[:, wide] / _COARSE)
-    whole[:, wide] -= _COARSE * coarse
-    lifts = directions * (weights[-1] / weights)  # (d, r)
-    rows = np.concatenate([coarse, whole], axis=1).astype(np.int8)
-    projection = np.concatenate([_COARSE * lifts[:, wide], lifts], axis=1).astype(np.float16)
-    return rows, np.full(len(rows), _STEP / weights[-1], dtype=np.float32), projection
-
-
 def _group_sizes(groups: np.ndarray[Any, Any], size: int) -> U16:
     largest = np.iinfo(np.uint16).max
     whole = groups.ndim == 1 and groups.dtype.kind in "iu" and len(groups)
@@ -320,70 +253,3 @@ def _class_numbers(classes: Sequence[str], labels: Sequence[str], count: int, wh
             f"{len(classes)} are given, not in labels: {unknown[:3]}"
         )
     return np.array([place[name] for name in classes], dtype=np.uint16)
-
-
-def int8_rows(
-    matrix: F32,
-) -> tuple[I8, F32]:
-    """Finite rows (m, d) -> int8 rows and their scales (m,): row i is about rows[i] * scales[i]."""
-    peak = np.abs(matrix).max(axis=1, initial=0.0)
-    # Rows too small for a float32 scale are zero to every use of them.
-    scales = np.where(peak > 1e-35, peak / 127.0, 1.0).astype(np.float32)
-    return np.rint(matrix / scales[:, None]).clip(-127, 127).astype(np.int8), scales
-
-
-def encoded_length(query: Query) -> int:
-    """Coordinates of an answer as it travels: a dense one is padded for its rotation."""
-    return padded_length(query.length) if query.dense else query.length
-
-
-def integer_plan(query: Query, noise: Noise) -> IntegerPlan | DensePlan:
-    """The integer encoding of a query's answers. Raises ValueError on numbers that fit none."""
-    plan = DensePlan if query.dense else IntegerPlan
-    return plan(
-        bound=query.bound,
-        sensitivity=noise.sensitivity,
-        scale=noise.scale or noise.sensitivity / query.bound,
-        bits=noise.bits,
-        length=query.length,
-    )
-
-
-def total_variation(query: Query, noise: Noise) -> float:
-    """How far, at most, the nodes' noise on one sum is from rounded Gaussian noise.
-
-    0 where the aggregator adds it. Raises TooCoarse, a ValueError, on integers too coarse to say.
-    """
-    if noise.source == "aggregator":
-        return 0.0
-    numbers = (noise.multiplier, noise.sensitivity, noise.min_weight)
-    return release_distance(encoded_length(query), *numbers)
-
-
-def encoded_bound(query: Query, noise: Noise) -> float:
-    """L2 norm of one user's vector in a decoded sum: the bound, and what rounding adds to it.
-
-    The unit of the noise multiplier: noise of multiplier z has standard deviation z times this.
-    """
-    return noise.sensitivity / noise.scale if noise.scale else query.bound
-
-
-def decode_sum(residues: U64, query: Query, noise: Noise) -> F64:
-    """A sum modulo 2^bits in units of the vectors: (encoded_length,) -> (length,) float64.
-
-    PRIVATE as long as the residues are: with noise of the aggregator's, none is on it yet.
-    """
-    plan = integer_plan(query, noise)
-    if isinstance(plan, DensePlan):
-        return decode_dense(residues, plan, query.rotation)
-    return decode(residues, plan)
-
-
-def check_range(query: Query, noise: Noise, weight: float) -> None:
-    """Raise WrapAround unless the modulus holds a sum of `weight` users, with the nodes' noise."""
-    plan = integer_plan(query, noise)
-    multiplier = noise.multiplier if noise.source == "nodes" else 0.0
-    if isinstance(plan, DensePlan):
-        check_dense(plan, multiplier, weight, noise.min_weight, noise.sampling_rate)
-    else:
-        check_plan(plan, multiplier, weight, noise.min_weight)

@@ -2,7 +2,7 @@
 
 A query is PUBLIC (candidates, bound, noise); an answer is one node's noisy integer vector, or a
 refusal code. Nothing else may travel: no counts, metrics or error texts. `greeting.py` has the
-nodes' public facts, `secagg/flower.py` what secure aggregation adds to these records.
+nodes' public facts, `secure.py` what secure aggregation adds to these records.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from privsyn_flower.arrays import U64
 from privsyn_flower.messaging import Absence, outgoing, record_bytes
 from privsyn_flower.privacy.encoding.quantize import pack, unpack
-from privsyn_flower.protocol.packing import unpack_rows
-from privsyn_flower.protocol.question import (
-    METRICS,
+from privsyn_flower.protocol.noise import (
     Noise,
-    OptionValue,
-    Query,
     Source,
-    Ticket,
     encoded_length,
     integer_plan,
     total_variation,
 )
-from privsyn_flower.secagg.session import Session
+from privsyn_flower.protocol.packing import unpack_rows
+from privsyn_flower.protocol.question import METRICS, OptionValue, Query, Ticket
+from privsyn_flower.secagg.cohort import Session
 
 PROTOCOL = 7
 TRAIN = "train"  # the message type of updates: what Flower's own training rounds travel as

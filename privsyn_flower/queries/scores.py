@@ -3,8 +3,7 @@
 Source: POPri (Hou et al. 2025, arXiv 2504.16438), Algorithm 4 (SIMILARITY), Algorithm 3 for
 classes, and the standardising of the paper's code. Every score is linear in the sum of a user's
 unit rows, up to a factor of that user: one product per user, however many samples it has, in
-arithmetic that does not depend on the other users (`products.py`). Integers are the nearest ones
-(`rounding.py`).
+arithmetic and to integers that do not depend on the other users (`products.py`).
 """
 
 from __future__ import annotations
@@ -19,15 +18,17 @@ from numpy.typing import ArrayLike, NDArray
 
 from privsyn_flower.arrays import F32, F64, I64, Bools, Ints
 from privsyn_flower.queries.products import (
+    EXACT,
     LARGEST,
     Candidates,
     norms,
+    round_within,
+    rounding_room,
     units,
     user_sums,
     whole_candidates,
     whole_sums,
 )
-from privsyn_flower.queries.rounding import EXACT, round_within, rounding_room
 
 Score = Literal["standardised", "centred", "mean-cosine"]  # strings off the wire are checked
 

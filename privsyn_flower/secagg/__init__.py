@@ -1,32 +1,10 @@
 """Secure summation: the server learns the exact sum of integer vectors, and nothing else.
 
-`secure_vector` wraps a ClientApp's handler, `secure_sum` is the one call in the ServerApp.
+`node` is what a device answers, `server` what a relay makes of the answers; how they travel is
+somebody else's concern (`privsyn_flower.protocol.secure`, over Flower).
 """
 
-from typing import TYPE_CHECKING
+from privsyn_flower.secagg.cohort import LEAST_NODES, Code, Cohort, Member, SecaggError, Session
+from privsyn_flower.secagg.node import Party
 
-from privsyn_flower.on_demand import on_demand
-from privsyn_flower.secagg.cohort import LEAST_NODES, Cohort, Member
-from privsyn_flower.secagg.flower import Party, Summed, Transport, respond, run_session
-from privsyn_flower.secagg.session import Code, SecaggError, Session
-
-if TYPE_CHECKING:
-    from privsyn_flower.secagg.standalone import secure_sum, secure_vector
-else:
-    __getattr__ = on_demand(__name__, secure_sum="standalone", secure_vector="standalone")
-
-__all__ = [
-    "LEAST_NODES",
-    "Code",
-    "Cohort",
-    "Member",
-    "Party",
-    "SecaggError",
-    "Session",
-    "Summed",
-    "Transport",
-    "respond",
-    "run_session",
-    "secure_sum",
-    "secure_vector",
-]
+__all__ = ["LEAST_NODES", "Code", "Cohort", "Member", "Party", "SecaggError", "Session"]

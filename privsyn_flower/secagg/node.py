@@ -1,10 +1,10 @@
 """One node's side of the secure sum: five answers, each from the state the last one left.
 
-Source: Bonawitz et al. 2017 (ePrint 2017/281), "Practical secure aggregation for privacy-preserving
-machine learning", Figure 4 with its consistency check, the neighbour graph of Bell et al. 2020, and
-these checks of its own: masks are bound to the list of those who shared, so that servers which show
-different lists get noise; the nodes check the surviving weight (W_min) themselves, on the one list
-that a majority signed; each session deals, masks, signs and unmasks once.
+Source: Bonawitz et al. 2017 (ePrint 2017/281), Figure 4 with its consistency check, the neighbour
+graph of Bell et al. 2020, and checks of its own: masks are bound to the list of those who shared,
+so that servers which show different lists get noise; the nodes check the surviving weight (W_min)
+themselves, on the one list that a majority signed; each session deals, masks, signs and unmasks
+once.
 
 The state is a plain mapping of texts, numbers and bytes. It is SECRET while a round runs, lives
 in the node's memory only (Flower's Context.state), and is emptied when the round ends.
@@ -13,7 +13,8 @@ in the node's memory only (Flower's Context.state), and is emptied when the roun
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privsyn_flower.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import pack
-from privsyn_flower.secagg import keys, shamir
-from privsyn_flower.secagg.cohort import Cohort, Member, unpack_list
-from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.secagg import keys
+from privsyn_flower.secagg.cohort import Code, Cohort, Member, SecaggError, Session, unpack_list
 
 State = MutableMapping[str, Any]
 Integers = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
-SHARE = shamir.SHARE_BYTES
+SHARE = keys.SHARE_BYTES
 PAIR = 2 * SHARE  # a sealed text holds a share of both secrets
 SEALED = PAIR + keys.SEAL_BYTES
 KEY = 32
@@ -38,16 +38,76 @@ SIGNATURE = 64
 # accept(cohort, listed): the node's own conditions on those left; raises SecaggError or another
 # refusal.
 Accept = Callable[[Cohort, list[bool]], None]
+# once(stage, session) writes down, for good, that this node answers a stage of a session, and
+# raises SecaggError(REPEATED) or another refusal when it did before. The state alone cannot
+# know: two messages may be in flight, each with a copy of it.
+Once = Callable[[str, Session], None]
 
 
 def anybody(cohort: Cohort, listed: list[bool]) -> None:
     """No conditions beyond the protocol's."""
 
 
-# once(stage, session) writes down, for good, that this node answers a stage of a session, and
-# raises SecaggError(REPEATED) or another refusal when it did before. The state alone cannot
-# know: two messages may be in flight, each with a copy of it.
-Once = Callable[[str, Session], None]
+@dataclass(frozen=True)
+class Party:
+    """What one node brings to a session: see `advertise`, `share` (trust), `mask` (vector), `Once`.
+
+    accept(cohort, listed) is called before the node masks and before it signs the survivors.
+    """
+
+    node_id: int
+    weight: int
+    identity: Ed25519PrivateKey
+    trust: Callable[[Cohort], None]
+    vector: Callable[[Session, int], Integers]
+    once: Once
+    accept: Accept = anybody
+
+
+def answer(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
+    """The node's bytes for the stage that `asked`, from an untrusted side, names.
+
+    Raises SecaggError, or whatever `party` raises. Either way the session is over for this node
+    and its secrets are erased, unless the message was of another session or stage.
+    """
+    try:
+        return _stage(asked, state, party)
+    except BaseException as error:
+        if not (isinstance(error, SecaggError) and error.code is Code.SESSION):
+            state.clear()
+        raise
+
+
+def session_of(asked: Mapping[str, Any], state: State) -> Session:
+    """The session that a stage belongs to. Raises SecaggError."""
+    if asked.get("stage") == "advertise":
+        return Session.from_json(str(asked.get("session", "")))
+    if "session" not in state:
+        raise SecaggError(Code.SESSION, "this node is in no session (restarted?)")
+    return Session.from_json(str(state["session"]))
+
+
+def _stage(asked: Mapping[str, Any], state: State, party: Party) -> bytes:
+    def payload(key: str) -> bytes:
+        value = asked.get(key)
+        if not isinstance(value, bytes):
+            raise SecaggError(Code.MALFORMED, f"{key!r} is missing")
+        return value
+
+    stage = asked.get("stage")
+    if stage == "advertise":
+        session = session_of(asked, state)
+        return advertise(state, session, party.node_id, party.weight, party.identity).encode()
+    digest = payload("session")
+    if stage == "share":
+        return share(state, digest, payload("cohort"), party.trust, party.once)
+    if stage == "mask":
+        return mask(state, digest, payload("list"), payload("sealed"), party.vector, party.accept)
+    if stage == "confirm":
+        return confirm(state, digest, payload("list"), party.identity, party.once, party.accept)
+    if stage == "unmask":
+        return unmask(state, digest, payload("signers"), payload("signatures"), party.once)
+    raise SecaggError(Code.MALFORMED, f"stage {stage!r} is not known here")
 
 
 def advertise(
@@ -60,24 +120,11 @@ def advertise(
     """
     state.clear()
     cipher, mask = keys.new_secret(), keys.new_secret()
-    unsigned = Member(
-        node_id,
-        weight,
-        identity.public_key().public_bytes_raw(),
-        keys.public_key(cipher),
-        keys.public_key(mask),
-    )
-    member = Member(
-        *(unsigned.id, unsigned.weight, unsigned.identity, unsigned.cipher, unsigned.mask),
-        signature=keys.sign(identity, unsigned.signed_text(session)),
-    )
-    state.update(
-        stage="advertised",
-        session=session.to_json(),
-        member=member.encode(),
-        cipher=cipher,
-        mask=mask,
-    )
+    own = identity.public_key().public_bytes_raw()
+    member = Member(node_id, weight, own, keys.public_key(cipher), keys.public_key(mask))
+    member = replace(member, signature=keys.sign(identity, member.signed_text(session)))
+    state.update(stage="advertised", session=session.to_json(), member=member.encode())
+    state.update(cipher=cipher, mask=mask)
     return member
 
 
@@ -108,8 +155,8 @@ def share(
     neighbours, threshold = cohort.neighbours[at], cohort.graph.threshold
     seed = secrets.token_bytes(32)
     points = [j + 1 for j in neighbours]
-    of_seed = shamir.split(int.from_bytes(seed, "big"), threshold, points)
-    of_mask = shamir.split(int.from_bytes(bytes(state["mask"]), "big"), threshold, points)
+    of_seed = keys.split(int.from_bytes(seed, "big"), threshold, points)
+    of_mask = keys.split(int.from_bytes(bytes(state["mask"]), "big"), threshold, points)
     secret = keys.load(bytes(state["cipher"]))
     sealed, openers = [], []
     for j in neighbours:

@@ -1,13 +1,14 @@
 """The server's side of the secure sum: a relay that learns the sum and nothing else.
 
 One `SecureSum` is one session. Its methods take what the nodes sent in a stage and give what
-they are sent in the next; transport is somebody else's concern (`flower.py`). Nodes that sent
+they are sent in the next; how it travels is somebody else's concern. Nodes that sent
 nothing are simply not in the mappings.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
@@ -16,9 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from privsyn_flower.arrays import U64
 from privsyn_flower.privacy.encoding.quantize import unpack
-from privsyn_flower.secagg import keys, node, shamir
-from privsyn_flower.secagg.cohort import Cohort, Member, pack_list
-from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.secagg import keys, node
+from privsyn_flower.secagg.cohort import Code, Cohort, Member, SecaggError, Session, pack_list
+
+logger = logging.getLogger("privsyn_flower")
 
 Secret = TypeVar("Secret")
 
@@ -192,7 +194,7 @@ class SecureSum:
         starts = range(len(points) if len(points) > threshold else 1)
         for start in starts:  # around the circle: so any single share is left out once
             chosen = [*points, *points][start : start + threshold]
-            secret = shamir.combine({point: shares[point] for point in chosen})
+            secret = keys.combine({point: shares[point] for point in chosen})
             found = checked(secret.to_bytes(node.SHARE, "big")[-32:])
             if found is not None:
                 if start:  # a share is right where it fits to all but one of the chosen
@@ -201,7 +203,23 @@ class SecureSum:
                         self.cohort.members[point - 1].id
                         for point in points
                         if point not in chosen
-                        and shamir.combine({**fits, point: shares[point]}) != secret
+                        and keys.combine({**fits, point: shares[point]}) != secret
                     }
                 return found
         raise SecaggError(Code.SEALED, f"wrong shares of {what}")
+
+
+def members_of(adverts: Mapping[int, bytes], weights: Mapping[int, int]) -> dict[int, Member]:
+    """Readable entries with the weight that the run counts on."""
+    members = {}
+    for node_id, data in adverts.items():
+        try:
+            member = Cohort.decode_member(data)
+        except SecaggError as error:
+            logger.warning("node %d is left out: %s", node_id, error)
+            continue
+        if member.weight != weights[node_id]:
+            logger.warning("node %d is left out: it claims another weight", node_id)
+            continue
+        members[node_id] = member
+    return members

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.privacy import PrivacyStatement
 from privsyn_flower.privacy.baseline import Baseline, PublicAlone
-from privsyn_flower.privacy.promise import Promise, PromiseError, promise
+from privsyn_flower.privacy.planning import PromiseError, promise, statement_of
+from privsyn_flower.privacy.promise import Promise
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import carried_by, is_deployment
 from privsyn_flower.strategies.engine.run_ledger import ledger_scope
@@ -96,7 +97,8 @@ def baseline(config: RunConfig) -> Baseline | None:
 def statement(config: RunConfig, *, checked: bool = True) -> PrivacyStatement:
     """What a run with rounds claims, for the guaranteed noise and all releases that are paid
     for. Raises ConfigError for one without (`baseline`)."""
-    return promised(config, checked=checked).statement(
+    return statement_of(
+        promised(config, checked=checked),
         min_surviving_weight=config.min_surviving_weight,
         colluding_weight=config.colluding_weight,
         aggregation=config.aggregation,

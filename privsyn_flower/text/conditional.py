@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from privsyn_flower.arrays import F32
 from privsyn_flower.config.api import named_as_arguments
-from privsyn_flower.progress import Progress
 from privsyn_flower.text.conditions import (
     MAX_SOURCE,
     Pair,
@@ -25,7 +24,7 @@ from privsyn_flower.text.conditions import (
     prompt,
 )
 from privsyn_flower.text.generators import HuggingFaceGenerator
-from privsyn_flower.text.models.batches import IGNORED, decoder_start, pad_rows
+from privsyn_flower.text.models.batches import IGNORED, decoder_start, pad_rows, within_budget
 from privsyn_flower.text.models.decoding import Seq2SeqBatch
 from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.pretrained import model_config
@@ -56,32 +55,13 @@ class ConditionalLM(HuggingFaceGenerator):
         self,
         model: str | os.PathLike[str],
         *,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        top_k: int = 0,
-        repetition_penalty: float = 1.0,
         max_tokens: int = MAX_TARGET,
         max_source: int = MAX_SOURCE,
-        batch_size: int = 64,
-        device: str = "auto",
-        dtype: str = "auto",
-        progress: bool | Progress = True,
+        **options: Any,
     ) -> None:
         if max_source < 1:
             raise ValueError(f"ctcl.max-source = {max_source}: must be at least 1")
-        super().__init__(
-            model,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            repetition_penalty=repetition_penalty,
-            max_tokens=max_tokens,
-            batch_size=batch_size,
-            device=device,
-            stop=(),
-            dtype=dtype,
-            progress=progress,
-        )
+        super().__init__(model, max_tokens=max_tokens, stop=(), **options)
         end_of_text(self.tokenizer)
         self.max_source = max_source
 
@@ -97,7 +77,8 @@ class ConditionalLM(HuggingFaceGenerator):
             raise ValueError("loss: at least one pair is needed")
         self._wake()
         total = 0.0
-        for batch in _of_like_length(self.taught(pairs, length)):
+        rows = sorted(self.training_rows(pairs, length), key=_tokens)
+        for batch in within_budget(rows, BATCH_TOKENS, _tokens):
             inputs = {name: part.to(self.device) for name, part in self.collate(batch).items()}
             labels = inputs.pop("labels")
             with one_worker(), torch.inference_mode():
@@ -110,7 +91,7 @@ class ConditionalLM(HuggingFaceGenerator):
         """Tokens of a text, with its end, that have room after the longest condition."""
         return max(1, self._context - self.max_source)
 
-    def taught(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> list[Row]:
+    def training_rows(self, pairs: Sequence[Pair], length: int = MAX_TARGET) -> list[Row]:
         """What the model learns from: ids of each condition, and of its text with the end."""
         sources = self._encode([pair.condition for pair in pairs])
         most = min(length, self.longest_text)
@@ -182,39 +163,14 @@ class Seq2SeqLM(ConditionalLM):
         return Seq2SeqBatch(self, prompts, copies, uniforms, self.first).run()
 
 
-def open_conditional(
-    model: str | os.PathLike[str],
-    *,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    repetition_penalty: float = 1.0,
-    max_tokens: int = MAX_TARGET,
-    max_source: int = MAX_SOURCE,
-    batch_size: int = 64,
-    device: str = "auto",
-    dtype: str = "auto",
-    progress: bool | Progress = True,
-) -> ConditionalLM:
+def open_conditional(model: str | os.PathLike[str], **options: Any) -> ConditionalLM:
     """The generator in a folder, or of a hub name: causal or encoder-decoder, by its config.
 
-    Raises ModelUnavailableError, or ValueError for a model or settings that cannot be.
+    options: as of `ConditionalLM`. Raises ModelUnavailableError, or ValueError for a model or
+    settings that cannot be.
     """
     encodes = bool(getattr(model_config(model, KEY), "is_encoder_decoder", False))
-    kind = Seq2SeqLM if encodes else ConditionalLM
-    return kind(
-        model,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        max_source=max_source,
-        batch_size=batch_size,
-        device=device,
-        dtype=dtype,
-        progress=progress,
-    )
+    return (Seq2SeqLM if encodes else ConditionalLM)(model, **options)
 
 
 def mean_losses(logits: torch.Tensor, labels: torch.Tensor) -> list[float]:
@@ -232,13 +188,5 @@ def mean_losses(logits: torch.Tensor, labels: torch.Tensor) -> list[float]:
     return found
 
 
-def _of_like_length(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Batches of at most BATCH_TOKENS padded tokens; a longer row alone."""
-    batch: list[Row] = []
-    for row in sorted(rows, key=lambda row: sum(map(len, row))):
-        if batch and sum(map(len, row)) * (len(batch) + 1) > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(row)
-    if batch:
-        yield batch
+def _tokens(row: Row) -> int:
+    return sum(map(len, row))

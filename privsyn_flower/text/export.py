@@ -216,28 +216,6 @@ def _quantise_embeddings(graph: Any) -> None:
             graph.node.insert(place + offset, step)
 
 
-def strip_weights(path: Path, weights: set[str]) -> dict[str, str]:
-    """Leave the graph at `path` without the tensors named in `weights`; returns name -> tensor.
-
-    The graph must have been written with optimised=False, so that tensors are as the model has
-    them; a graph's name ends in its tensor's.
-    """
-    import onnx
-
-    model = onnx.load(path)
-    wanted = {}
-    for entry in model.graph.initializer:
-        tensor = next((w for w in weights if entry.name == w or entry.name.endswith("." + w)), "")
-        if not tensor:
-            continue
-        wanted[entry.name] = tensor
-        entry.ClearField("raw_data")
-        entry.data_location = onnx.TensorProto.EXTERNAL
-        entry.external_data.add(key="location", value="weights")
-    onnx.save(model, str(path))
-    return wanted
-
-
 def _forget_origin(path: Path) -> None:
     """The exporter notes the lines of code, with their paths, that each node comes from."""
     import onnx

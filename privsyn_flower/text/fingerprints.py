@@ -54,7 +54,7 @@ def file_digest(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def remembered(path: Path) -> Iterator[None]:
+def persistent_digests(path: Path) -> Iterator[None]:
     """Inside, digests are also taken from and kept in `path`, a file of the node's owner alone.
 
     A file that cannot be used or written is done without.

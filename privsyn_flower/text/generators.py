@@ -253,11 +253,7 @@ class HuggingFaceGenerator:
             )  # fmt: skip
 
     def forward(
-        self,
-        ids: torch.Tensor,
-        attention: torch.Tensor,
-        positions: torch.Tensor,
-        cache: Any,
+        self, ids: torch.Tensor, attention: torch.Tensor, positions: torch.Tensor, cache: Any
     ) -> torch.Tensor:
         """New tokens (r, l), attention over all tokens so far -> logits (r, v) after the last."""
         arguments: dict[str, Any] = {

@@ -25,12 +25,7 @@ from privsyn_flower.randomness import seeded, untouched_randomness
 from privsyn_flower.text.conditional import MAX_TARGET, ConditionalLM, open_conditional
 from privsyn_flower.text.conditions import MAX_SOURCE, Pair
 from privsyn_flower.text.models.devices import one_worker
-from privsyn_flower.text.models.libraries import (
-    latest_checkpoint,
-    one_device,
-    quiet,
-    seal,
-)
+from privsyn_flower.text.models.libraries import latest_checkpoint, one_device, quiet, seal
 
 SAVE_SECONDS = 600.0  # between checkpoints
 
@@ -126,7 +121,7 @@ def _fit(
     progress: bool | Progress,
 ) -> int:
     """Train the generator's model in place, from the last checkpoint in `work`; steps in all."""
-    rows = generator.taught(pairs, how.length)
+    rows = generator.training_rows(pairs, how.length)
     steps = how.epochs * math.ceil(len(rows) / how.batch_size)
     number = int(seeded(how.seed, "pairs", "training").integers(1 << 31))
     with quiet(), untouched_randomness(), one_worker():

@@ -182,7 +182,7 @@ def read_pairs(path: Path) -> list[Pair]:
     return pairs
 
 
-def described(answer: str) -> str:
+def parse_description(answer: str) -> str:
     """A model's answer -> a condition; "" where the kind of document or keywords are missing.
 
     The two come first, as in every other condition, so that what is cut of a long one is the rest.
@@ -207,7 +207,7 @@ def _block(texts: Sequence[str], model: Generator, seed: int, number: int) -> li
             break
         answers = model.complete(prompts, 1, seeded(seed, "described", number, attempt))
         for i, (answer,) in zip(waiting, answers, strict=True):
-            if found := described(answer):
+            if found := parse_description(answer):
                 said[i] = found
     return [Pair(said[i], texts[i]) for i in sorted(said)]
 

@@ -13,18 +13,15 @@ folder (nucleus, penalties, forced tokens), any of which would void the claim.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privsyn_flower.arrays import F32, I64, Bools
-from privsyn_flower.progress import Progress, bar
-from privsyn_flower.text.generators import KEY, HuggingFaceGenerator, end_tokens
-from privsyn_flower.text.models.decoding import Seq2SeqBatch, banned_tokens, choose_tokens
-from privsyn_flower.text.models.devices import empty_cache, resolve_device
-from privsyn_flower.text.models.pretrained import decode, load_model, load_tokenizer, model_config
+from privsyn_flower.arrays import F32, I64
+from privsyn_flower.text.generators import KEY, HuggingFaceGenerator
+from privsyn_flower.text.models.decoding import Seq2SeqBatch, choose_tokens
+from privsyn_flower.text.models.pretrained import SEQ2SEQ, model_config
 
 if TYPE_CHECKING:
     import torch
@@ -44,29 +41,27 @@ def load_paraphraser(model: str | os.PathLike[str], **options: Any) -> Paraphras
     `HuggingFaceGenerator`. Raises ModelUnavailableError.
     """
     whole = getattr(model_config(model, KEY), "is_encoder_decoder", False)
-    return Seq2SeqParaphraser(model, **options) if whole else CausalParaphraser(model, **options)
+    return (Seq2SeqParaphraser if whole else Paraphraser)(model, **options)
 
 
-class Paraphraser(ABC):
-    """Draws paraphrases under clipped logits. batch_size, max_tokens: as `load_paraphraser`."""
+class Paraphraser(HuggingFaceGenerator):
+    """Draws paraphrases under clipped logits. options: as `load_paraphraser`."""
 
-    tokenizer: Any
-    max_tokens: int
-    temperature: float = 1.0
     clip: tuple[float, float] = (0.0, 0.0)
-    _banned: torch.Tensor
 
-    @abstractmethod
-    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
-        """m prompts -> m lists of n completions, as a `Generator`."""
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(model, stop=(), **options)
 
-    @abstractmethod
     def after(self, prompt: str, said: list[int]) -> torch.Tensor:
         """Logits (len(said) + 1, v) of the tokens that follow the prompt, and said[:1], [:2] ..."""
+        import torch
 
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of the model."""
+        ids = [*self.tokenizer(prompt)["input_ids"], *said][-self._context :]
+        logits: torch.Tensor = self.model(torch.tensor([ids], device=self.device)).logits[0]
+        return logits[-len(said) - 1 :]
+
+    def _tell_cut(self, encoded: Sequence[Sequence[int]], room: int) -> None:
+        """Nothing: how many texts are long is PRIVATE, and epsilon does not cover it."""
 
     def paraphrase(
         self,
@@ -131,78 +126,16 @@ class Paraphraser(ABC):
         return lowest, highest
 
 
-class CausalParaphraser(Paraphraser, HuggingFaceGenerator):
-    """A causal language model."""
-
-    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
-        HuggingFaceGenerator.__init__(self, model, stop=(), **options)
-
-    def _tell_cut(self, encoded: Sequence[Sequence[int]], room: int) -> None:
-        """Nothing: how many texts are long is PRIVATE, and epsilon does not cover it."""
-
-    complete = HuggingFaceGenerator.complete
-    close = HuggingFaceGenerator.close
-
-    def after(self, prompt: str, said: list[int]) -> torch.Tensor:
-        import torch
-
-        ids = [*self.tokenizer(prompt)["input_ids"], *said][-self._context :]
-        logits: torch.Tensor = self.model(torch.tensor([ids], device=self.device)).logits[0]
-        return logits[-len(said) - 1 :]
-
-
 class Seq2SeqParaphraser(Paraphraser):
     """An encoder that reads the prompt, and a decoder that writes the paraphrase."""
 
-    key = KEY
+    auto_class = SEQ2SEQ
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        max_tokens: int = 64,
-        batch_size: int = 64,
-        device: str = "auto",
-        progress: bool | Progress = True,
-    ) -> None:
-        if min(max_tokens, batch_size) < 1:
-            raise ValueError(f"{max_tokens=} and {batch_size=} must be at least 1")
-        self.max_tokens, self.batch_size, self.progress = max_tokens, batch_size, progress
-        self.device = resolve_device(device)
-        self.tokenizer = load_tokenizer(model, KEY)
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(model, thinking_tag="", **options)
         self.tokenizer.truncation_side = "left"  # the end of the prompt says what to do
         self._longest = min(int(self.tokenizer.model_max_length), LONGEST)
-        self.model = load_model("AutoModelForSeq2SeqLM", model, KEY, self.device, "auto")
-        self._ends = end_tokens(self.tokenizer, self.model)
         self._start = int(self.model.config.decoder_start_token_id)
-        vocabulary = self.model.get_output_embeddings().weight.shape[0]
-        self._banned = banned_tokens(self.tokenizer, vocabulary, self._ends).to(self.device)
-
-    def complete(self, prompts: Sequence[str], n: int, rng: np.random.Generator) -> list[list[str]]:
-        """m prompts -> m lists of n completions; what one draws depends on no other."""
-        repeated = [prompt for prompt in prompts for _ in range(n)]
-        uniforms = rng.random((len(repeated), self.max_tokens), dtype=np.float32)
-        found: list[str] = []
-        with bar(self.progress, "generating", len(repeated)) as advance:
-            for first in range(0, len(repeated), self.batch_size):
-                rows = slice(first, first + self.batch_size)
-                sources = self._encode(repeated[rows])
-                batch = Seq2SeqBatch(self, sources, 1, uniforms[rows], self._start)
-                found += [text for text, _ in batch.run()]
-                advance(len(repeated[rows]))
-        return [found[i * n : (i + 1) * n] for i in range(len(prompts))]
-
-    def ended(self, tokens: I64) -> Bools:
-        """Which tokens are end-of-text."""
-        return np.isin(tokens, self._ends)
-
-    def stopped(self, tokens: I64) -> Bools:
-        """No row: a stop string would depend on the text."""
-        return np.zeros(len(tokens), dtype=np.bool_)
-
-    def text(self, tokens: I64) -> str:
-        """Tokens of one paraphrase -> its text."""
-        return decode(self.tokenizer, tokens.tolist())
 
     def after(self, prompt: str, said: list[int]) -> torch.Tensor:
         import torch
@@ -212,13 +145,13 @@ class Seq2SeqParaphraser(Paraphraser):
         logits: torch.Tensor = self.model(input_ids=read, decoder_input_ids=written).logits[0]
         return logits
 
+    def _batch(
+        self, prompts: Sequence[Sequence[int]], copies: int, uniforms: F32
+    ) -> list[tuple[str, int]]:
+        return Seq2SeqBatch(self, prompts, copies, uniforms, self._start).run()
+
     def _encode(self, prompts: Sequence[str]) -> list[list[int]]:
         """The end of each prompt, as much as the encoder takes."""
         encoded = self.tokenizer(list(prompts), truncation=True, max_length=self._longest)
         rows: list[list[int]] = encoded["input_ids"]
         return rows
-
-    def close(self) -> None:
-        """Let go of the model."""
-        self.model = None
-        empty_cache(self.device)

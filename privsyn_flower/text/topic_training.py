@@ -19,7 +19,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, F64, Ints
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.progress import Progress, silent
-from privsyn_flower.queries.nearest import nearest_candidates, prepare
+from privsyn_flower.queries.votes import nearest_candidates, prepare
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.protocols import Embedder
@@ -233,12 +233,7 @@ def density_clusters(rows: F32, count: int) -> tuple[Ints, F32]:
 
 
 def _described(
-    texts: Sequence[str],
-    labels: Ints,
-    centres: F32,
-    embedder: Embedder,
-    words: int,
-    rerank: bool,
+    texts: Sequence[str], labels: Ints, centres: F32, embedder: Embedder, words: int, rerank: bool
 ) -> TopicModel:
     """Clusters -> the model: the largest first, without those that have no words."""
     members: list[list[str]] = [[] for _ in centres]
@@ -247,7 +242,7 @@ def _described(
             members[label].append(text)
     found = class_words(members, words * RERANKED if rerank else words)
     if rerank:
-        found = reranked(found, centres, embedder, words)
+        found = rerank_keywords(found, centres, embedder, words)
     order = sorted(range(len(centres)), key=lambda place: -len(members[place]))
     order = [place for place in order if found[place]]
     if not order:
@@ -260,7 +255,7 @@ def _described(
     )
 
 
-def reranked(
+def rerank_keywords(
     candidates: Sequence[tuple[str, ...]], centres: F32, embedder: Embedder, words: int
 ) -> list[tuple[str, ...]]:
     """The `words` candidates of each centre (m, d) whose own rows are nearest to it, best first."""

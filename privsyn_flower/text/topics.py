@@ -21,7 +21,7 @@ import numpy as np
 from privsyn_flower.arrays import F32, Ints
 from privsyn_flower.config.api import named_as_arguments
 from privsyn_flower.files import write_atomic
-from privsyn_flower.queries.nearest import Question, nearest_candidates, prepare
+from privsyn_flower.queries.votes import Question, nearest_candidates, prepare
 
 KEY = "ctcl.topics"
 ROWS_FILE, WORDS_FILE = "topics.safetensors", "topics.json"

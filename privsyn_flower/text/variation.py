@@ -131,12 +131,7 @@ class MaskFill:
         own = [np.asarray(row) == 0 for row in encoded["special_tokens_mask"]]
         return ids, own
 
-    def _vary_batch(
-        self,
-        ids: Sequence[I64],
-        content: Sequence[Bools],
-        draws: F64,
-    ) -> I64:
+    def _vary_batch(self, ids: Sequence[I64], content: Sequence[Bools], draws: F64) -> I64:
         """b texts, draws (b, steps, 2, max_tokens) -> (b, l) ids after all steps, right-padded."""
         length = max(len(row) for row in ids)
         pad = self.tokenizer.pad_token_id or 0
@@ -149,13 +144,7 @@ class MaskFill:
             tokens = self._fill(tokens, attended, ranks, uniforms)
         return tokens
 
-    def _fill(
-        self,
-        tokens: I64,
-        attended: Bools,
-        ranks: I64,
-        uniforms: F64,
-    ) -> I64:
+    def _fill(self, tokens: I64, attended: Bools, ranks: I64, uniforms: F64) -> I64:
         """Mask where ranks (b, l) >= 0, then fill in the order of the ranks."""
         import torch
 
@@ -174,11 +163,7 @@ class MaskFill:
             )
             draws = torch.from_numpy(uniforms[rows, columns]).to(self.device, torch.float32)
             chosen = choose_tokens(
-                logits,
-                draws,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                banned=self._banned,
+                logits, draws, temperature=self.temperature, top_p=self.top_p, banned=self._banned
             )
             tokens[rows, columns] = chosen.cpu().numpy()
         return tokens
@@ -200,11 +185,7 @@ def mask_ranks(content: Bools, keys: F64, fraction: float) -> I64:
 
 
 def logits_at(
-    model: Any,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    rows: I64,
-    columns: I64,
+    model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, rows: I64, columns: I64
 ) -> torch.Tensor:
     """(p, v) logits at p positions of (b, l) input, the head applied to those positions only.
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from privsyn_flower.arrays import F32, I8
-from privsyn_flower.protocol.question import MOST_CLASSES, OptionValue, int8_rows
+from privsyn_flower.protocol.packing import int8_rows
+from privsyn_flower.protocol.question import MOST_CLASSES, OptionValue
 from privsyn_flower.text.conditions import condition
 from privsyn_flower.text.topics import MOST_TOPICS, TopicModel
 
@@ -30,7 +31,7 @@ MOST_CHARACTERS = 200  # of a document type, a class or a fingerprint
 MOST_SOURCE = 1024  # tokens of a condition
 
 _KEY = "condition"
-_WORDS = ("embedder", "document_type", "labels")  # fields of `Asked` that may be ""
+_WORDS = ("embedder", "document_type", "labels")  # fields of `ConditionOptions` that may be ""
 
 
 @dataclass(frozen=True)
@@ -49,12 +50,12 @@ class Conditions:
     max_source: int = 128
 
     def __post_init__(self) -> None:
-        self.asked()
+        self.options()
 
-    def asked(self) -> Asked:
+    def options(self) -> ConditionOptions:
         """What of it travels as options, checked."""
         topics = self.topics
-        return Asked(
+        return ConditionOptions(
             topics=0 if topics is None else len(topics),
             embedder="" if topics is None else topics.embedder,
             document_type=self.document_type,
@@ -64,7 +65,7 @@ class Conditions:
 
     def to_options(self) -> dict[str, OptionValue]:
         """The options of an update question about pairs: condition.max-source and so on."""
-        return self.asked().to_options()
+        return self.options().to_options()
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
         """The question's further arrays: rows (m, d) int8, scales (m,), words (bytes,) uint8.
@@ -77,7 +78,7 @@ class Conditions:
         words = json.dumps([list(own) for own in self.topics.keywords]).encode()
         packed = np.frombuffer(words, dtype=np.uint8)
         arrays: dict[str, NDArray[Any]] = {ROWS: rows, SCALES: scales, WORDS: packed}
-        _topics(self.asked(), arrays)  # what no node would take is not sent
+        _topics(self.options(), arrays)  # what no node would take is not sent
         return arrays
 
     @classmethod
@@ -89,7 +90,7 @@ class Conditions:
         extra: its further arrays. Raises ValueError: missing, unknown, out of bounds, or not of the
         options' size.
         """
-        asked = Asked.from_options(options)
+        asked = ConditionOptions.from_options(options)
         if asked is None:
             return None
         topics = _topics(asked, extra) if asked.topics else None
@@ -123,7 +124,7 @@ class Conditions:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ConditionOptions:
     """The conditions' numbers that travel in a question's head. Raises ValueError.
 
     topics: how many; 0: none, and no embedder. labels: a JSON list; "": no classes.
@@ -186,7 +187,7 @@ class Asked:
         return {key: value for key, value in values.items() if value != ""}
 
     @classmethod
-    def from_options(cls, options: Mapping[str, OptionValue]) -> Asked | None:
+    def from_options(cls, options: Mapping[str, OptionValue]) -> ConditionOptions | None:
         """The fields among a query's options; None where there are none of them.
 
         Raises ValueError: missing, unknown, out of bounds.
@@ -202,7 +203,7 @@ class Asked:
         return cls(**{known[key]: value for key, value in full.items()})  # type: ignore[arg-type]
 
 
-def _topics(asked: Asked, extra: Mapping[str, NDArray[Any]]) -> TopicModel:
+def _topics(asked: ConditionOptions, extra: Mapping[str, NDArray[Any]]) -> TopicModel:
     """The topic model of a question's arrays. Raises ValueError before anything large is made."""
     rows, scales, words = (extra.get(name, np.zeros(0)) for name in (ROWS, SCALES, WORDS))
     if rows.dtype != np.int8 or rows.ndim != 2 or len(rows) != asked.topics:

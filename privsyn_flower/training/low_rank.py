@@ -72,7 +72,7 @@ def factor_targets(
 
 
 @contextlib.contextmanager
-def added(
+def add_factors(
     model: torch.nn.Module, pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
 ) -> Iterator[None]:
     """Inside, the layers of these weights add inputs times the product of their factors.

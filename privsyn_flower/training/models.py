@@ -25,7 +25,7 @@ from privsyn_flower.text.models.devices import one_worker
 from privsyn_flower.text.models.lm_metrics import BATCH_TOKENS, Scorer, load_scorer, width_of
 from privsyn_flower.text.models.parameters import DOWN, UP
 from privsyn_flower.training.layout import Layout, LocalTraining
-from privsyn_flower.training.low_rank import added
+from privsyn_flower.training.low_rank import add_factors
 from privsyn_flower.training.per_example import (
     GroupGradients,
     Pairs,
@@ -72,7 +72,7 @@ class CausalLM:
             for name in parameters
             if name.endswith(UP) and name not in replaced
         }
-        with self._scorer.wearing(replaced), added(self._model, pairs):
+        with self._scorer.with_parameters(replaced), add_factors(self._model, pairs):
             try:
                 for name in layout.names:
                     leaves[name].requires_grad_(True)

@@ -56,8 +56,8 @@ class GroupGradients:
     """Deltas of one plain SGD step, for groups of users at once.
 
     model: in evaluation, with the round's parameters in it. leaves: what is trained, in the
-    layout's order. pairs: the low-rank factors that the model's hooks read (`low_rank.added`), by
-    the name of their weight, some of them leaves. rate: of the step. shape: users of a group, texts
+    layout's order. pairs: the low-rank factors that the model's hooks read (`add_factors`), by the
+    name of their weight, some of them leaves. rate: of the step. shape: users of a group, texts
     of a user, tokens of a text.
     """
 

@@ -23,7 +23,8 @@ from privsyn_flower.privacy.encoding.quantize import from_modulus
 from privsyn_flower.privacy.noise.integer_noise import LEAST_STD
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from tests.client_apps import (
     test_answers,
     test_conditional_updates,

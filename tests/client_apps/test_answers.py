@@ -20,9 +20,10 @@ from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import stage_of
 from privsyn_flower.queries import vote_histogram
-from privsyn_flower.secagg.flower import stage_of
 from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
 from privsyn_flower.text import load_embedder
 from tests.conftest import node_context, sentences

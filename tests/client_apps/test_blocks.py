@@ -14,7 +14,8 @@ from privsyn_flower.client_apps.scores import SCORES
 from privsyn_flower.client_apps.votes import VOTES
 from privsyn_flower.data import LabelledText, caches
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import WireError
 from privsyn_flower.text import load_embedder
 from tests.client_apps import test_scores

@@ -19,9 +19,10 @@ from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.updates import UPDATE, update_tokens
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.encoding.rotation import rotate
+from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.protocol import wire
-from privsyn_flower.protocol.question import Query, encoded_length
+from privsyn_flower.protocol.noise import encoded_length
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.embedders import load_embedder

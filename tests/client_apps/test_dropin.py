@@ -28,7 +28,8 @@ from privsyn_flower.client_apps.node.failures import read_failures
 from privsyn_flower.config import AveragingConfig
 from privsyn_flower.privacy.encoding.dense import dense_numbers
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket, decode_sum, encoded_length
+from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_length
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import DPFTRL, DPFedAvg
 from privsyn_flower.strategies.averaging.start import TrainingStrategy

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 
 from privsyn_flower.client_apps import private_evaluation, private_training
 from privsyn_flower.client_apps.dropin.training import open_dropin
-from privsyn_flower.privacy.encoding.quantize import plan_histogram
+from privsyn_flower.privacy.encoding.sizing import plan_histogram
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import TO_COME, Noise, Query, Ticket, decode_sum
+from privsyn_flower.protocol.noise import Noise, decode_sum
+from privsyn_flower.protocol.question import TO_COME, Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 from privsyn_flower.strategies import PrivateEvaluation
 from privsyn_flower.training import Layout

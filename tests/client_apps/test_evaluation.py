@@ -21,7 +21,8 @@ from privsyn_flower.data.users import LabelledText
 from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries.metrics import metrics_bound
 from privsyn_flower.strategies.evaluation import Caps, evaluation_query

@@ -87,7 +87,7 @@ def test_what_has_no_epsilon_is_infinite() -> None:
     hardly = cost(1e-200, 0.0)
     assert hardly.gaussian == math.inf and not Limit.of(700.0, 0.1).allows(hardly)
     assert spent_epsilon(hardly, 1e-6) == math.inf
-    assert spent_epsilon(Spent(0.5, 1.0), 1e-6) == math.inf  # an older layout's users
+    assert spent_epsilon(Spent(0.5, 1.0), 1e-6) == math.inf
     coarse = 2 * allowed_distance(1e-6)
     assert spent_epsilon(Spent(0.5, coarse), 1e-6) == math.inf
 

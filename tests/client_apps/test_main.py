@@ -21,7 +21,8 @@ from flwr.supercore.task_identity import TaskIdentity
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 from privsyn_flower.client_apps.main import app
 from privsyn_flower.protocol import wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.text import load_embedder
 
 folder = Path(sys.argv[1])
@@ -46,13 +47,15 @@ OTHERS = (
     "data.federation",
     "evaluation",
     "privacy.correlated",
-    "privacy.ledger.ledger",
+    "privacy.accounting.calibration",
+    "privacy.ledger",
+    "privacy.release",
     "privacy.sentence",
     "queries.metrics",
     "queries.scores",
     "queries.updates",
     "secagg.server",
-    "secagg.standalone",
+    "summation",
     "text.generators",
     "text.variation",
     "text.models.parameters",
@@ -88,8 +91,9 @@ TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 import numpy as np
 from privsyn_flower.client_apps.main import app
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket
-from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import stage_of
 from privsyn_flower.strategies.engine.aggregation import Attempt, SecureAggregation
 from privsyn_flower.text.embedders import embedder_fingerprint
 from tests.conftest import LoopbackGrid

@@ -332,7 +332,8 @@ import numpy as np
 from privsyn_flower.client_apps.main import app, votes
 from privsyn_flower.client_apps import votes as kind
 from privsyn_flower.protocol import wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.text.embedders import embedder_fingerprint
 
 folder, more = Path(sys.argv[1]), int(sys.argv[2])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -224,61 +223,3 @@ def test_a_run_may_be_named_like_a_stage(path: Path) -> None:
         ("study/share", 1, 1),
         ("study", 2, 1),
     ]
-
-
-def older(path: Path, layout: int) -> None:
-    """Turn a file of today's layout into one that an earlier version wrote."""
-    with sqlite3.connect(path) as database:
-        if layout < 4:
-            database.execute("ALTER TABLE users RENAME COLUMN distance TO correction")
-        if layout < 3:
-            database.execute("DROP TABLE stages")
-            database.execute("ALTER TABLE pins DROP COLUMN weight")
-        if layout < 2:
-            database.execute("DROP TABLE attendance")
-        database.execute(f"PRAGMA user_version = {layout}")
-    database.close()
-
-
-@pytest.mark.parametrize("layout", [1, 2, 3])
-def test_who_had_spent_under_an_older_layout_is_at_the_limit(path: Path, layout: int) -> None:
-    """Its noise had another price; who had spent nothing, or withdrew, goes on as before."""
-    records = NodeRecords(path)
-    assert take(path, 1, ["ann", "gone"], noise_multiplier=30.0) == [True, True]
-    records.forget("gone")
-    records.forget("never")
-    older(path, layout)
-    users = ["ann", "gone", "never", "new"]
-    assert take(path, 2, users, noise_multiplier=1e6) == [False, False, False, True]
-    assert take(path, 1, users, run="s", noise_multiplier=1e6) == [False, False, False, True]
-    refused(lambda: take(path, 1, users), "not answered again")
-    assert records.withdrawn(users).tolist() == [False, True, True, False]
-    status = records.status(1e-6)
-    assert status["max_spent_epsilon"] == float("inf")
-    assert (status["users"], status["withdrawn"], status["max_participations"]) == (4, 2, 2)
-    with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (4,)
-    database.close()
-
-
-def test_a_file_of_an_older_layout_without_users_starts_like_a_new_one(path: Path) -> None:
-    NodeRecords(path).mark("r", "votes", 1, 1)
-    older(path, 1)
-    assert take(path, 2) == [True] * 3
-    assert 0 < NodeRecords(path).status(1e-6)["max_spent_epsilon"] < 10
-
-
-def test_what_older_layouts_kept_is_kept(path: Path) -> None:
-    """Stages were marks of a "run/stage", and a peer's weight was not kept."""
-    records = NodeRecords(path)
-    for run in ("study", "study/share", "study/SHARE", "other/unmask"):
-        records.mark(run, "votes", 3, 1)
-    records.pin_all({"node-1": Peer(b"k" * 32, 5)})
-    older(path, 2)
-    refused(lambda: records.mark_stage("share", "study", "votes", 3, 1), "not answered again")
-    refused(lambda: records.mark_stage("unmask", "other", "votes", 2, 1), "not answered again")
-    records.mark_stage("confirm", "study", "votes", 3, 1)
-    refused(lambda: records.mark("study/share", "votes", 3, 1), "not answered again")
-    refused(lambda: records.pin_all({"node-1": Peer(b"x" * 32, 7)}), "another key")
-    assert records.pin_all({"node-1": Peer(b"k" * 32, 7)}) == 0
-    refused(lambda: records.pin_all({"node-1": Peer(b"k" * 32, 5)}), "another weight")

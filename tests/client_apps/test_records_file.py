@@ -55,29 +55,6 @@ def test_every_answer_is_synced_to_disk(path: Path) -> None:
         assert database.execute("PRAGMA synchronous").fetchone() == (3,)
 
 
-def test_an_earlier_versions_log_goes_on_as_a_journal(path: Path) -> None:
-    """Where several machines share the folder, as in a Ray cluster, a write-ahead log breaks."""
-    assert take(path, 1) == [True] * 3
-    with sqlite3.connect(path) as database:
-        database.execute("PRAGMA journal_mode = WAL")
-    database.close()
-    with ThreadPoolExecutor(8) as pool:
-        masks = list(pool.map(lambda rnd: _outcome(path, rnd), [2] * 8))
-    assert masks.count("taken") == 1 and masks.count("refused") == 7
-    with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-    database.close()
-    assert NodeRecords(path).status(1e-6)["max_participations"] == 2
-
-
-def _outcome(path: Path, round: int) -> str:
-    try:
-        take(path, round)
-    except WireError:
-        return "refused"
-    return "taken"
-
-
 def test_a_damaged_or_foreign_file_is_named_and_kept(path: Path, tmp_path: Path) -> None:
     take(path, 1)
     path.write_bytes(b"not a database, but long enough to be one" * 100)
@@ -92,12 +69,13 @@ def test_a_damaged_or_foreign_file_is_named_and_kept(path: Path, tmp_path: Path)
     database.close()
 
 
-def test_another_layout_is_not_touched(path: Path) -> None:
+@pytest.mark.parametrize("layout", [0, 3, 99])
+def test_another_layout_is_not_touched(path: Path, layout: int) -> None:
     take(path, 1)
     with sqlite3.connect(path) as database:
-        database.execute("PRAGMA user_version = 99")
+        database.execute(f"PRAGMA user_version = {layout}")
     database.close()
-    with pytest.raises(RecordsError, match="layout 99"):
+    with pytest.raises(RecordsError, match=f"layout {layout}"):
         take(path, 2)
 
 

@@ -26,7 +26,8 @@ from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Ticket
 from privsyn_flower.text import fingerprints
 from privsyn_flower.training.models import LoadedLM
 from tests.client_apps.rig import KINDS, USERS, Asked, asked, bare

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.client_apps.node import records_file, schedule
+from privsyn_flower.client_apps.node import schedule
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.records import NodeRecords
 from privsyn_flower.client_apps.node.schedule import Schedule
@@ -235,25 +234,6 @@ def test_all_or_nothing(path: Path, policy: Policy | None, monkeypatch: pytest.M
     status = NodeRecords(path).status(1e-6)
     assert [(mark["round"], mark["answers"]) for mark in status["runs"]] == [(1, 1), (2, 1)]
     assert status["max_participations"] == (0 if policy is None else 2)
-
-
-def test_records_of_the_first_layout_are_taken_over(path: Path) -> None:
-    limits = Schedule(min_separation=3)
-    asked(path, 1, ["a"], limits, POLICY)
-    with sqlite3.connect(path) as database:
-        database.execute("DROP TABLE attendance")
-        database.execute("DROP TABLE stages")
-        database.execute("ALTER TABLE pins DROP COLUMN weight")
-        database.execute("ALTER TABLE users RENAME COLUMN distance TO correction")
-        database.execute("PRAGMA user_version = 1")
-    database.close()
-    # What was spent on the noise of that time cannot be gone on from: "a" is at the limit.
-    assert math.isinf(NodeRecords(path).status(1e-6)["max_spent_epsilon"])
-    assert asked(path, 2, ["a", "b"], limits, POLICY) == [False, True]
-    refused(path, 3, ["b"], limits, POLICY)
-    with sqlite3.connect(path) as database:
-        assert database.execute("PRAGMA user_version").fetchone() == (records_file._LAYOUT,)
-    database.close()
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import wire
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import similarity_scores
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation

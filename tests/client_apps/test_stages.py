@@ -31,8 +31,9 @@ from privsyn_flower.client_apps.main import app
 at_start = sorted(sys.modules)
 from privsyn_flower import client_apps, messaging
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import Noise, Query, Ticket
-from privsyn_flower.secagg import Transport, run_session
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import Transport, run_session
 from privsyn_flower.text import load_embedder
 
 folder, connect, opened = Path(sys.argv[1]), sqlite3.connect, []

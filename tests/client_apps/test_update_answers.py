@@ -20,11 +20,12 @@ from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.node.schedule import Schedule
 from privsyn_flower.privacy.encoding.dense import dense_numbers, encode_dense
 from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
+from privsyn_flower.privacy.encoding.sizing import least_sensitivity
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol.greeting import Hello, answer_hello, is_hello
-from privsyn_flower.protocol.question import Noise, Query, Source, Ticket, encoded_bound
+from privsyn_flower.protocol.noise import Noise, Source, encoded_bound
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.strategies.engine.aggregation import Attempt, PlainSum, SecureAggregation
 from tests.conftest import node_context
 

@@ -21,19 +21,12 @@ from privsyn_flower.client_apps.node.device import Node, open_node
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.client_apps.updates import UPDATE, update_tokens, user_updates
 from privsyn_flower.privacy.clipping import clip_l2
-from privsyn_flower.privacy.encoding.dense import dense_numbers
+from privsyn_flower.privacy.encoding.dense import dense_numbers, rotate
 from privsyn_flower.privacy.encoding.quantize import to_modulus
-from privsyn_flower.privacy.encoding.rotation import rotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import (
-    Noise,
-    Query,
-    Ticket,
-    decode_sum,
-    encoded_length,
-    integer_plan,
-)
+from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_length, integer_plan
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries.updates import update_bound
 from privsyn_flower.randomness import seeded

@@ -23,7 +23,8 @@ from privsyn_flower.data import LabelledText
 from privsyn_flower.privacy.encoding.quantize import decode
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.queries import vote_histogram
 from privsyn_flower.text import load_embedder

@@ -76,7 +76,7 @@ def test_the_noise_is_that_of_appendix_e(name: str) -> None:
 
 @pytest.mark.slow
 def test_the_table_is_that_of_the_configurations() -> None:
-    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    page = (ROOT / "docs" / "results" / "papers.md").read_text("utf-8")
     rows = re.findall(
         r"^\| \[(ctcl-\S+)\]\(\S+\) \| [^|]* \| (\d) \| 2000 \| 4,096 of ([\d,]+) \| (\S+) \| "
         r"(\S+) \| `privsyn run (\S+)` \|$",

@@ -15,7 +15,8 @@ from privsyn_flower.privacy.noise.integer_noise import (
     allowed_distance,
     node_variance,
 )
-from privsyn_flower.protocol.question import Query, total_variation
+from privsyn_flower.protocol.noise import total_variation
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.promised import baseline, promised
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import integer_noise

@@ -103,7 +103,7 @@ def test_nothing_but_data_and_models_stands_in_the_way(name: str) -> None:
 
 
 def test_the_table_is_that_of_the_configurations() -> None:
-    page = (ROOT / "docs" / "papers.md").read_text("utf-8")
+    page = (ROOT / "docs" / "results" / "papers.md").read_text("utf-8")
     rows = re.findall(
         r"^\| \[(\S+)\]\((\S+)\) \| [^|]* \| (PE|PE \+ SFT|Aug-PE) \| [^|]* \| (\S+) \| "
         r"(\S+) x (\S+) \| (\d+) \| ([\d,]+) \| ([\d.]+) \| `.*` \|$",

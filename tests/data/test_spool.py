@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from privsyn_flower.config import DataConfig
 from privsyn_flower.data import DataError, Federation, federation, prepare, spool
-from privsyn_flower.data.spool import Group, Shard, stored_groups, write_users
+from privsyn_flower.data.spool import Group, Shard, store_groups, write_users
 from privsyn_flower.data.users import Sample, collect_rows
 from privsyn_flower.data.values import Columns
 
@@ -56,9 +56,9 @@ def test_users_are_those_of_all_rows_in_memory(
         whole = collect_rows(source, COLUMNS, 0, "here", tell=told[0].append)
     except DataError as error:
         with pytest.raises(DataError, match=str(error).split(" ")[0]):
-            stored_groups(source, COLUMNS, "here", folder, cut, None)
+            store_groups(source, COLUMNS, "here", folder, cut, None)
         return
-    stored = stored_groups(source, COLUMNS, "here", folder, cut, told[1].append)
+    stored = store_groups(source, COLUMNS, "here", folder, cut, told[1].append)
     assert list(stored) == [Group(user, cut(own)) for user, own in whole.items()]
     assert stored[::2] == [stored[i] for i in range(0, len(stored), 2)]
     assert told[0] == told[1]

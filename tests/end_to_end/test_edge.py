@@ -102,7 +102,7 @@ from pathlib import Path
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import main
-from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.protocol.secure import stage_of
 
 app = ClientApp()
 

@@ -30,7 +30,7 @@ from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import load_users
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan, decode, to_modulus
-from privsyn_flower.privacy.noise.integer_noise import distance_each
+from privsyn_flower.privacy.encoding.sizing import distance_each
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import encoding_of
@@ -99,7 +99,7 @@ import numpy as np
 from flwr.clientapp import ClientApp
 
 from privsyn_flower.client_apps import answers, main
-from privsyn_flower.secagg.flower import session_of, stage_of
+from privsyn_flower.protocol.secure import session_of, stage_of
 
 answers.node_noise_integers = lambda length, *rest: np.zeros(length, dtype=np.int64)
 app = ClientApp()

@@ -17,6 +17,7 @@ import pytest
 from privsyn_flower.app.local.processes import started_under
 from privsyn_flower.app.report.source import commit, digest
 from privsyn_flower.privacy import Ledger
+from privsyn_flower.privacy.ledger.usage import exclusive
 from privsyn_flower.privacy.wording import page as privacy_page
 from tests.app.report.records import deployment_of
 from tests.end_to_end.conftest import left_running, privsyn
@@ -222,7 +223,7 @@ def test_failure_of_the_server_app_is_the_exit_status_and_the_last_line(mini: Pa
         path, population="held", total_epsilon=50.0, total_delta=3e-6, simulation=True,
     )  # fmt: skip
     settings = [f"run-folder={folder}", "population-name=held", f"ledger={path}"]
-    with ledger.exclusive():  # what nothing before the ServerApp looks at
+    with exclusive(ledger):  # what nothing before the ServerApp looks at
         chosen = [part for setting in settings for part in ("--set", setting)]
         code, out, err = finish(privsyn("run", mini / "mini.toml", *chosen, cwd=mini))
     assert code == 1

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from privsyn_flower.evaluation.signal import TOLERANCE, Excess, excess, excess_of, p_value
-from privsyn_flower.privacy.noise.discrete_gaussian import seeded_discrete_gaussian
+from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
 from privsyn_flower.protocol.question import Query
 
 ALPHA, RUNS = 0.01, 4000

@@ -29,7 +29,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 
 from privsyn_flower import progress
-from privsyn_flower.app.report.html import charts, document
+from privsyn_flower.app.report.html import markup
 from privsyn_flower.app.report.page import page
 from privsyn_flower.app.report.registry import FILE as RECORD
 from privsyn_flower.app.report.summaries import ReportError
@@ -354,8 +354,7 @@ class Rig:
         seen.add("stderr", FAILED.sub("", err).encode("utf-8", "surrogatepass"))
         for top in ("run", "cache"):
             _add_files(seen, place / top, top)
-        self.monkeypatch.setattr(charts, "library", lambda: "")  # a table is beside every chart
-        self.monkeypatch.setattr(document, "library", lambda: "")
+        self.monkeypatch.setattr(markup, "library", lambda: "")  # a table is beside every chart
         seen.add("report page", _page(place / "run", place / "shown"))
         own = str(place).encode()
         seen.parts = {name: content.replace(own, b"PLACE") for name, content in seen.parts.items()}

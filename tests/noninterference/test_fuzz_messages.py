@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privsyn_flower.protocol.wire import POLICY_KEYS, Refusal
-from privsyn_flower.secagg.session import Code
+from privsyn_flower.secagg.cohort import Code
 from privsyn_flower.training.models import LoadedLM
 from tests.conftest import node_context
 from tests.fuzz import fuzz_settings

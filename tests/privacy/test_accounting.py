@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import calibrate, compose_gaussians, epsilon, gaussian_epsilon
 from privsyn_flower.privacy.accounting import composition as accounting
+from privsyn_flower.privacy.accounting.calibration import most_releases
 from privsyn_flower.privacy.accounting.composition import (
     Releases,
     composed_epsilon,
     gaussian_mu,
-    most_releases,
-    renyi_epsilon,
     tightest,
 )
+from privsyn_flower.privacy.accounting.curve import renyi_epsilon
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import Kind, charged_epsilon, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta

@@ -16,10 +16,9 @@ from privsyn_flower.privacy.correlated import (
     epsilon_correlated,
     factorization,
 )
-from privsyn_flower.privacy.correlated import tree_sensitivity as search
+from privsyn_flower.privacy.correlated import trees as search
 from privsyn_flower.privacy.correlated.optimise import log_error, optimise_banded, optimise_buffers
-from privsyn_flower.privacy.correlated.records import MemoryRecords, NoRecords
-from privsyn_flower.privacy.correlated.stream import Stream
+from privsyn_flower.privacy.correlated.stream import MemoryRecords, NoRecords, Stream
 from privsyn_flower.privacy.correlated.toeplitz import Toeplitz, buffered, square_root
 from privsyn_flower.privacy.correlated.trees import Tree
 from tests.privacy.published import kairouz_restart_epsilon, zcdp, zcdp_conversion

@@ -21,10 +21,10 @@ from privsyn_flower.privacy.correlated import (
     NoiseKeyMissing,
     Participation,
     factorization,
-    gaussians,
     stream,
 )
-from privsyn_flower.privacy.correlated.gaussians import CHUNK, KeyedGaussians
+from privsyn_flower.privacy.noise import gaussian
+from privsyn_flower.privacy.noise.gaussian import CHUNK, KeyedGaussians
 
 SHAPES = {
     "independent": {},
@@ -201,8 +201,8 @@ def test_draws_stay_within_a_chunk(start, count):
 @pytest.fixture
 def small_chunks(monkeypatch):
     monkeypatch.setattr(stream, "CHUNK", 64)
-    monkeypatch.setattr(gaussians, "CHUNK", 64)
-    monkeypatch.setattr(gaussians, "_ZEROS", bytes(8 * 64))
+    monkeypatch.setattr(gaussian, "CHUNK", 64)
+    monkeypatch.setattr(gaussian, "_ZEROS", bytes(8 * 64))
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -21,7 +21,8 @@ from privsyn_flower.privacy.accounting.composition import (
     gaussian_epsilon,
 )
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.promise import Phase, PromiseError, promise
+from privsyn_flower.privacy.planning import PromiseError, promise
+from privsyn_flower.privacy.promise import Phase
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "ctcl_noise_multipliers.json"
 ROWS: list[dict[str, Any]] = json.loads(GOLDEN.read_text())

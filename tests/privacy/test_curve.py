@@ -18,7 +18,8 @@ from privsyn_flower.privacy.accounting.composition import (
 )
 from privsyn_flower.privacy.accounting.curve import Curve, _points, privacy_curve
 from privsyn_flower.privacy.noise.integer_noise import SHARE_OF_DELTA, gaussian_delta
-from privsyn_flower.privacy.promise import Phase, promise
+from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.server_apps.promised import promised, statement
 from tests.privacy.test_accounting import by_dp_accounting, exact_delta
 

@@ -13,16 +13,19 @@ from hypothesis.extra import numpy as arrays
 from privsyn_flower.privacy import clip_l2
 from privsyn_flower.privacy.encoding import dense
 from privsyn_flower.privacy.encoding.dense import (
+    FLOAT32_ERROR,
     DensePlan,
     check_dense,
     decode_dense,
     dense_numbers,
     encode_dense,
     plan_dense,
+    rotate,
     rounded_norm,
+    unrotate,
 )
-from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers, to_modulus
-from privsyn_flower.privacy.encoding.rotation import FLOAT32_ERROR, rotate, unrotate
+from privsyn_flower.privacy.encoding.quantize import node_noise_integers, to_modulus
+from privsyn_flower.privacy.encoding.sizing import WrapAround
 
 NOISE = {"noise_multiplier": 1.0, "weight": 100.0, "min_weight": 80.0}
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from privsyn_flower.privacy.noise import discrete_gaussian as sampler
-from privsyn_flower.privacy.noise.discrete_gaussian import (
+from privsyn_flower.privacy.noise import integer_noise as sampler
+from privsyn_flower.privacy.noise.integer_noise import (
     seeded_discrete_gaussian,
     system_discrete_gaussian,
 )

@@ -16,6 +16,7 @@ from scipy import stats
 
 from privsyn_flower.privacy.accounting import gaussian_mu
 from privsyn_flower.privacy.encoding.quantize import node_noise_integers
+from privsyn_flower.privacy.encoding.sizing import distance_each, least_sensitivity
 from privsyn_flower.privacy.noise import integer_noise
 from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
@@ -24,9 +25,7 @@ from privsyn_flower.privacy.noise.integer_noise import (
     TooCoarse,
     allowed_distance,
     coordinate_distance,
-    distance_each,
     gaussian_delta,
-    least_sensitivity,
     node_variance,
     release_distance,
 )

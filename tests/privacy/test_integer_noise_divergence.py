@@ -2,8 +2,8 @@
 
 At s = 4 every probability can be summed: the noise of several nodes, each a discrete Gaussian, on
 sums that differ by one user's integers. What is claimed is delta(epsilon) of the Gaussian mechanism
-and PRICE times the distance of all releases (docs/proofs/integer-noise.md, the theorem), here with far
-coarser integers than the code allows.
+and PRICE times the distance of all releases (docs/proofs/integer-noise.md), here with far coarser
+integers than the code allows.
 """
 
 from __future__ import annotations

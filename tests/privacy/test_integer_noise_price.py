@@ -1,4 +1,4 @@
-"""What the nodes' integers cost in delta: the ratio of lemma 2 and 3 in docs/proofs/integer-noise.md."""
+"""What the integers cost in delta: the ratio of lemmas 2 and 3 in docs/proofs/integer-noise.md."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from mpmath import mpf
 
 from privsyn_flower.client_apps.node.lifetime import Limit, cost
 from privsyn_flower.privacy.accounting import calibrate
+from privsyn_flower.privacy.encoding.sizing import distance_each, least_sensitivity
 from privsyn_flower.privacy.noise.integer_noise import (
     PRICE,
     SHARE_OF_DELTA,
     allowed_distance,
     coordinate_distance,
-    distance_each,
     gaussian_delta,
-    least_sensitivity,
     node_variance,
     release_distance,
 )

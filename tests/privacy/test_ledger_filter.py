@@ -19,7 +19,9 @@ from privsyn_flower.privacy import (
 )
 from privsyn_flower.privacy.accounting import gaussian_mu
 from privsyn_flower.privacy.ledger import Charge
-from privsyn_flower.privacy.ledger.filters import SLACK, charged_epsilon, new_header, why_refused
+from privsyn_flower.privacy.ledger.filters import SLACK, charged_epsilon, new_header
+from privsyn_flower.privacy.ledger.refusals import why_refused
+from privsyn_flower.privacy.ledger.usage import remaining_rounds, room_for
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.wording import at_most
 from tests.privacy.test_ledger import DELTA, LEFT, make, path, reserve
@@ -35,14 +37,14 @@ def charged(z):
 def test_a_calibrated_plan_fits_exactly(path, rounds):
     """Of a run whose noise may be the nodes', in integers, or an aggregator's."""
     ledger, z = make(path), calibrate(7.58, rounds, LEFT)
-    assert ledger.is_guarantee and ledger.remaining_rounds(z) == rounds
+    assert ledger.is_guarantee and remaining_rounds(ledger, z) == rounds
     for done in range(1, rounds + 1):
         charge = reserve(ledger, z, total_variation=1e-14 if done % 3 else 0.0)
         if done % 2:
             ledger.commit(charge)
     assert epsilon(z, rounds, LEFT) == pytest.approx(ledger.spent_epsilon())
     assert ledger.spent_epsilon() <= 7.58
-    assert ledger.remaining_rounds(z) == 0
+    assert remaining_rounds(ledger, z) == 0
     size = path.stat().st_size
     with pytest.raises(BudgetExceeded, match=r"of 7\.58 .*noise-multiplier.*phones\.jsonl"):
         reserve(ledger, z)
@@ -91,7 +93,7 @@ def test_hardly_any_noise_is_refused_not_an_overflow(path):
     for z in (1e-3, 1e-160, 1e-300):
         with pytest.raises(BudgetExceeded, match="would make it"):
             reserve(ledger, z)
-        assert ledger.remaining_rounds(z) == ledger.room_for([{"noise_multiplier": z}]) == 0
+        assert remaining_rounds(ledger, z) == room_for(ledger, [{"noise_multiplier": z}]) == 0
     assert ledger.charges() == []
 
 
@@ -113,10 +115,10 @@ def test_nodes_and_an_aggregator_share_one_ledger(path):
     with pytest.raises(BudgetExceeded, match=r"total variation.*raise delta.*phones\.jsonl"):
         reserve(ledger, 40.0, total_variation=0.4 * apart)
     assert path.read_bytes() == content
-    assert ledger.room_for([too_far]) == 0 and ledger.room_for([{"noise_multiplier": 40.0}]) == 1
+    assert room_for(ledger, [too_far]) == 0 and room_for(ledger, [{"noise_multiplier": 40.0}]) == 1
     reserve(ledger, 40.0)  # an aggregator's goes on
     again = reserve(ledger, 40.0, total_variation=0.3 * apart)
-    assert ledger.room_for([too_far]) == 0
+    assert room_for(ledger, [too_far]) == 0
     ledger.void(again, "nobody was asked")  # gives its distance back, too
     reserve(ledger, 40.0, total_variation=0.3 * apart)
 
@@ -170,7 +172,7 @@ def test_adaptive_noise_composes_by_sum_of_mu_squared(path):
         gaussian_epsilon(compose_gaussians([5, 3, 10, 4]), gaussian_delta(1e-5))
     )
     left = calibrate(7.58, 1, LEFT) ** -2 - sum(z**-2.0 for z in (5, 3, 10, 4))
-    assert ledger.remaining_rounds(6.0) == math.floor(left * 36)
+    assert remaining_rounds(ledger, 6.0) == math.floor(left * 36)
 
 
 def test_room_for_releases_of_different_noise(path):
@@ -178,14 +180,14 @@ def test_room_for_releases_of_different_noise(path):
     reserve(ledger, 5.0)
     wanted = [{"noise_multiplier": z} for z in (3.0, 1.0, 0.8, 0.4, 9.0)]
     content = path.read_bytes()
-    room = ledger.room_for(wanted)
+    room = room_for(ledger, wanted)
     assert path.read_bytes() == content and 0 < room < 5
     for noise in wanted[:room]:
         reserve(ledger, noise["noise_multiplier"])
     with pytest.raises(BudgetExceeded):
         reserve(ledger, wanted[room]["noise_multiplier"])
-    assert ledger.room_for(wanted[room:]) == 0 and ledger.room_for([]) == 0
-    assert make(path.with_name("open.jsonl"), total=None).room_for(wanted) is None
+    assert room_for(ledger, wanted[room:]) == 0 and room_for(ledger, []) == 0
+    assert room_for(make(path.with_name("open.jsonl"), total=None), wanted) is None
 
 
 def test_a_resumed_run_has_room_for_what_it_gives_back(path):
@@ -193,16 +195,16 @@ def test_a_resumed_run_has_room_for_what_it_gives_back(path):
     wanted = [{"noise_multiplier": z}] * 2
     ledger.commit(reserve(ledger, z, run="killed"))
     charge = reserve(ledger, z, run="killed")
-    assert ledger.room_for(wanted) == ledger.room_for(wanted, run="other") == 0
-    assert ledger.room_for(wanted, run="killed") == 1
+    assert room_for(ledger, wanted) == room_for(ledger, wanted, run="other") == 0
+    assert room_for(ledger, wanted, run="killed") == 1
     ledger.mark_sent(charge)  # from here on it stays
-    assert ledger.room_for(wanted, run="killed") == 0
+    assert room_for(ledger, wanted, run="killed") == 0
 
 
 def test_without_a_total_the_number_is_no_guarantee(path):
     ledger = make(path, total=None)
     reserve(ledger, 0.1)
-    assert not ledger.is_guarantee and ledger.remaining_rounds(1.0) is None
+    assert not ledger.is_guarantee and remaining_rounds(ledger, 1.0) is None
     assert ledger.spent_epsilon(delta=DELTA) == gaussian_epsilon(0.1, LEFT)
     with pytest.raises(ValueError, match="delta = None"):
         ledger.spent_epsilon()

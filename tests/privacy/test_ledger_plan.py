@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy import BudgetExceeded, Ledger, LedgerError, calibrate, epsilon
 from privsyn_flower.privacy.accounting import most_releases
+from privsyn_flower.privacy.accounting.calibration import sampled_plan
 from privsyn_flower.privacy.ledger import Charge
 from privsyn_flower.privacy.ledger.filters import (
     PLAN,
@@ -23,9 +24,9 @@ from privsyn_flower.privacy.ledger.filters import (
     charged_epsilon,
     new_header,
     places,
-    sampled_plan,
-    why_refused,
 )
+from privsyn_flower.privacy.ledger.refusals import why_refused
+from privsyn_flower.privacy.ledger.usage import remaining_rounds, room_for
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.server_apps.promised import ledger_terms, promised
 
@@ -64,14 +65,14 @@ def test_exactly_the_plans_releases_fit(path: Path) -> None:
     ledger = make(path)
     assert ledger.is_guarantee and ledger.header.filter == PLAN
     assert calibrate(TOTAL, ROUNDS, LEFT) > 1.4 * Z
-    assert ledger.remaining_rounds(Z, sampling_rate=RATE) == ROUNDS
+    assert remaining_rounds(ledger, Z, sampling_rate=RATE) == ROUNDS
     for done in range(ROUNDS):
         charge = reserve(ledger)
         if done % 2:
             ledger.commit(charge)
     assert ledger.spent_epsilon() == epsilon(Z, ROUNDS, LEFT, sampling_rate=RATE)
     assert 1.9 < ledger.spent_epsilon() <= TOTAL
-    assert ledger.remaining_rounds(Z, sampling_rate=RATE) == 0
+    assert remaining_rounds(ledger, Z, sampling_rate=RATE) == 0
     content = path.read_bytes()
     with pytest.raises(BudgetExceeded, match=r"of 2 .*noise-multiplier.*key ledger"):
         reserve(ledger)
@@ -85,7 +86,7 @@ def test_what_is_calibrated_is_what_its_ledger_is_made_for(path: Path) -> None:
     plan = sampled_plan((Kind(z, RATE, ROUNDS),), TOTAL, DELTA, TOTAL)
     assert plan == (Kind(z, RATE, ROUNDS),)
     ledger = make(path, plan)
-    assert ledger.remaining_rounds(z, sampling_rate=RATE) == ROUNDS
+    assert remaining_rounds(ledger, z, sampling_rate=RATE) == ROUNDS
     with pytest.raises(ValueError, match=r"Kind.* costs epsilon = 2\.0.*, the total is 2"):
         make(path.with_name("more.jsonl"), (Kind(z, RATE, ROUNDS + 1),))
 
@@ -94,13 +95,13 @@ def test_what_costs_less_is_covered(path: Path) -> None:
     ledger = make(path)
     for z, rate in ((Z, RATE), (Z * (1 - 1e-12), RATE), (2 * Z, RATE), (Z, RATE / 2), (9.0, 1e-3)):
         reserve(ledger, z, rate)
-    assert ledger.remaining_rounds(5.0, sampling_rate=0.01) == ROUNDS - 5
+    assert remaining_rounds(ledger, 5.0, sampling_rate=0.01) == ROUNDS - 5
     assert places(PLANNED, ledger.charges()) == [5]
     assert ledger.spent_epsilon() < ledger.header.epsilon_of(ledger.charges())
     wanted = [{"noise_multiplier": 3.0, "sampling_rate": RATE}] * 30
-    assert ledger.room_for(wanted) == ROUNDS - 5
+    assert room_for(ledger, wanted) == ROUNDS - 5
     wanted[3] = {"noise_multiplier": 3.0, "sampling_rate": 0.11}
-    assert ledger.room_for(wanted) == 3
+    assert room_for(ledger, wanted) == 3
 
 
 @pytest.mark.parametrize(("z", "rate"), [(Z * 0.999, RATE), (Z, RATE * 1.001), (50.0, 1.0)])
@@ -118,7 +119,7 @@ def test_what_costs_more_is_refused_with_its_keys(path: Path, z: float, rate: fl
     ):
         assert words in str(refused.value), words
     assert path.read_bytes() == content
-    assert ledger.remaining_rounds(z, sampling_rate=rate) == 0
+    assert remaining_rounds(ledger, z, sampling_rate=rate) == 0
     with pytest.raises(LedgerError, match=r"raise noise-multiplier|sampler = 'poisson'"):
         make(path, (Kind(z, rate, 3),) if rate < 1 else None)
     assert make(path, (Kind(2 * Z, RATE / 2, 500),)).header == ledger.header
@@ -155,7 +156,7 @@ def test_a_larger_total_has_room_for_as_many_as_fit(path: Path) -> None:
     assert plan.releases == most_releases(z, RATE, total, LEFT) > ROUNDS
     assert epsilon(z, plan.releases, LEFT, sampling_rate=RATE) <= total
     assert epsilon(z, plan.releases + 1, LEFT, sampling_rate=RATE) > total
-    assert make(path, (plan,), total).remaining_rounds(z, sampling_rate=RATE) == plan.releases
+    assert remaining_rounds(make(path, (plan,), total), z, sampling_rate=RATE) == plan.releases
     assert sampled_plan(planned, 0.27, DELTA, 0.27) == planned
 
 
@@ -195,8 +196,8 @@ def test_distance_is_limited_by_itself(path: Path) -> None:
     reserve(ledger, total_variation=0.4 * apart)
     assert ledger.spent_epsilon() <= TOTAL
     noise = {"noise_multiplier": Z, "sampling_rate": RATE}
-    assert ledger.room_for([noise | {"total_variation": 0.1 * apart}]) == 0
-    assert ledger.room_for([noise] * 3) == 3
+    assert room_for(ledger, [noise | {"total_variation": 0.1 * apart}]) == 0
+    assert room_for(ledger, [noise] * 3) == 3
 
 
 def test_void_gives_a_release_back_and_sent_does_not(path: Path) -> None:
@@ -207,7 +208,7 @@ def test_void_gives_a_release_back_and_sent_does_not(path: Path) -> None:
     with pytest.raises(BudgetExceeded):
         reserve(ledger)
     ledger.void(second, "no node was asked")
-    assert make(path).remaining_rounds(Z, sampling_rate=RATE) == 1
+    assert remaining_rounds(make(path), Z, sampling_rate=RATE) == 1
     with pytest.raises(LedgerError, match="was sent"):
         ledger.void(first, "too few")
 
@@ -240,8 +241,8 @@ def test_a_charge_that_no_plan_covers_ends_the_ledger(path: Path) -> None:
     header, row = path.read_text().splitlines()
     foreign = json.loads(row) | {"id": "2", "round": 99, "sampling_rate": 0.9}
     path.write_text("\n".join([header, row, json.dumps(foreign), ""]))
-    assert ledger.remaining_rounds(Z, sampling_rate=RATE) == 0
-    assert ledger.room_for([{"noise_multiplier": Z, "sampling_rate": RATE}]) == 0
+    assert remaining_rounds(ledger, Z, sampling_rate=RATE) == 0
+    assert room_for(ledger, [{"noise_multiplier": Z, "sampling_rate": RATE}]) == 0
     with pytest.raises(BudgetExceeded, match="has spent epsilon = inf"):
         reserve(ledger)
 

@@ -1,4 +1,4 @@
-"""Noise: variance by chi-square, shape by Kolmogorov-Smirnov, shares by weight."""
+"""Gaussian noise of the system: variance by chi-square, shape by Kolmogorov-Smirnov."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from privsyn_flower.privacy import gaussian, node_noise, system_gaussian
+from privsyn_flower.privacy import system_gaussian
 from privsyn_flower.privacy.noise import gaussian as noise
 
 CHANCE = 1e-6  # of a false alarm, per test
@@ -43,30 +43,11 @@ def test_extreme_bytes_stay_finite(monkeypatch, byte):
     assert np.isfinite(draws).all() and np.abs(draws).max() < 9.5
 
 
-def test_seeded_noise_repeats():
-    first = gaussian(50_000, 3.0, np.random.default_rng(7))
-    assert np.array_equal(first, gaussian(50_000, 3.0, np.random.default_rng(7)))
-    check_variance(first, 3.0)
-
-
-@pytest.mark.parametrize("seeded", [False, True])
-def test_surviving_nodes_carry_the_guaranteed_noise(seeded):
-    """Nodes of unequal weight; the sum of those of weight W_min has variance std^2."""
-    std, weights, min_weight = 4.0, [100, 30, 5, 15], 150
-    rng = np.random.default_rng(1) if seeded else None
-    shares = [node_noise(100_000, w, std, min_weight, rng) for w in weights]
-    check_variance(np.sum(shares, axis=0), std)
-    check_variance(shares[1], std * (30 / 150) ** 0.5)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: system_gaussian(-1, 1.0), "size = -1"),
         (lambda: system_gaussian(1, float("nan")), "std = nan"),
-        (lambda: node_noise(1, 0, 1.0, 1, None), "weight = 0"),
-        (lambda: node_noise(1, 1, 0.0, 1, None), "std = 0.0"),
-        (lambda: node_noise(1, 1, 1.0, 0, None), "min_weight = 0"),
     ],
 )
 def test_bad_values(call, words):

@@ -18,15 +18,10 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.accounting.sampling import Sampler
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
+from privsyn_flower.privacy.ledger.usage import room_for
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
-from privsyn_flower.privacy.promise import (
-    ROUNDS,
-    Phase,
-    Promise,
-    PromiseError,
-    evaluation_phases,
-    promise,
-)
+from privsyn_flower.privacy.planning import PromiseError, evaluation_phases, promise, statement_of
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.strategies.engine.session import trusted_noise
 
 DELTA = 1e-5
@@ -154,7 +149,7 @@ def test_sampled_mixtures(phases: list[Phase], tmp_path: Path) -> None:
     assert made.plan is not None and sum(kind.releases for kind in made.plan) == len(wanted)
     random.Random(7).shuffle(wanted)
     book = spend(made, tmp_path / "p.jsonl", wanted)
-    assert [book.room_for([charge]) for charge in wanted] == [0] * len(wanted)
+    assert [room_for(book, [charge]) for charge in wanted] == [0] * len(wanted)
     again = Ledger.open(book.path, population="p", **made.ledger_terms())
     assert again.header == book.header
 
@@ -210,7 +205,7 @@ def test_a_promise_names_what_it_cannot_keep() -> None:
 def said(*phases: Phase, **facts: Any) -> tuple[str, str]:
     facts = {"min_surviving_weight": 0.85, "aggregation": "secure"} | facts
     noisy = [phase.given(3.0) for phase in phases]
-    statement = promise(3.0, DELTA, noisy, checked=False).statement(**facts)
+    statement = statement_of(promise(3.0, DELTA, noisy, checked=False), **facts)
     return statement.sentence(), statement.short()
 
 
@@ -223,7 +218,7 @@ def test_an_evaluation_like_the_rounds_is_said_with_them(noise: float) -> None:
             ROUNDS, rounds, source="aggregator", correlation=independent, participation=always
         ).given(noise)
         made = promise(30.0, DELTA, [main, *evaluation_phases(main, 2)])
-        statement = made.statement(min_surviving_weight=0.85)
+        statement = statement_of(made, min_surviving_weight=0.85)
         assert (statement.evaluations, statement.others) == (2, ())
 
 
@@ -259,25 +254,25 @@ def test_rho_is_of_gaussians_without_sampling() -> None:
     rounds = Phase(ROUNDS, 3, source="aggregator").given(2.0)  # mu^2 = 3 / 4
     alone = promise(9.0, DELTA, [rounds])
     assert alone.rho == 0.375
-    statement = alone.statement(min_surviving_weight=0.85)
+    statement = statement_of(alone, min_surviving_weight=0.85)
     assert statement.rho_zcdp == 0.375
     assert "it is 0.375-zCDP (rho = mu^2 / 2)." in statement.sentence()
 
     noisy = Phase("histogram", 2, 1).given(4.0)  # 3 / 16 more, with integers
     both = promise(9.0, DELTA, [rounds, noisy])
     assert both.rho == 0.46875
-    said = both.statement(min_surviving_weight=0.85).sentence()
+    said = statement_of(both, min_surviving_weight=0.85).sentence()
     assert "0.4688-zCDP (rho = mu^2 / 2), but for that part of delta." in said  # rounded up
 
     tossed = promise(9.0, DELTA, [rounds, Phase("histogram", 1, 0, COINS).given(4.0)])
     assert tossed.rho is None
-    said = tossed.statement(min_surviving_weight=0.85).sentence()
+    said = statement_of(tossed, min_surviving_weight=0.85).sentence()
     assert "No rho-zCDP is claimed" in said and "-zCDP (rho" not in said
 
 
 def test_an_evaluation_of_other_users_is_not_said_with_the_rounds() -> None:
     beside = Phase("evaluation", 1, 0, evaluates=True)
     noisy = [Phase(ROUNDS, 3, 0, COINS).given(3.0), beside.given(3.0)]
-    statement = promise(3.0, DELTA, noisy).statement(min_surviving_weight=0.85)
+    statement = statement_of(promise(3.0, DELTA, noisy), min_surviving_weight=0.85)
     assert statement.evaluations == 0
     assert [(other[0], other[-1]) for other in statement.others] == [("evaluation", 1.0)]

@@ -16,16 +16,18 @@ from privsyn_flower.privacy.encoding.dense import _sum_reach, dense_numbers
 from privsyn_flower.privacy.encoding.quantize import (
     SENSITIVITY,
     IntegerPlan,
-    WrapAround,
-    check_plan,
     decode,
     from_modulus,
     node_noise_integers,
-    noise_tail,
     pack,
-    plan_histogram,
     to_modulus,
     unpack,
+)
+from privsyn_flower.privacy.encoding.sizing import (
+    WrapAround,
+    check_plan,
+    noise_tail,
+    plan_histogram,
 )
 from privsyn_flower.privacy.noise.integer_noise import TooCoarse, node_variance
 from tests.privacy.lattice import noise_array

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from privsyn_flower.privacy import Ledger, NoisySum, ReleaseRefused, TooFewSurvivors, release
+from privsyn_flower.privacy import Ledger, NoisySum, ReleaseRefused, TooFewSurvivors
+from privsyn_flower.privacy.release import release
 
 SUM = NoisySum(
     vector=np.array([3.25, -1e9, 0.1]),

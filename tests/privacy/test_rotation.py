@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import hadamard
 
-from privsyn_flower.privacy.encoding import rotation
-from privsyn_flower.privacy.encoding.rotation import (
+from privsyn_flower.privacy.encoding import dense
+from privsyn_flower.privacy.encoding.dense import (
     FLOAT32_ERROR,
     padded_length,
     rotate,
@@ -44,25 +44,25 @@ def test_padding(length, padded, smallest):
 
 
 def test_blocks_are_signed_hadamard_matrices(monkeypatch):
-    monkeypatch.setattr(rotation, "BLOCK", 512)
-    monkeypatch.setattr(rotation, "_TOGETHER", 2)  # several groups of blocks
+    monkeypatch.setattr(dense, "BLOCK", 512)
+    monkeypatch.setattr(dense, "_TOGETHER", 2)  # several groups of blocks
     vector = np.random.default_rng(3).standard_normal(3 * 512 + 5)
     padded = np.zeros(3 * 512 + 8)
     padded[: len(vector)] = vector
-    signed = padded * rotation._signs(len(padded), b"a")
+    signed = padded * dense._signs(len(padded), b"a")
     whole = signed[:-8].reshape(3, 512) @ hadamard(512) / 512**0.5
     expected = np.append(whole, hadamard(8) @ signed[-8:] / 8**0.5)
     np.testing.assert_allclose(rotate(vector, b"a"), expected, atol=1e-11)
 
 
 def test_signs_come_from_the_seed():
-    signs = rotation._signs(100_000, b"round 1")
+    signs = dense._signs(100_000, b"round 1")
     assert set(signs.tolist()) == {-1, 1}
     assert abs(int(signs.sum(dtype=int))) < 6 * 100_000**0.5
-    assert np.array_equal(signs, rotation._signs(100_000, b"round 1"))
-    other = rotation._signs(100_000, b"round 2")
+    assert np.array_equal(signs, dense._signs(100_000, b"round 1"))
+    other = dense._signs(100_000, b"round 2")
     assert abs(int((signs * other).sum(dtype=int))) < 6 * 100_000**0.5
-    assert rotation._signs(12, b"round 1").tolist() == signs[:12].tolist()
+    assert dense._signs(12, b"round 1").tolist() == signs[:12].tolist()
 
 
 @settings(deadline=None, max_examples=40)

@@ -9,12 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.privacy.accounting.sampling import (
-    Sampler,
-    check_sampler,
-    coins,
-    sampling_sentence,
-)
+from privsyn_flower.privacy.accounting.sampling import Sampler, check_sampler, coins
+from privsyn_flower.privacy.wording import sampling_sentence
 
 
 @pytest.mark.parametrize("rate", [0.03, 0.5, 0.9])

@@ -15,25 +15,20 @@ from privsyn_flower import messaging
 from privsyn_flower.messaging import record_bytes
 from privsyn_flower.privacy import clip_l2
 from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers, encode_dense
-from privsyn_flower.privacy.encoding.quantize import (
-    IntegerPlan,
-    WrapAround,
-    plan_histogram,
-    to_modulus,
-)
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan, to_modulus
+from privsyn_flower.privacy.encoding.sizing import WrapAround, plan_histogram
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import (
+from privsyn_flower.protocol.noise import (
     Noise,
-    Query,
     Source,
-    Ticket,
     check_range,
     decode_sum,
     encoded_bound,
     encoded_length,
     integer_plan,
 )
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 TICKET = Ticket("run", "update", 3, 1)

@@ -16,8 +16,9 @@ from privsyn_flower import messaging
 from privsyn_flower.messaging import record_bytes
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
+from privsyn_flower.protocol.noise import Noise
 from privsyn_flower.protocol.packing import pack_rows
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal, WireError
 
 TICKET = Ticket("run", "votes", 3, 1)

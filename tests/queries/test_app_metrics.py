@@ -11,16 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.privacy.encoding.quantize import IntegerPlan, plan_histogram
-from privsyn_flower.privacy.noise.discrete_gaussian import seeded_discrete_gaussian
-from privsyn_flower.queries.app_metrics import (
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import plan_histogram
+from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
+from privsyn_flower.queries.metrics import (
+    TooNoisyError,
     app_metrics_bound,
     check_bounds,
     read_app_metrics,
     shard_app_metrics,
     user_app_metrics,
 )
-from privsyn_flower.queries.metrics import TooNoisyError
 
 BOUNDS = [(0.0, 1.0), (-2.0, 6.0), (0.0, 0.5)]
 Z = NormalDist().inv_cdf(0.975)

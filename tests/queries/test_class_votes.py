@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
-from privsyn_flower.queries import nearest, shard_votes
+from privsyn_flower.queries import shard_votes
+from privsyn_flower.queries import votes as votes_module
 from tests.queries.test_votes import calm, nasty
 
 CLIPS = ("normalised", "worst-case", "sqrt-count")
@@ -63,7 +64,7 @@ def population(size=700, classes=4):
 @pytest.mark.parametrize("neighbors", [1, 3])
 def test_votes_are_the_nearest_within_the_class(clip, metric, neighbors, monkeypatch):
     rows, users, candidates, own, named = population()
-    monkeypatch.setattr(nearest, "BLOCK_BYTES", 4 * 37 * 64)  # several blocks
+    monkeypatch.setattr(votes_module, "BLOCK_BYTES", 4 * 37 * 64)  # several blocks
     options = {"clip": clip, "bound": 2.5, "samples_cap": 9, "neighbors": neighbors}
     options["metric"] = metric
     votes = shard_votes(

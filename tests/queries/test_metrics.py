@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from privsyn_flower.privacy.encoding.quantize import IntegerPlan, plan_histogram
-from privsyn_flower.privacy.noise.discrete_gaussian import seeded_discrete_gaussian
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import plan_histogram
+from privsyn_flower.privacy.noise.integer_noise import seeded_discrete_gaussian
 from privsyn_flower.queries.metrics import (
     Reading,
     TooNoisyError,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.queries import scores as module
 from privsyn_flower.queries import shard_scores, similarity_scores
-from privsyn_flower.queries.rounding import round_within, rounding_room
+from privsyn_flower.queries.products import round_within, rounding_room
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SCORES = ("standardised", "centred", "mean-cosine")

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
-from privsyn_flower.queries import nearest, shard_votes, vote_histogram, vote_sensitivity
+from privsyn_flower.queries import shard_votes, vote_histogram, vote_sensitivity
+from privsyn_flower.queries import votes as votes_module
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLIPS = ("normalised", "worst-case", "sqrt-count")
@@ -89,7 +90,7 @@ def test_shard_equals_per_user_loop(clip, metric, neighbors, monkeypatch):
     candidates = rng.standard_normal((37, 16)).astype(np.float32)
     candidates[20:25] = candidates[3]
     users = rng.integers(-3, 60, 700) * 10**12  # any integers, any order, uneven counts
-    monkeypatch.setattr(nearest, "BLOCK_BYTES", 4 * 37 * 64)  # several blocks
+    monkeypatch.setattr(votes_module, "BLOCK_BYTES", 4 * 37 * 64)  # several blocks
     options = (clip, 2.5, 9, neighbors, metric)
     loop = sum(user_votes(rows[users == u], candidates, *options) for u in np.unique(users))
     names = ("clip", "bound", "samples_cap", "neighbors", "metric")

@@ -80,7 +80,7 @@ def truth(config: RunConfig, folder: Path, base: Path) -> tuple[float, float]:
     users = Federation(prepare(config.data, cache_folder(config))).shard(0, 1).values()
     limits = {"max_tokens": own.tokens(config), "length": config.evaluation.sequence_length}
     rows = [scorer.encode(list(texts), **limits) for texts in users]
-    with scorer.wearing(read_model(folder, base)):
+    with scorer.with_parameters(read_model(folder, base)):
         sums = np.sum([scorer.sums(one, own.max_loss) for one in rows], axis=0)
     tokens = sum(len(row) - 1 for one in rows for row in one)
     return float(sums[0] / tokens), float(sums[1] / tokens)

@@ -115,7 +115,7 @@ def test_a_complete_run_under_plain_flower_says_that_nobody_is_asked(
 def test_the_page_of_a_run_is_written_at_its_end_and_fails_none(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privsyn_flower.app.report.html.document.library", lambda: "")
+    monkeypatch.setattr("privsyn_flower.app.report.html.markup.library", lambda: "")
     folder = RunFolder(tmp_path / "run")
     with main._reported(folder), folder.lock():
         folder.save_value("run", "abc")
@@ -151,8 +151,7 @@ def test_a_whole_run_leaves_its_page(
     from privsyn_flower.config import RunConfig
     from tests.server_apps.in_process import deployed, grid_for
 
-    monkeypatch.setattr("privsyn_flower.app.report.html.document.library", lambda: "")
-    monkeypatch.setattr("privsyn_flower.app.report.html.charts.library", lambda: "")
+    monkeypatch.setattr("privsyn_flower.app.report.html.markup.library", lambda: "")
     monkeypatch.setattr(main, "_log_to_stderr", lambda: None)  # it is for a process of its own
     config, contexts = deployed(tmp_path)
     values = {**config.flat(), "rounds": 2, "run-folder": str(tmp_path / "run")}

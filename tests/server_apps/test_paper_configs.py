@@ -175,7 +175,7 @@ def test_the_comment_says_what_the_noise_costs_and_what_would_do(path: Path) -> 
 
 
 def test_the_page_has_what_the_papers_noise_costs() -> None:
-    page = (ROOT / "docs" / "methods.md").read_text("utf-8")
+    page = (ROOT / "docs" / "results" / "papers-noise.md").read_text("utf-8")
     table = page.partition("| configuration | multiplier |")[2].partition("\n\n")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     shown: dict[tuple[str, float, float], tuple[bool, str, str, str]] = {}

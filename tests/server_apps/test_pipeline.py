@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from privsyn_flower.config import ConfigError, RunConfig, load_config
+from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder, read_jsonl
@@ -162,8 +163,8 @@ def test_a_run_with_coins_goes_on_with_its_plan(tmp_path: Path, loopback: Any, k
     ]  # fmt: skip
     assert {(c.noise_multiplier, c.sampling_rate) for c in charges} == {(multiplier, 0.5)}
     assert sum(c.total_variation for c in charges) <= allowed_distance(config.delta)
-    assert ledger.remaining_rounds(multiplier, sampling_rate=0.5) == 1  # the spare one
-    assert ledger.remaining_rounds(multiplier) == 0  # a round of all is not of this plan
+    assert remaining_rounds(ledger, multiplier, sampling_rate=0.5) == 1  # the spare one
+    assert remaining_rounds(ledger, multiplier) == 0  # a round of all is not of this plan
     assert ledger.spent_epsilon() < 4.0
 
 

@@ -22,12 +22,13 @@ from privsyn_flower.privacy.accounting import calibrate, compose_gaussians, epsi
 from privsyn_flower.privacy.correlated import keys
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.privacy.ledger.charges import replay
+from privsyn_flower.privacy.ledger.journal import replay
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import promise
+from privsyn_flower.privacy.planning import promise
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import TO_COME, Query, integer_plan
-from privsyn_flower.queries.app_metrics import shard_app_metrics
+from privsyn_flower.protocol.noise import integer_plan
+from privsyn_flower.protocol.question import TO_COME, Query
+from privsyn_flower.queries.metrics import shard_app_metrics
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies import DPFedAvg, PrivateEvaluation, TrainingResult
 from privsyn_flower.strategies.averaging.app_evaluation import AppEvaluations

@@ -18,7 +18,8 @@ from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.composition import composed_epsilon, gaussian_mu
 from privsyn_flower.privacy.accounting.sampling import EVERYBODY, Sampler
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import ROUNDS, promise
+from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.promise import ROUNDS
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies import CTCL
 from privsyn_flower.strategies.ctcl import TOPICS, ctcl_phases, trainer_of

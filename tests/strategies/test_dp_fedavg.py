@@ -20,7 +20,7 @@ from privsyn_flower.privacy.accounting import calibrate, epsilon, most_releases
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.ledger import LedgerError, filters
 from privsyn_flower.privacy.ledger import ledger as ledgers
-from privsyn_flower.privacy.ledger.charges import Charge, replay
+from privsyn_flower.privacy.ledger.journal import Charge, replay
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.runs import read_jsonl
 from privsyn_flower.strategies import DPFTRL, DPFedAvg, TrainingResult

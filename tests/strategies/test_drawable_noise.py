@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from privsyn_flower.privacy.encoding.quantize import WrapAround, node_noise_integers
-from privsyn_flower.protocol.question import total_variation
+from privsyn_flower.privacy.encoding.quantize import node_noise_integers
+from privsyn_flower.privacy.encoding.sizing import WrapAround
+from privsyn_flower.protocol.noise import total_variation
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import integer_noise
 from tests.client_apps.test_answers import question

@@ -19,7 +19,8 @@ from privsyn_flower.client_apps.node.device import Node
 from privsyn_flower.privacy import calibrate
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import ROUNDS, Phase, evaluation_phases, promise
+from privsyn_flower.privacy.planning import evaluation_phases, promise
+from privsyn_flower.privacy.promise import ROUNDS, Phase
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
 from privsyn_flower.queries.metrics import TooNoisyError, metrics_bound
 from privsyn_flower.runs import RunFolder
@@ -128,7 +129,7 @@ def truth(base: Path, parameters: Any) -> tuple[float, float]:
     """Accuracy and loss over all users' tokens, without any of the machinery between."""
     scorer = Scorer(base, "cpu")
     tokens, correct, nats = 0, 0, 0.0
-    with scorer.wearing(parameters):
+    with scorer.with_parameters(parameters):
         for texts in (texts for users in USERS.values() for texts in users.values()):
             rows = scorer.encode(texts, max_tokens=80, length=30)
             right, lost = scorer.sums(rows, 9.0)

@@ -36,16 +36,12 @@ from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger, LedgerError
 from privsyn_flower.privacy.ledger.filters import SLACK, new_header
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.promise import Phase, evaluation_phases, promise
+from privsyn_flower.privacy.planning import evaluation_phases, promise
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.privacy.release import ReleaseRefused, TooFewSurvivors, release
 from privsyn_flower.protocol import greeting, wire
-from privsyn_flower.protocol.question import (
-    Noise,
-    Query,
-    encoded_bound,
-    integer_plan,
-    total_variation,
-)
+from privsyn_flower.protocol.noise import Noise, encoded_bound, integer_plan, total_variation
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine import aggregator_noise
 from privsyn_flower.strategies.engine.aggregation import Aggregation, ModularSum, PlainSum

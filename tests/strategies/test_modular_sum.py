@@ -16,12 +16,18 @@ from hypothesis import strategies as st
 
 from privsyn_flower.privacy import Ledger
 from privsyn_flower.privacy.correlated import Participation, factorization
-from privsyn_flower.privacy.encoding.dense import DensePlan, encode_dense
+from privsyn_flower.privacy.encoding.dense import (
+    DensePlan,
+    encode_dense,
+    padded_length,
+    rotate,
+    unrotate,
+)
 from privsyn_flower.privacy.encoding.quantize import from_modulus, to_modulus
-from privsyn_flower.privacy.encoding.rotation import padded_length, rotate, unrotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan
+from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import ModularSum, PlainSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan

@@ -11,16 +11,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from privsyn_flower.privacy.accounting import calibrate
-from privsyn_flower.privacy.encoding.quantize import SENSITIVITY, WrapAround
+from privsyn_flower.privacy.encoding.quantize import SENSITIVITY
+from privsyn_flower.privacy.encoding.sizing import WrapAround, distance_each
 from privsyn_flower.privacy.ledger import BudgetExceeded, Ledger
+from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
     LEAST_STD,
     allowed_distance,
-    distance_each,
     gaussian_delta,
 )
-from privsyn_flower.protocol.question import Query, check_range, encoded_bound, total_variation
+from privsyn_flower.protocol.noise import check_range, encoded_bound, total_variation
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.mechanisms import NodeNoise
 
@@ -128,6 +130,6 @@ def test_the_ledger_takes_all_releases_and_no_coarser_ones(tmp_path: object) -> 
         charge = NodeNoise().charge(query, replace(coarse, min_weight=100.0), releases)
         ledger.reserve(**ticket, round=releases, **charge)  # type: ignore[arg-type]
     ledger.reserve(**ticket, round=releases, **NodeNoise().charge(query, noise, releases))  # type: ignore[arg-type]
-    assert ledger.remaining_rounds(z) == 0
+    assert remaining_rounds(ledger, z) == 0
     assert sum(charge.total_variation for charge in ledger.charges()) <= allowed_distance(delta)
     assert ledger.spent_epsilon() == pytest.approx(epsilon, rel=1e-6)

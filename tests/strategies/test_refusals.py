@@ -10,9 +10,9 @@ from flwr.app import ConfigRecord, Message
 
 from privsyn_flower.client_apps.node.policy import Policy
 from privsyn_flower.protocol import greeting, wire
+from privsyn_flower.protocol.secure import RECORD
 from privsyn_flower.protocol.wire import POLICY_KEYS, Refusal
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.secagg.flower import RECORD
 from privsyn_flower.strategies import DPFedAvg
 from privsyn_flower.strategies.engine.cohort import TooFewNodes
 from privsyn_flower.strategies.engine.rounds import NoRelease, NothingSurvived

@@ -16,10 +16,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from privsyn_flower.privacy.encoding.quantize import to_modulus
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.privacy.ledger.usage import remaining_rounds
 from privsyn_flower.privacy.release import TooFewSurvivors
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.protocol.wire import Refusal
 from privsyn_flower.runs import RunFolder, read_jsonl
 from privsyn_flower.strategies.engine.aggregation import Attempt, Collected, PlainSum
@@ -313,7 +315,7 @@ def test_budget_refuses_before_asking(
     done = run.run()
     assert 0 < done < 50
     assert run.ledger.spent_epsilon() <= 2.0
-    assert run.ledger.remaining_rounds(5.0) == 0
+    assert remaining_rounds(run.ledger, 5.0) == 0
     assert len(nodes[100].seen) == done
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.protocol import secure
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
-from privsyn_flower.secagg import flower as secagg_flower
 from privsyn_flower.strategies.engine.cohort import RoundPlan, TooFewNodes
 from privsyn_flower.strategies.engine.rounds import MOST_ABORTS, NoRelease, Rounds
 from tests.client_apps.test_answers import Device, expected, question
@@ -130,7 +130,7 @@ def test_a_kill_around_unmasking(
 ) -> None:
     """Between reserve and commit: free before a node was asked to unmask, charged after."""
     stage = "mask" if when == "before" else "unmask"
-    send = secagg_flower.Transport.stage
+    send = secure.Transport.stage
 
     def power_cut(self: Any, name: str, *args: Any) -> Any:
         if name == stage:
@@ -139,7 +139,7 @@ def test_a_kill_around_unmasking(
 
     grid = loopback(devices)
     with monkeypatch.context() as patch:
-        patch.setattr(secagg_flower.Transport, "stage", power_cut)
+        patch.setattr(secure.Transport, "stage", power_cut)
         with pytest.raises(KeyboardInterrupt):
             engine(tmp_path, grid, Asking(rounds=1)).run()
     again = engine(tmp_path, grid, Asking(rounds=1))

@@ -12,7 +12,9 @@ import pytest
 
 from privsyn_flower.privacy import BudgetExceeded
 from privsyn_flower.privacy.accounting.sampling import Sampler
-from privsyn_flower.privacy.promise import EVALUATIONS, ROUNDS, Phase, evaluation_phases, promise
+from privsyn_flower.privacy.ledger.usage import room_for
+from privsyn_flower.privacy.planning import evaluation_phases, promise
+from privsyn_flower.privacy.promise import EVALUATIONS, ROUNDS, Phase
 from privsyn_flower.protocol.greeting import Hello
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
@@ -73,7 +75,7 @@ def test_a_histogram_and_then_rounds(tmp_path: Path, loopback: Any, name: str) -
         assert ledger.spent_epsilon() < EPSILON  # the spare round is left
         assert sum(c.total_variation for c in charges) <= ledger.header.total_variation
         spare = {"noise_multiplier": then.multiplier, "sampling_rate": then.rate}
-        assert ledger.room_for([spare] * 2) == 1
+        assert room_for(ledger, [spare] * 2) == 1
     assert len(question.released) == TOPICS and np.isfinite(question.released).all()
     said = run.statement.sentence()
     assert "over 1 of 'topics' with integer (discrete Gaussian) noise of at least" in said

@@ -10,11 +10,12 @@ from flwr.app import Array, ArrayRecord, Message
 from safetensors.numpy import load
 
 from privsyn_flower.config import AveragingConfig, FtrlConfig
+from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.privacy.encoding.quantize import to_modulus
-from privsyn_flower.privacy.encoding.rotation import rotate
 from privsyn_flower.protocol import greeting, wire
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.question import Query, Ticket
 from privsyn_flower.queries.updates import shard_updates
 from privsyn_flower.strategies import DPFTRL
 from privsyn_flower.training import Layout

@@ -19,7 +19,7 @@ import pytest
 from privsyn_flower.files import DataError
 from privsyn_flower.text import pairs as module
 from privsyn_flower.text.conditions import Pair
-from privsyn_flower.text.pairs import REQUEST, described, described_pairs, read_pairs
+from privsyn_flower.text.pairs import REQUEST, described_pairs, parse_description, read_pairs
 from privsyn_flower.text.serving.http_client import ServerError
 from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 
@@ -169,13 +169,15 @@ def test_what_is_not_described_is_asked_again_and_left_out(
 
 
 def test_answers_are_read_as_models_write_them() -> None:
-    assert described(ANSWER) == SAID
-    assert described("Document Type: poem\nTone: sad") == ""
-    assert described("Keywords: a, b") == described("") == ""
-    listed = described("document type: list\nKEYWORDS:\n- one\n- two two\n")
+    assert parse_description(ANSWER) == SAID
+    assert parse_description("Document Type: poem\nTone: sad") == ""
+    assert parse_description("Keywords: a, b") == parse_description("") == ""
+    listed = parse_description("document type: list\nKEYWORDS:\n- one\n- two two\n")
     assert listed == "Document Type: list\nKeywords: one, two two"
     many = "\n".join(f"Aspect {chr(97 + i)}: {'x' * 500}" for i in range(26))
-    long = described(f"{many}\nDocument Type: t\nKeywords: {', '.join(map(str, range(30)))}")
+    long = parse_description(
+        f"{many}\nDocument Type: t\nKeywords: {', '.join(map(str, range(30)))}"
+    )
     assert long.startswith("Document Type: t\nKeywords: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9\n")
     assert len(long.splitlines()) == 10 and max(map(len, long.splitlines())) < 220
 

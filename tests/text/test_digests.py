@@ -10,7 +10,7 @@ import pytest
 from privsyn_flower import files
 from privsyn_flower.files import file_digest as hashed_now
 from privsyn_flower.text import fingerprints
-from privsyn_flower.text.fingerprints import file_digest, remembered
+from privsyn_flower.text.fingerprints import file_digest, persistent_digests
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def model(tmp_path: Path) -> Path:
 
 def in_a_new_process(path: Path, kept: Path) -> str:
     fingerprints._seen.clear()
-    with remembered(kept):
+    with persistent_digests(kept):
         return file_digest(path)
 
 
@@ -138,7 +138,7 @@ def test_digests_of_other_files_stay_up_to_a_number(
 
 
 def test_a_failure_inside_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), remembered(tmp_path / "digests.json"):
+    with pytest.raises(FileNotFoundError), persistent_digests(tmp_path / "digests.json"):
         file_digest(tmp_path / "none")
     assert fingerprints._kept == {}
 

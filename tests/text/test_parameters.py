@@ -138,7 +138,9 @@ def test_an_adapter_is_the_model_that_peft_merges(
     assert sum(a.size for a in parameters.values()) < 0.3 * 600 * 32
     scorer = Scorer(causal_folder, "cpu")
     before = logits(scorer.model)
-    with scorer.wearing(unpack_parameters(pack_parameters(parameters), base_shapes(causal_folder))):
+    with scorer.with_parameters(
+        unpack_parameters(pack_parameters(parameters), base_shapes(causal_folder))
+    ):
         assert np.allclose(logits(scorer.model), want, atol=1e-5)
         assert not np.allclose(before, want, atol=1e-3)
     assert np.array_equal(logits(scorer.model), before)
@@ -147,7 +149,7 @@ def test_an_adapter_is_the_model_that_peft_merges(
 def test_an_adapter_of_transposed_layers(gpt2_folder: Path, tmp_path: Path) -> None:
     want = adapter(gpt2_folder, tmp_path, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)
     scorer = Scorer(gpt2_folder, "cpu")
-    with scorer.wearing(read_model(tmp_path, gpt2_folder)):
+    with scorer.with_parameters(read_model(tmp_path, gpt2_folder)):
         assert np.allclose(logits(scorer.model), want, atol=1e-5)
     assert longest_sequence(gpt2_folder) == 50
 
@@ -178,7 +180,7 @@ def test_a_whole_model_travels_as_what_changed(causal_folder: Path, tmp_path: Pa
     changed = read_model(tmp_path, causal_folder)
     assert list(changed) == ["model.norm.weight"]
     scorer = Scorer(causal_folder, "cpu")
-    with scorer.wearing(changed):
+    with scorer.with_parameters(changed):
         assert np.array_equal(logits(scorer.model), logits(model))
     assert read_model(causal_folder, causal_folder) == {}
 
@@ -187,7 +189,7 @@ def test_the_base_comes_back_after_an_error(causal_folder: Path) -> None:
     scorer = Scorer(causal_folder, "cpu")
     before = logits(scorer.model)
     other = {"model.norm.weight": np.zeros(32, np.float32)}
-    with pytest.raises(RuntimeError, match="midway"), scorer.wearing(other):
+    with pytest.raises(RuntimeError, match="midway"), scorer.with_parameters(other):
         assert not logits(scorer.model).any()
         raise RuntimeError("midway")
     assert np.array_equal(logits(scorer.model), before)

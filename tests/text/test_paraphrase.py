@@ -12,7 +12,6 @@ import pytest
 
 from privsyn_flower.text.models.pretrained import decode
 from privsyn_flower.text.paraphrase import (
-    CausalParaphraser,
     Paraphraser,
     Seq2SeqParaphraser,
     load_paraphraser,
@@ -58,7 +57,7 @@ def test_how_many_texts_are_long_is_told_nobody(
     paraphraser: Paraphraser, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    if isinstance(paraphraser, CausalParaphraser):
+    if not isinstance(paraphraser, Seq2SeqParaphraser):
         monkeypatch.setattr(paraphraser.tokenizer, "model_max_length", 100)
     with caplog.at_level("INFO"):
         drawn = paraphraser.paraphrase(
@@ -69,7 +68,7 @@ def test_how_many_texts_are_long_is_told_nobody(
 
 
 def test_the_kind_of_model_is_its_own(causal_folder: Path, whole_folder: Path) -> None:
-    assert isinstance(load_paraphraser(causal_folder, **OPTIONS), CausalParaphraser)
+    assert type(load_paraphraser(causal_folder, **OPTIONS)) is Paraphraser
     assert isinstance(load_paraphraser(whole_folder, **OPTIONS), Seq2SeqParaphraser)
 
 

@@ -24,7 +24,7 @@ from privsyn_flower.text.serving.http_generator import OpenAIGenerator
 from privsyn_flower.text.serving.vllm_server import (
     VllmGenerator,
     VllmServer,
-    placed_on,
+    gpu_environment,
     server_command,
 )
 from tests.text.test_http_generator import Body, Fake, choices
@@ -200,13 +200,13 @@ def test_configuration_says_how_many(tmp_path: Path, stand_in: Path) -> None:
 
 def test_each_server_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert placed_on(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert gpu_environment(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "2,3"}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 6,GPU-ab,7")
-    assert placed_on(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
-    assert placed_on(range(1, 2), 0) == {}  # a CPU has room for several
+    assert gpu_environment(range(2, 4), 4) == {"CUDA_VISIBLE_DEVICES": "GPU-ab,7"}
+    assert gpu_environment(range(1, 2), 0) == {}  # a CPU has room for several
     for gpus, seen in ((range(4), 2), (range(1, 2), 1), (range(2), 0)):
         with pytest.raises(ServerError, match=f"sees {seen}"):
-            placed_on(gpus, seen)
+            gpu_environment(gpus, seen)
     options: dict[str, Any] = {"port": 1, "seed": 0, "lora_rank": 8, "arguments": []}
     words = server_command(Path("python"), "m", gpus=range(2, 4), cuda=True, **options)
     assert words[words.index("--tensor-parallel-size") + 1] == "2"

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from privsyn_flower.text.models.decoding import choose_tokens, penalised  # noqa: E402
+from privsyn_flower.text.models.decoding import choose_tokens, penalise  # noqa: E402
 
 LOGITS = torch.tensor([[3.0, 1.0, 2.0, 0.0, -1.0], [0.0, 0.5, 0.4, 2.0, 1.9]])
 
@@ -95,7 +95,7 @@ def test_repetition_penalty_of_the_library() -> None:
 
     seen = torch.tensor([[0, 2, 0], [3, 4, 1]])
     expected = RepetitionPenaltyLogitsProcessor(1.5)(seen, LOGITS)
-    assert penalised(LOGITS, seen, 1.5).equal(expected)
+    assert penalise(LOGITS, seen, 1.5).equal(expected)
     assert not expected.equal(LOGITS)
     uniforms = torch.linspace(0, 1, 201)[:-1]
     drawn = choose_tokens(

@@ -22,10 +22,10 @@ from privsyn_flower.text.tiny.assets import (
     embedded,
     find_asset,
     recipe,
-    write_manifest,
 )
 from privsyn_flower.text.tiny.models import ensure_model, package_sides, train
 from privsyn_flower.text.tiny.training import expand_runs, linear_schedule, orthogonalise
+from scripts.make_assets import write_manifest
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
 

@@ -18,7 +18,7 @@ from privsyn_flower.text.encoders import unit
 from privsyn_flower.text.topic_training import (
     draw,
     make_topics,
-    reranked,
+    rerank_keywords,
     spherical_kmeans,
 )
 
@@ -164,7 +164,9 @@ def test_reranking_puts_the_nearest_words_first() -> None:
     made = make_topics(planted(), Planted(), count=4, words=1, rerank=True)
     assert made.keywords == tuple((subject,) for subject in SUBJECTS)
     candidates = [("number", "strange", "river")]
-    assert reranked(candidates, np.eye(16, dtype=np.float32)[:1], Planted(), 2)[0][0] == "river"
+    assert (
+        rerank_keywords(candidates, np.eye(16, dtype=np.float32)[:1], Planted(), 2)[0][0] == "river"
+    )
 
 
 def test_topics_of_real_rows() -> None:

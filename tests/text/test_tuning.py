@@ -16,9 +16,10 @@ import torch
 from privsyn_flower.config import RunConfig
 from privsyn_flower.randomness import seeded
 from privsyn_flower.text.tiny import models, tuning
-from privsyn_flower.text.tiny.assets import RECIPES, tuning_recipe, write_manifest
+from privsyn_flower.text.tiny.assets import RECIPES, tuning_recipe
 from privsyn_flower.text.tiny.models import ensure_model, train
 from privsyn_flower.text.tiny.tuning import split_groups, tune_model
+from scripts.make_assets import write_manifest
 
 WORDS = "alpha beta gamma delta river stone cloud forest matrix vector tensor kernel".split()
 STEPS = 12

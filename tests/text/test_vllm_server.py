@@ -28,7 +28,7 @@ from privsyn_flower.text.serving.vllm_server import (
     VllmGenerator,
     VllmServer,
     default_python,
-    served_rank,
+    max_lora_rank,
 )
 
 # Acts as an interpreter with vLLM: answers the probe, or serves; `moods` says how.
@@ -302,12 +302,12 @@ def test_the_environment_beside_ours_is_found(
 
 
 def test_ranks() -> None:
-    assert [served_rank(rank) for rank in (1, 2, 4, 8, 9, 16, 400, 512)] == [
+    assert [max_lora_rank(rank) for rank in (1, 2, 4, 8, 9, 16, 400, 512)] == [
         1, 8, 8, 8, 16, 16, 512, 512
     ]  # fmt: skip
     for wrong in (0, 513):
         with pytest.raises(ValueError, match=rf"popri.lora-rank = {wrong}"):
-            served_rank(wrong)
+            max_lora_rank(wrong)
 
 
 def test_the_environment_is_ours_otherwise(

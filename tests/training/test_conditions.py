@@ -16,7 +16,7 @@ from privsyn_flower.queries.votes import vote_histogram
 from privsyn_flower.strategies.synthesis.topic_counts import topic_question
 from privsyn_flower.text.topics import TopicModel
 from privsyn_flower.training import conditions as module
-from privsyn_flower.training.conditions import ROWS, SCALES, WORDS, Asked, Conditions
+from privsyn_flower.training.conditions import ROWS, SCALES, WORDS, ConditionOptions, Conditions
 from tests.fuzz import fuzz_settings
 
 EMBEDDER = "e" * 64
@@ -153,9 +153,9 @@ def test_numbers_out_of_bounds_are_refused(values: dict[str, Any]) -> None:
     for key in set(changed) - {"condition.embedder", "condition.document-type", "condition.labels"}:
         missing = {name: value for name, value in options.items() if name != key}
         with pytest.raises(ValueError, match="missing"):
-            Asked.from_options(missing)
+            ConditionOptions.from_options(missing)
     with pytest.raises(ValueError, match="not known"):
-        Asked.from_options({**options, "condition.more": 1})
+        ConditionOptions.from_options({**options, "condition.more": 1})
 
 
 def test_what_no_node_would_take_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import composition as accounting
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.privacy.wording import at_most
-from privsyn_flower.protocol.question import encoded_bound, encoded_length
+from privsyn_flower.protocol.noise import encoded_bound, encoded_length
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.strategies.ctcl import TOPICS
 from privsyn_flower.strategies.engine.mechanisms import AggregatorNoise

@@ -26,8 +26,9 @@ from privsyn_flower.arrays import I64, Bools
 from privsyn_flower.client_apps.answers import Kind, Taking, contribution, guarded, reply
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.protocol.greeting import HELLO, Hello, answer_hello
-from privsyn_flower.protocol.question import Noise, Query, Ticket, encoded_length
-from privsyn_flower.secagg.flower import stage_of
+from privsyn_flower.protocol.noise import Noise, encoded_length
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import stage_of
 
 EMBEDDER = "ngram-64"
 CANARY = "canary"

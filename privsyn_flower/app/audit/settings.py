@@ -14,7 +14,8 @@ from privsyn_flower.app.audit.trials import Setting
 from privsyn_flower.arrays import F64
 from privsyn_flower.client_apps.node.schedule import places, public_ids
 from privsyn_flower.config import RunConfig
-from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.privacy.planning import evaluation_phases
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.server_apps.promised import ledger_terms, promised
 from privsyn_flower.strategies.ctcl import TOPICS
 from privsyn_flower.strategies.engine.aggregation import AGGREGATIONS

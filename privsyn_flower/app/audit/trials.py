@@ -35,9 +35,10 @@ from privsyn_flower.app.audit.path import (
 )
 from privsyn_flower.arrays import F64, I64, Bools
 from privsyn_flower.messaging import in_process
-from privsyn_flower.privacy.encoding.rotation import padded_length, rotate
+from privsyn_flower.privacy.encoding.dense import padded_length, rotate
 from privsyn_flower.privacy.ledger import Ledger
-from privsyn_flower.protocol.question import Noise, Query, encoded_length, integer_plan
+from privsyn_flower.protocol.noise import Noise, encoded_length, integer_plan
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.runs import RunFolder
 from privsyn_flower.strategies.engine.aggregation import Aggregation
 from privsyn_flower.strategies.engine.cohort import RoundPlan

@@ -9,10 +9,12 @@ from typing import Annotated
 import typer
 
 from privsyn_flower.app.cli.errors import AsJson, failing
+from privsyn_flower.privacy.accounting import calibration
 from privsyn_flower.privacy.accounting import composition as accounting
-from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler, sampling_sentence
+from privsyn_flower.privacy.accounting.curve import renyi_epsilon
+from privsyn_flower.privacy.accounting.sampling import SamplerName, check_sampler
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
-from privsyn_flower.privacy.wording import at_most, noise_at_least
+from privsyn_flower.privacy.wording import at_most, noise_at_least, sampling_sentence
 
 SAMPLING = (
     "Holds for Poisson sampling whose outcome is hidden from the adversary: against those who "
@@ -55,7 +57,7 @@ def account(
         chosen, left = _sampler(sampler, sampling_rate), _left(delta)
         plan = (noise_multiplier, rounds)
         if renyi:
-            value, how = accounting.renyi_epsilon(*plan, delta, sampling_rate=sampling_rate), RENYI
+            value, how = renyi_epsilon(*plan, delta, sampling_rate=sampling_rate), RENYI
         else:
             value = accounting.epsilon(*plan, left, sampling_rate=sampling_rate)
             how = BY[accounting.tightest({(noise_multiplier, sampling_rate): rounds}, left)[1]]
@@ -73,7 +75,7 @@ def calibrate(
     """Smallest noise multiplier that keeps epsilon, of the nodes or an aggregator."""
     with failing(ValueError, ArithmeticError):
         chosen = _sampler(sampler, sampling_rate)
-        value = accounting.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
+        value = calibration.calibrate(epsilon, rounds, _left(delta), sampling_rate=sampling_rate)
     _print({"noise_multiplier": value}, as_json, chosen, delta)
 
 

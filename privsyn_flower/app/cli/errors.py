@@ -77,7 +77,11 @@ class Commands(TyperGroup):
             if (error.name or "").startswith("privsyn_flower"):
                 raise  # ours to mend, not the user's
             root = str(error.name).partition(".")[0]
-            extra = "strategies" if root in ("scipy", "dp_accounting") else "simulation"
+            extra = (
+                "strategies"
+                if root in ("scipy", "dp_accounting", "jinja2", "markupsafe")
+                else "simulation"
+            )
             what = f"{error.name} is not installed: pip install 'privsyn-flower[{extra}]'"
             what = str(error) if "pip install" in str(error) else what
             raise fail(what, 1 if ctx.invoked_subcommand == "run" else 2) from None

@@ -232,8 +232,7 @@ def report(
 
 def _page(runs: list[Path], file: Path) -> None:
     """Write the report page and print where it is."""
-    from privsyn_flower.app.report.html.charts import INSTALL
-    from privsyn_flower.app.report.html.library import library
+    from privsyn_flower.app.report.html.library import INSTALL, library
     from privsyn_flower.app.report.page import write_page
     from privsyn_flower.app.report.summaries import ReportError
 

@@ -209,7 +209,7 @@ def _described(records: dict[str, Any] | None, lifetime_epsilon: float) -> list[
     ]
     most = f"epsilon = {at_most(records['max_spent_epsilon'])}"
     if math.isinf(records["max_spent_epsilon"]):
-        most = "all (under an earlier version's noise, or in integers too coarse for any epsilon)"
+        most = "all (in integers too coarse for any epsilon)"
     return [
         *lines,
         f"users = {records['users']}, of them withdrawn {records['withdrawn']}",

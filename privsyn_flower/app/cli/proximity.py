@@ -249,7 +249,7 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     """
     from privsyn_flower.app.public.proximity import Pool
     from privsyn_flower.data.reading import column_names
-    from privsyn_flower.data.values import quoted
+    from privsyn_flower.data.values import quote_columns
     from privsyn_flower.files import file_digest
 
     path = _file(path)
@@ -258,8 +258,8 @@ def texts_at(path: Path, column: str, data: DataConfig, public: bool) -> Pool:
     names = [column] if plain else column_names(path)
     if column not in names:
         raise DataError(
-            f"{path} has no column {column!r} but {quoted(names) or 'none'}: name its column with "
-            "--text-column"
+            f"{path} has no column {column!r} but {quote_columns(names) or 'none'}: name its "
+            "column with --text-column"
         )
     if not public:
         _check_users(path, names, data)

@@ -19,7 +19,7 @@ from privsyn_flower.data.sources import (
 )
 from privsyn_flower.data.spool import OTHER_DATES
 from privsyn_flower.data.surveys import WHOLE, Preview, preview
-from privsyn_flower.data.values import Columns, quoted
+from privsyn_flower.data.values import Columns, quote_columns
 from privsyn_flower.files import DataError
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.public_text import by_class, candidates, is_deployment
@@ -50,7 +50,7 @@ def private_file(config: RunConfig) -> Findings:
         sure = columns if seen.whole else Columns(columns.user, columns.text)
         sure.require(seen.columns, where)
     if seen.read.shared:
-        yield Finding(f"{seen.read.shared_in(where)} ({CHECK})")
+        yield Finding(f"{seen.read.shared_id_message(where)} ({CHECK})")
     elif seen.read.all_outside:
         yield Finding(f"{where}: {seen.read.all_outside}", fatal=seen.whole)
     elif seen.whole and seen.rows and not data.chunk:
@@ -109,7 +109,7 @@ def public_file(config: RunConfig) -> Findings:
         key = "data.public-text-column" if data.public_text_column else "data.text-column"
         yield Finding(
             f"column {text!r} ({key}) is not in {data.public_path} (data.public-path), which has: "
-            f"{quoted(sorted(seen.columns))}"
+            f"{quote_columns(sorted(seen.columns))}"
         )
         return
     if seen.whole and not data.chunk:

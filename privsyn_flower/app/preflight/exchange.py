@@ -12,7 +12,7 @@ from privsyn_flower.app.preflight.sizes import Size, model_files, size_of
 from privsyn_flower.app.preflight.speeds import Machine, seconds_of
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.encoding.dense import DensePlan
-from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.protocol.question import Query
 from privsyn_flower.server_apps.methods import recipe_of
 from privsyn_flower.server_apps.methods.stages import Task, scoring, tokens_of

@@ -14,8 +14,10 @@ import numpy as np
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.encoding.dense import DensePlan
-from privsyn_flower.privacy.encoding.quantize import IntegerPlan, WrapAround
+from privsyn_flower.privacy.encoding.quantize import IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
+from privsyn_flower.privacy.ledger.usage import room_for
 from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.privacy.wording import at_most
 from privsyn_flower.protocol.packing import LARGEST
@@ -158,7 +160,7 @@ def budget(config: RunConfig, folder: Path, *, resumed: bool = False) -> Finding
             return
         raise
     wanted = _charges(config, _released(folder))
-    room = ledger.room_for(wanted, run=run)
+    room = room_for(ledger, wanted, run=run)
     total = ledger.header.total_epsilon
     if room is None or total is None or room >= len(wanted):
         return

@@ -30,7 +30,7 @@ from privsyn_flower.server_apps.promised import baseline, promised, statement
 from privsyn_flower.server_apps.public_text import is_deployment
 from privsyn_flower.server_apps.readiness import used_models
 from privsyn_flower.text.preference.launched import launch_command, launch_environment
-from privsyn_flower.text.serving.vllm_server import default_python, served_rank, server_command
+from privsyn_flower.text.serving.vllm_server import default_python, max_lora_rank, server_command
 
 HALVED = ("meta-llama/", "sentence-transformers/sentence-t5")  # published in 16 bits an entry
 WORD_BYTES = 7  # of a synthetic text, with the space
@@ -261,7 +261,7 @@ def _servers(config: RunConfig, device: str) -> Iterator[Launch]:
     for at, gpus in enumerate(where.gpus):
         command = server_command(
             python, config.models.generator, port=PORT, seed=config.seed,
-            lora_rank=served_rank(config.lora_rank), gpus=gpus if cuda else None, cuda=cuda,
+            lora_rank=max_lora_rank(config.lora_rank), gpus=gpus if cuda else None, cuda=cuda,
             arguments=shlex.split(where.vllm_arguments),
         )  # fmt: skip
         places = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if cuda and gpus else {}

@@ -16,10 +16,10 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from privsyn_flower.files import DataError
 from privsyn_flower.text.protocols import Answering, Reply, Sampling
@@ -90,86 +90,6 @@ class AnswerStore:
                 ) from error
 
 
-Job = TypeVar("Job")
-Result = TypeVar("Result")
-
-
-class Lanes(Generic[Job, Result]):
-    """`count` threads that do jobs, up to `width` of one kind at once; none starts before a job.
-
-    work: jobs -> a result for each; what it raises is the result of all of them. kind: jobs of
-    different kinds are not worked on together. When the block is left, jobs that no thread has
-    begun are dropped, and nobody waits for the others.
-    """
-
-    def __init__(
-        self,
-        work: Callable[[Sequence[Job]], Sequence[Result | BaseException]],
-        *,
-        count: int,
-        width: int = 1,
-        kind: Callable[[Job], object] = lambda job: None,
-    ) -> None:
-        self._work, self._width, self._kind = work, width, kind
-        self._count, self._started, self._ended = count, False, threading.Event()
-        self._todo: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[tuple[Job, Result | BaseException]] = queue.SimpleQueue()
-
-    def __enter__(self) -> Lanes[Job, Result]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ended.set()
-        for _ in range(self._count if self._started else 0):
-            self._todo.put(None)
-
-    def put(self, job: Job) -> None:
-        """Have a job done when a thread is free, in the order of the calls."""
-        self._todo.put(job)
-        if not self._started:
-            self._started = True
-            for number in range(self._count):
-                # Daemons: a request of minutes does not hold up the end of the process.
-                threading.Thread(target=self._run, name=f"asking-{number}", daemon=True).start()
-
-    def take(self) -> tuple[Job, Result | BaseException]:
-        """Wait for a job that is done; with its result."""
-        return self._done.get()
-
-    def _run(self) -> None:
-        job = self._todo.get()
-        while job is not None and not self._ended.is_set():
-            jobs, following = self._together(job)
-            try:
-                results = self._work(jobs)
-            except BaseException as error:
-                results = [error] * len(jobs)
-            for pair in zip(jobs, results, strict=True):
-                self._done.put(pair)
-            job = following or self._todo.get()
-
-    def _together(self, job: Job) -> tuple[list[Job], Job | None]:
-        """Jobs of the first one's kind that wait behind it, and the next one of another kind."""
-        jobs = [job]
-        while len(jobs) < self._width:
-            try:
-                following = self._todo.get_nowait()
-            except queue.Empty:
-                break
-            if following is None:
-                self._todo.put(None)
-                break
-            if self._kind(following) != self._kind(job):
-                return jobs, following
-            jobs.append(following)
-        return jobs, None
-
-
 logger = logging.getLogger("privsyn_flower")
 
 AHEAD = 2  # requests under way for each that the model answers at once: so many are held
@@ -229,6 +149,54 @@ class _Job:
     began: int = 0
 
 
+class _Pool:
+    """Threads that answer jobs, up to `width` of equal max_tokens at once (a context manager).
+
+    work: jobs -> a reply to each; what it raises is the result of all of them. When the block is
+    left, jobs that no thread has begun are dropped, and nobody waits for the others.
+    """
+
+    def __init__(
+        self, work: Callable[[Sequence[_Job]], Sequence[Reply]], threads: int, width: int
+    ) -> None:
+        self._work, self._width = work, width
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="asking")
+        self._todo, self._lock = deque[_Job](), threading.Lock()
+        self._done: queue.SimpleQueue[tuple[_Job, Reply | BaseException]] = queue.SimpleQueue()
+
+    def __enter__(self) -> _Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def put(self, job: _Job) -> None:
+        """Have a job done when a thread is free, in the order of the calls."""
+        self._todo.append(job)
+        self._executor.submit(self._run)
+
+    def take(self) -> tuple[_Job, Reply | BaseException]:
+        """Wait for a job that is done; with its result."""
+        return self._done.get()
+
+    def _run(self) -> None:
+        """The first of the jobs and those like it that follow it; none, where others took them."""
+        jobs: list[_Job] = []
+        with self._lock:
+            while self._todo and len(jobs) < self._width:
+                if jobs and self._todo[0].request.max_tokens != jobs[0].request.max_tokens:
+                    break
+                jobs.append(self._todo.popleft())
+        if jobs:
+            results: Sequence[Reply | BaseException]
+            try:
+                results = self._work(jobs)
+            except BaseException as error:
+                results = [error] * len(jobs)
+            for pair in zip(jobs, results, strict=True):
+                self._done.put(pair)
+
+
 class Asker:
     """Asks a model, and keeps every answer in `folder` under what was asked (a context manager).
 
@@ -271,12 +239,7 @@ class Asker:
     def __enter__(self) -> Asker:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -304,18 +267,14 @@ class Asker:
         """
         waiting = _Waiting(first)
         # A server's batch is made of many requests, one in this process of many prompts.
-        count, width = (1, self.concurrency) if self.model.batched else (self.concurrency, 1)
-        kind: Callable[[_Job], int] = lambda job: job.request.max_tokens  # noqa: E731
-        lanes = Lanes[_Job, Reply](self._answer, count=count, width=width, kind=kind)
-        with lanes:
-            for job, reply, cached in self._replies(waiting, lanes):
+        threads, width = (1, self.concurrency) if self.model.batched else (self.concurrency, 1)
+        with _Pool(self._answer, threads, width) as pool:
+            for job, reply, cached in self._replies(waiting, pool):
                 answer = self._counted(job.request, reply, cached)
                 waiting.add(more(answer), job.depth + 1)
                 yield answer
 
-    def _replies(
-        self, waiting: _Waiting, lanes: Lanes[_Job, Reply]
-    ) -> Iterator[tuple[_Job, Reply, bool]]:
+    def _replies(self, waiting: _Waiting, pool: _Pool) -> Iterator[tuple[_Job, Reply, bool]]:
         """Jobs with their replies, and whether those were there already."""
         same = dict[bytes, list[_Job]]()  # under way, by key
         under_way = 0
@@ -331,12 +290,12 @@ class Asker:
                 others = same.setdefault(job.key, [])
                 others.append(job)
                 if len(others) == 1:
-                    self._put(job, lanes)
+                    self._put(job, pool)
             elif under_way:
-                done, result = lanes.take()
+                done, result = pool.take()
                 reply = self._settled(done, result)
                 if reply is None:
-                    lanes.put(done)
+                    pool.put(done)
                     continue
                 jobs = same.pop(done.key)
                 under_way -= len(jobs)
@@ -345,12 +304,12 @@ class Asker:
             else:
                 return
 
-    def _put(self, job: _Job, lanes: Lanes[_Job, Reply]) -> None:
+    def _put(self, job: _Job, pool: _Pool) -> None:
         if not self._reached:
             self.model.reach()
             self._reached = True
         job.began = self._given + self._refused
-        lanes.put(job)
+        pool.put(job)
 
     def _answer(self, jobs: Sequence[_Job]) -> list[Reply]:
         """In a thread: replies to jobs of one kind, on disk when this returns."""

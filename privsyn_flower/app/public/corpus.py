@@ -75,7 +75,7 @@ def filter_texts(config: PublicTextConfig, opened: Opened, progress: Progress = 
 
         def requests() -> Iterator[Request]:
             for position, text in journal.take(source.texts(journal.start), own.limit):
-                total.seen(text)
+                total.count(text)
                 shown = _first_words(text, own.words)
                 yield Request(judge_prompt(shown), own.max_tokens, (position, text))
 
@@ -187,7 +187,7 @@ def write_chats(config: PublicTextConfig, opened: Opened, progress: Progress = s
         chains = _Chains(config, journal)
         with opened() as model, _asker(config, model, own.temperature, own.top_k) as asker:
             for answer in asker.grow(chains.first(), chains.more):
-                chains.written(answer)
+                chains.add_conversation(answer)
                 journal.tick()
                 note = f"{journal.lines:,} conversations"
                 progress("chat", _finished(journal), max(1, own.personas), note)
@@ -241,7 +241,7 @@ class _Chains:
         self._settle(step.position, 1 - len(following))
         return following
 
-    def written(self, answer: Answer) -> None:
+    def add_conversation(self, answer: Answer) -> None:
         """Keep the conversation, if the answer is one."""
         step: _Step = answer.request.note
         if step.topic:
@@ -356,7 +356,7 @@ class _Total:
         self.size, self.limit = size, limit
         self.texts = self.bytes = 0
 
-    def seen(self, text: str) -> None:
+    def count(self, text: str) -> None:
         self.texts += 1
         self.bytes += len(text) + len('{"text": ""}\n')
 

@@ -101,7 +101,7 @@ def keep(scores: TextScores, thresholds: Thresholds) -> Bools:
     return kept & (scores.after >= scores.before) if thresholds.gain else kept
 
 
-def together(blocks: Iterable[TextScores]) -> TextScores:
+def concatenate(blocks: Iterable[TextScores]) -> TextScores:
     """The scores of all blocks, in order; of none without blocks."""
     columns = list(zip(*blocks, strict=True))
     return TextScores(*map(np.concatenate, columns)) if columns else TextScores(*np.zeros((3, 0)))
@@ -251,7 +251,7 @@ def _all_scores(
             np.save(buffer, np.stack(block))
             write_atomic(_place(folder, len(blocks)), buffer.getvalue())
             blocks.append(block)
-    return together(blocks)
+    return concatenate(blocks)
 
 
 def _check(folder: Path, about: Mapping[str, Any]) -> None:

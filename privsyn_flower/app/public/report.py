@@ -26,10 +26,10 @@ MOST_KNOWN = 2**20  # pieces of text that are known by heart, to read each once
 
 def coverage(texts: Iterable[str], vocabulary: Vocabulary) -> float:
     """The share of the vocabulary's words that occur in the texts, which are read as a stream."""
-    return len(occurring(texts, vocabulary)) / len(vocabulary)
+    return len(find_occurrences(texts, vocabulary)) / len(vocabulary)
 
 
-def occurring(texts: Iterable[str], vocabulary: Vocabulary) -> set[int]:
+def find_occurrences(texts: Iterable[str], vocabulary: Vocabulary) -> set[int]:
     """The places of the vocabulary's words that occur.
 
     When all that can have done so, no more is read.
@@ -121,12 +121,12 @@ def measure_coverage(
     found = dict[str, set[int]]()
     for done, stage in enumerate(there):
         progress("coverage", done, len(there) + source, stage)
-        found[stage] = occurring(_texts(folder, stage), vocabulary)
+        found[stage] = find_occurrences(_texts(folder, stage), vocabulary)
     if source:
         progress("coverage", len(there), len(there) + 1, SOURCE)
         own = config.filter
         web = Source(own.source, own.text_column, public_users=own.public_users)
-        found[SOURCE] = occurring((text for _, text in web.texts()), vocabulary)
+        found[SOURCE] = find_occurrences((text for _, text in web.texts()), vocabulary)
     if {"chat", "convert"} <= found.keys():
         found[CHATS] = found["chat"] | found["convert"]
     progress("coverage", 1, 1)

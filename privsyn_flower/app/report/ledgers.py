@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privsyn_flower.privacy.ledger.charges import Charge, replay
 from privsyn_flower.privacy.ledger.filters import Header, charged_epsilon, parse_header
-from privsyn_flower.privacy.ledger.journal import parsed
+from privsyn_flower.privacy.ledger.journal import Charge, parsed, replay
 
 COPY = "ledger.jsonl"  # in a run folder: the run's own rows, when it last held the ledger
 

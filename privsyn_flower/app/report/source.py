@@ -15,7 +15,8 @@ from typing import Any
 from privsyn_flower import __version__
 
 PACKAGE = Path(__file__).resolve().parents[2]
-FILES = ("**/*.py", "privacy/coefficients/*.json")  # what Flower's copy of the app has
+# What Flower's copy of the app has.
+FILES = ("**/*.py", "privacy/coefficients/*.json", "app/report/templates/*.md")
 
 
 def code() -> dict[str, Any]:

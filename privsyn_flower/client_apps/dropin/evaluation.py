@@ -2,7 +2,7 @@
 
 The function stays what it is under Flower's FedAvg: parameters in, metrics out. Like a train
 function under `private_training` it no longer meets the server. Of its metrics the node makes one
-bounded vector for each user (`queries/app_metrics.py`), and only their noisy sum comes out.
+bounded vector for each user (`queries.metrics`), and only their noisy sum comes out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from privsyn_flower.client_apps.dropin.training import (
 from privsyn_flower.client_apps.node.device import Node, UserTexts
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.protocol.question import METRICS, Query
-from privsyn_flower.queries.app_metrics import (
+from privsyn_flower.queries.metrics import (
     LARGEST_COUNT,
     app_metrics_bound,
     check_bounds,

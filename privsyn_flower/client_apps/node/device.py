@@ -118,13 +118,17 @@ def base_model(query: Query, node: Node) -> Path:
 
     Raises WireError(MODEL) when it is another one, or not there.
     """
-    from privsyn_flower.text.fingerprints import DIGESTS_FILE, folder_fingerprint, remembered
+    from privsyn_flower.text.fingerprints import (
+        DIGESTS_FILE,
+        folder_fingerprint,
+        persistent_digests,
+    )
 
     try:
         folder = node.downstream()
         if folder is None:
             raise FileNotFoundError("this node has no downstream model (node-config downstream)")
-        with remembered(node.cache / DIGESTS_FILE):
+        with persistent_digests(node.cache / DIGESTS_FILE):
             found = folder_fingerprint(folder)
     except Exception as error:  # of its own set-up, never of a user's data
         raise WireError(Refusal.MODEL, f"the base model is not available: {error}") from error

@@ -28,10 +28,10 @@ def check_embedder(query: Query, node: Node) -> None:
     """Refuse a question about another embedder than this node's, or one that does not work."""
     # Three of the five stages of a secure sum look at no text: they load nothing that does.
     from privsyn_flower.text.embedders import can_import, embedder_fingerprint, embedder_libraries
-    from privsyn_flower.text.fingerprints import DIGESTS_FILE, remembered
+    from privsyn_flower.text.fingerprints import DIGESTS_FILE, persistent_digests
 
     try:
-        with remembered(node.cache / DIGESTS_FILE):
+        with persistent_digests(node.cache / DIGESTS_FILE):
             fingerprint = embedder_fingerprint(node.embedder)
             libraries = embedder_libraries(node.embedder)
         if missing := [name for name in libraries if not can_import(name)]:

@@ -167,9 +167,8 @@ class NodeRecords:
                     "SELECT key, weight FROM pins WHERE peer = ?", (name,)
                 ).fetchone()
                 new += row is None
-                # A file of an older layout kept no weight: then the next one is the first.
-                for what, kept, shown in zip(Peer._fields, row or (None, None), peer, strict=True):
-                    if kept is not None and kept != shown:
+                for what, pinned, shown in zip(Peer._fields, row or peer, peer, strict=True):
+                    if pinned != shown:
                         raise WireError(
                             Refusal.POLICY,
                             f"peer {name!r} shows another {what} than the first time",
@@ -201,8 +200,7 @@ class NodeRecords:
     def status(self, delta: float) -> dict[str, Any]:
         """Counts for the owner's eyes: tickets, users, the most any user has spent, pins.
 
-        max_spent_epsilon: at `delta`, see `lifetime.spent_epsilon`; inf for who is at the limit
-        since an older layout.
+        max_spent_epsilon: at `delta`, see `lifetime.spent_epsilon`.
         """
         with self._file.transaction() as database:
             marks = database.execute(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hmac
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from privsyn_flower.files import PRIVATE_FILE, locked, private_folder, sync_folder
 from privsyn_flower.secagg.identity import create_secret, read_secret
-from privsyn_flower.sqlite_file import LOCK_SECONDS, transaction
+from privsyn_flower.sqlite_file import transaction
 
 KEY_FILE = "node-users.key"
 _APPLICATION = 0x70737966  # "psyf": SQLite's header field for whose file this is
-_HEADER = 72  # bytes: at 18 what kind of journal, at 60 the layout, at 68 whose file
+_LAYOUT = 4
 _TABLES = """
 CREATE TABLE header (key_check BLOB NOT NULL);
 CREATE TABLE marks (
@@ -23,38 +22,17 @@ CREATE TABLE marks (
     asked INTEGER NOT NULL, PRIMARY KEY (run, query));
 CREATE TABLE users (
     id BLOB PRIMARY KEY, participations INTEGER NOT NULL, gaussian REAL NOT NULL,
-    correction REAL NOT NULL, withdrawn INTEGER NOT NULL);
+    distance REAL NOT NULL, withdrawn INTEGER NOT NULL);
 CREATE TABLE last_rounds (
     run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, PRIMARY KEY (run, id));
-CREATE TABLE pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL);
-"""
-# What layout 2 has more than layout 1: in how many of a run's rounds, and when last.
-_ATTENDANCE = """
 CREATE TABLE attendance (
     run TEXT NOT NULL, id BLOB NOT NULL, round INTEGER NOT NULL, participations INTEGER NOT NULL,
     PRIMARY KEY (run, id));
-"""
-# Layout 3: the stages of secure sums apart from the runs, whose names may look like them, and
-# peers' weights. Until then a stage's mark was one of a "run/stage"; such rows stay where they are
-# as well, because a run of that name must not be answered again.
-_STAGES = """
 CREATE TABLE stages (
     run TEXT NOT NULL, query TEXT NOT NULL, stage TEXT NOT NULL, round INTEGER NOT NULL,
     attempt INTEGER NOT NULL, PRIMARY KEY (run, query, stage));
-ALTER TABLE pins ADD COLUMN weight INTEGER;
-""" + "".join(
-    f"INSERT INTO stages SELECT substr(run, 1, length(run) - {len(stage) + 1}), query, '{stage}', "
-    f"round, attempt FROM marks WHERE run GLOB '*/{stage}';\n"
-    for stage in ("share", "confirm", "unmask")
-)
-# Layout 4: until then noise was Skellam, and its cost in Renyi divergence, which nothing exact can
-# go on from: who had spent some of it is at the limit.
-_DISTANCE = """
-ALTER TABLE users RENAME COLUMN correction TO distance;
-UPDATE users SET distance = CASE WHEN gaussian > 0 THEN 1.0 ELSE 0.0 END;
+CREATE TABLE pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL, weight INTEGER);
 """
-_NEWER = (_ATTENDANCE, _STAGES, _DISTANCE)  # each makes the next layout out of the one before
-_LAYOUT = 1 + len(_NEWER)
 
 
 class RecordsError(RuntimeError):
@@ -75,7 +53,7 @@ class RecordsFile:
         Raises RecordsError, IdentityError (the key may have been read by others) or OSError.
         """
         private_folder(self.path.parent)
-        if not (self.key_path.exists() and self.path.exists()) or self._logs_ahead():
+        if not (self.key_path.exists() and self.path.exists()):
             with locked(self.path.with_suffix(".lock")):
                 self._complete()
         with self._connection() as database:
@@ -101,7 +79,6 @@ class RecordsFile:
     def _connection(self) -> Iterator[sqlite3.Connection]:
         try:
             with transaction(self.path, self._check_header) as database:
-                _renew(database)
                 yield database
         except sqlite3.Error as error:
             raise RecordsError(
@@ -114,10 +91,10 @@ class RecordsFile:
         (layout,) = database.execute("PRAGMA user_version").fetchone()
         if application != _APPLICATION:
             raise RecordsError(f"{self.path} is another program's file: move it away")
-        if not 1 <= layout <= _LAYOUT:
+        if layout != _LAYOUT:
             raise RecordsError(
-                f"{self.path} has layout {layout}, this version reads up to {_LAYOUT}: "
-                "use the version of privsyn-flower that wrote it"
+                f"{self.path} has layout {layout}, this version reads {_LAYOUT}: use the version "
+                "of privsyn-flower that wrote it"
             )
 
     def _complete(self) -> None:
@@ -132,8 +109,6 @@ class RecordsFile:
             )
         if not self.path.exists():
             self._build()
-        elif self._logs_ahead():
-            self._journal()
         if self.key_path.exists():
             return  # another process was faster
         scratch = self.key_path.with_suffix(".new")
@@ -151,29 +126,6 @@ class RecordsFile:
         scratch.replace(self.key_path)
         sync_folder(self.path.parent)
 
-    def _logs_ahead(self) -> bool:
-        """Whether the file is of a version that kept a write-ahead log."""
-        with self.path.open("rb") as file:
-            header = file.read(_HEADER)
-        own = header[68:72] == _APPLICATION.to_bytes(4)
-        return own and int.from_bytes(header[60:64]) <= _LAYOUT and header[18:19] == b"\2"
-
-    def _journal(self) -> None:
-        """Put a rollback journal in the place of the log, once nobody else has the file open."""
-        deadline = time.monotonic() + LOCK_SECONDS
-        database = sqlite3.connect(self.path, isolation_level=None)
-        try:
-            while True:
-                try:
-                    database.execute("PRAGMA journal_mode = DELETE").fetchone()
-                    return
-                except sqlite3.OperationalError as error:
-                    if time.monotonic() > deadline:
-                        raise RecordsError(f"{self.path} stays in use ({error})") from None
-                time.sleep(0.05)
-        finally:
-            database.close()
-
     def _build(self) -> None:
         """An empty file of this layout, with a rollback journal: a write-ahead log is for processes
         of one machine, and a simulation in a Ray cluster has its folder on several."""
@@ -184,23 +136,13 @@ class RecordsFile:
         try:
             # Without files beside it, which a kill would leave for the next attempt to find.
             database.execute("PRAGMA journal_mode = MEMORY").fetchone()
-            database.executescript(f"BEGIN; {_TABLES} {' '.join(_NEWER)} COMMIT;")
+            database.executescript(f"BEGIN; {_TABLES} COMMIT;")
             database.execute(f"PRAGMA application_id = {_APPLICATION}")
             database.execute(f"PRAGMA user_version = {_LAYOUT}")
         finally:
             database.close()
         scratch.replace(self.path)
         sync_folder(self.path.parent)
-
-
-def _renew(database: sqlite3.Connection) -> None:
-    """Bring a file of an older layout up to date, in the transaction that is open."""
-    (layout,) = database.execute("PRAGMA user_version").fetchone()
-    for statements in _NEWER[layout - 1 :]:
-        for statement in statements.split(";"):  # a script would commit what is open
-            database.execute(statement)
-    if layout < _LAYOUT:
-        database.execute(f"PRAGMA user_version = {_LAYOUT}")
 
 
 def _check(key_path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""Epsilon from noise, and noise from epsilon, for rounds of Gaussian sums.
+"""Epsilon from noise, for rounds of Gaussian sums; `calibration` has noise from epsilon.
 
 Units: a noise multiplier is the standard deviation of the released noise divided by the L2
 bound of one user's vector. Adjacency is zero-out (one user's vector becomes zero), which for
@@ -11,43 +11,31 @@ s_1..s_T are one release with (sum s_i^-2)^-1/2 (Dong, Roth, Su 2019, arXiv 1905
 differential privacy", Corollary 3.3), whose exact epsilon is that of Balle and Wang 2018 (arXiv
 1805.06530, Theorem 8). Poisson-sampled rounds have the least of three upper bounds (`tightest`):
 that closed form, a privacy loss distribution (PLD), and Renyi differential privacy.
-`renyi_epsilon` exists to compare with the papers, whose accountants were looser.
 
-dp_accounting is imported inside the functions: a device that only answers never needs it, and has
-it not (extra `strategies`).
+dp_accounting is imported inside the functions: a device that only answers does without.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any, Literal
-
-from privsyn_flower.privacy.accounting.search import CLOSE, closer, smallest
 
 FINAL_INTERVAL = 1e-4  # discretisation of the privacy loss for a number that is claimed
 SEARCH_INTERVAL = 1e-3  # while searching: still an upper bound, five times faster
-# The error of an interval grows with the rounds and with their noise's smallness: 2,000 rounds of
-# noise 0.94 at rate 0.002 cost 0.946, and 0.974 or 1.667 by the two above. So the numbers that are
-# claimed take a tenth of theirs where it matters, and a search that stopped early goes on finely.
+# Where the two above are loose: 2,000 rounds of noise 0.94 at rate 0.002 cost 0.946 by this one,
+# and 0.974 or 1.667 by those.
 FINEST_INTERVAL = 1e-5
 # Privacy losses are convolved in float64, whose rounding is of the size of a smaller delta.
 SMALLEST_DELTA = 9e-13
-# Every convolved release adds to a PLD's pessimism and to its seconds: 10^6 of noise 5 at rate 0.01
-# take six seconds and cost 15.5, by Renyi bounds 12.0.
-MOST_CONVOLVED = 10**6
-_ORDERS = (*range(2, 64), 128, 256, 512, 1024)  # whole ones, whose bounds are finite sums
+MOST_CONVOLVED = 10**6  # each adds to a PLD's pessimism: beyond, Renyi bounds are tighter
+ORDERS = (*range(2, 64), 128, 256, 512, 1024)  # whole ones, whose bounds are finite sums
 _ROUGH = 0.02  # relative difference of two intervals that a third is tried for
 # The closed form subtracts nearly equal numbers once the noise is very large. Epsilon falls
 # with noise, so the value at this multiplier is an upper bound beyond it.
 LARGEST_MULTIPLIER = 1e6
-# Below it one round has epsilon > 5000 at any useful delta; searching there serves nobody.
-SMALLEST_MULTIPLIER = 1e-2
-_HEADROOM = 1e-9  # calibrated noise is this much larger: rounding in sums of mu^2 stays covered
 
 Releases = Mapping[tuple[float, float], int]  # (noise multiplier, sampling rate) -> how many
 Kinds = tuple[tuple[tuple[float, float], int], ...]  # the same, to be a key
@@ -68,7 +56,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     up by 1e-12. Raises ValueError on arguments, AccountingError on numerical failure.
     Source: Balle and Wang 2018, Theorem 8, as in `dp_accounting.get_epsilon_gaussian`.
     """
-    _check_multiplier(noise_multiplier)
+    check_multiplier(noise_multiplier)
     check_delta("delta", delta)
     if noise_multiplier == 0:
         return math.inf
@@ -93,9 +81,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def gaussian_mu(epsilon: float, delta: float) -> float:
     """The largest mu = 1 / noise multiplier whose Gaussian release is (epsilon, delta)-DP.
 
-    A bisection of Balle and Wang 2018, Theorem 8, that ends on the safe side, within 1e-9 of the
-    largest. The standard library suffices, because devices check their own limits with it.
-    Raises ValueError unless epsilon is finite and positive and 0 < delta < 1.
+    A bisection of Balle and Wang 2018, Theorem 8, in the standard library; it ends on the safe
+    side, within 1e-9. Raises ValueError unless epsilon is finite and positive and 0 < delta < 1.
     """
     check_positive("epsilon", epsilon)
     check_delta("delta", delta)
@@ -127,7 +114,7 @@ def compose_gaussians(noise_multipliers: Iterable[float]) -> float:
     """The one Gaussian that equals all of these together: (sum s^-2)^-1/2; inf for none."""
     inverse_squares = []
     for multiplier in noise_multipliers:
-        _check_multiplier(multiplier)
+        check_multiplier(multiplier)
         if multiplier == 0:
             return 0.0
         inverse_squares.append(mu_squared(multiplier))
@@ -144,11 +131,10 @@ def epsilon(
     """Epsilon of `rounds` noisy sums at one noise multiplier.
 
     sampling_rate: probability with which each user takes part in a round, independently
-    (Poisson), hidden from the adversary; 1.0 claims no amplification. delta is all the Gaussians':
-    a run, and `privsyn account`, give it `gaussian_delta(delta)`. Raises ValueError on arguments,
-    AccountingError on numerical failure.
+    (Poisson), hidden from the adversary; 1.0 claims no amplification. delta is all the Gaussians'
+    (`gaussian_delta`). Raises ValueError on arguments, AccountingError on numerical failure.
     """
-    _check_plan(rounds, delta, sampling_rate)
+    check_plan(rounds, delta, sampling_rate)
     return composed_epsilon({(noise_multiplier, sampling_rate): rounds}, delta)
 
 
@@ -165,16 +151,15 @@ def tightest(
 ) -> tuple[float, Accountant]:
     """Epsilon of all these releases, of a plan that is fixed before the first, and how it is found.
 
-    `exact`: the closed form, in which sampling counts for nothing, so exact where no rate is below
-    1. `pld`: privacy loss distributions, which round up: less with a finer interval, and at
-    FINAL_INTERVAL a finer one is tried where that matters. `renyi`: Renyi bounds, tried where PLDs
-    are loose, and in their place below SMALLEST_DELTA and beyond MOST_CONVOLVED releases. Raises
-    ValueError on arguments, AccountingError on numerical failure.
+    The least of three upper bounds. `exact`: the closed form, in which sampling counts for nothing.
+    `pld`: privacy loss distributions; at FINAL_INTERVAL a finer interval is tried where that
+    matters. `renyi`: Renyi bounds, tried where PLDs are loose, and in their place below
+    SMALLEST_DELTA and beyond MOST_CONVOLVED releases.
     """
     releases = {key: count for key, count in releases.items() if count}
     squares = [count * mu_squared(z) for (z, _), count in releases.items()]
     for multiplier, rate in releases:
-        _check_multiplier(multiplier)
+        check_multiplier(multiplier)
         check_rate("sampling_rate", rate)
     total = math.fsum(squares)
     unsampled = gaussian_epsilon(1 / math.sqrt(total) if total > 0 else math.inf, delta)
@@ -187,19 +172,18 @@ def tightest(
         # The estimate is pessimistic at any interval; a coarser one keeps little noise cheap.
         return pld_epsilon(kinds, delta, max(interval, interval * unsampled / 50)), "pld"
 
-    # All are upper bounds: sampling never costs privacy.
     bounds: list[tuple[float, Accountant]] = [(unsampled, "exact")]
     if delta < SMALLEST_DELTA or sum(noisy.values()) > MOST_CONVOLVED:
-        return min(*bounds, (_renyi(kinds, delta)[0], "renyi"))
+        return min(*bounds, (renyi_bound(kinds, delta)[0], "renyi"))
     bounds.append(at(interval))
     if interval == FINAL_INTERVAL and at(SEARCH_INTERVAL)[0] > (1 + _ROUGH) * min(bounds)[0]:
-        bounds += [at(FINEST_INTERVAL), (_renyi(kinds, delta)[0], "renyi")]
+        bounds += [at(FINEST_INTERVAL), (renyi_bound(kinds, delta)[0], "renyi")]
     return min(bounds)
 
 
 @functools.lru_cache(maxsize=256)
-def _renyi(
-    kinds: Kinds, delta: float, orders: tuple[int, ...] | None = _ORDERS
+def renyi_bound(
+    kinds: Kinds, delta: float, orders: tuple[int, ...] | None = ORDERS
 ) -> tuple[float, float]:
     """Epsilon by Renyi bounds, and the order it is least at. orders: None for the library's."""
     adjacency = accountants("dp_accounting").NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -234,146 +218,6 @@ def _pld(releases: Kinds, interval: float) -> Any:
     for (multiplier, rate), count in releases:
         accountant.compose(sampled_event(multiplier, rate), count)
     return accountant
-
-
-def calibrate(
-    target_epsilon: float, rounds: int, delta: float, *, sampling_rate: float = 1.0
-) -> float:
-    """Smallest noise multiplier whose epsilon does not exceed `target_epsilon`.
-
-    The safe end of a bisection: within 1e-9 (closed form; for an epsilon below 1e-3, within 1e-11
-    of epsilon) of the smallest, or at an epsilon within a thousandth of the target (sampled), and
-    never below the smallest. Other arguments as in
-    `epsilon`. Raises ValueError when no multiplier between 0.01 and 1e6 (times sqrt(rounds)) meets
-    the target.
-    """
-    _check_plan(rounds, delta, sampling_rate)
-    return calibrate_beside(target_epsilon, {sampling_rate: rounds}, delta)
-
-
-def calibrate_beside(
-    target_epsilon: float,
-    wanted: Mapping[float, int],
-    delta: float,
-    beside: Releases = MappingProxyType({}),
-) -> float:
-    """As `calibrate`, one multiplier for releases of several rates (rate -> how many), and other
-    releases beside them, whose noise is given and whose cost is taken off first.
-
-    Raises ValueError, too, when the others leave nothing.
-    """
-    check_positive("target_epsilon", target_epsilon)
-    check_delta("delta", delta)
-    rounds = sum(wanted.values())
-    if rounds == 0:
-        raise ValueError("rounds = 0: at least 1 round is needed to calibrate noise")
-    exact = math.sqrt(rounds) * _one_release(target_epsilon, delta, beside)
-
-    def together(multiplier: float, interval: float) -> float:
-        events = Counter(beside)
-        for rate, count in wanted.items():
-            events[(multiplier, rate)] += count
-        return composed_epsilon(events, delta, interval)
-
-    step = _HEADROOM
-    # `epsilon` rounds tiny ones up by more. The others need no dp_accounting, which takes a second.
-    while target_epsilon < 1e-3 and together(exact, FINAL_INTERVAL) > target_epsilon:
-        exact, step = exact * (1 + step), 2 * step
-    if all(rate == 1.0 for rate in wanted) and all(rate == 1.0 for _, rate in beside):
-        return exact
-    if beside and together(exact, FINAL_INTERVAL) > target_epsilon:
-        raise ValueError(_nothing_left(target_epsilon, delta))
-    # Started from the unsampled exact value, the search stays away from 0, where PLDs explode.
-    found = smallest(
-        lambda z: together(z, SEARCH_INTERVAL), target_epsilon, exact, SMALLEST_MULTIPLIER
-    )
-    if together(found, FINAL_INTERVAL) < target_epsilon * (1 - CLOSE):
-        finely = functools.partial(together, interval=FINAL_INTERVAL)
-        found = closer(finely, target_epsilon, found)
-    while together(found, FINAL_INTERVAL) > target_epsilon:
-        found *= 1 + 1e-5
-    return found
-
-
-def _one_release(target_epsilon: float, delta: float, beside: Releases) -> float:
-    """Multiplier of the one unsampled release that may stand beside the others."""
-    mu = gaussian_mu(target_epsilon, delta)
-    left = mu * mu - math.fsum(count * mu_squared(z) for (z, _), count in beside.items())
-    if beside and any(rate < 1.0 for _, rate in beside):
-        left = max(left, mu * mu * 1e-6)  # coins amplify: the search says what is left
-    if left <= 0:
-        raise ValueError(_nothing_left(target_epsilon, delta))
-    one = (1 / math.sqrt(left) if beside else 1 / mu) * (1 + _HEADROOM)
-    if not SMALLEST_MULTIPLIER <= one <= LARGEST_MULTIPLIER:
-        way = "raise epsilon or delta" if one > 1 else "lower epsilon"
-        raise ValueError(
-            f"target_epsilon = {target_epsilon} at delta = {delta:.6g} needs a noise multiplier of "
-            f"{one:.3g} for one round, outside {SMALLEST_MULTIPLIER:g} to {LARGEST_MULTIPLIER:g}: "
-            f"{way}"
-        )
-    return one
-
-
-def _nothing_left(target_epsilon: float, delta: float) -> str:
-    return (
-        f"the noise that is given costs all of epsilon = {target_epsilon} at delta = {delta:.6g}, "
-        "and nothing is left for the rest: raise it, or lower its share"
-    )
-
-
-def most_releases(
-    noise_multiplier: float,
-    sampling_rate: float,
-    target_epsilon: float,
-    delta: float,
-    *,
-    beside: tuple[tuple[float, float, int], ...] = (),
-) -> int:
-    """How many releases of this kind keep epsilon: the largest number whose `epsilon` does.
-
-    beside: (multiplier, rate, how many) of others.
-    """
-
-    def fits(count: int) -> bool:
-        events = Counter({(noise_multiplier, sampling_rate): count})
-        for multiplier, rate, others in beside:
-            events[(multiplier, rate)] += others
-        return composed_epsilon(events, delta) <= target_epsilon
-
-    low, high = 0, 1
-    while fits(high):
-        low, high = high, 2 * high
-    while high > low + 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
-def renyi_epsilon(
-    noise_multiplier: float, rounds: int, delta: float, *, sampling_rate: float = 1.0
-) -> float:
-    """What a Renyi accountant says (Mironov 2017; Mironov, Talwar, Zhang 2019): looser.
-
-    For comparison with the papers. With sampling the fractional orders are infinite series that
-    can fail (a public accountant answers -29.87 for noise 15.5, 50 rounds, rate 0.5); integer
-    orders are finite sums, so they come first and the fractional ones only where the best order is
-    small. Raises as `epsilon` does.
-    """
-    _check_plan(rounds, delta, sampling_rate)
-    _check_multiplier(noise_multiplier)
-    if rounds == 0 or noise_multiplier == 0:
-        return math.inf if rounds else 0.0
-
-    def value(rate: float, orders: tuple[int, ...] | None) -> tuple[float, float]:
-        return _renyi((((noise_multiplier, rate), rounds),), delta, orders)
-
-    best, _ = value(1.0, None)
-    if sampling_rate < 1.0:
-        sampled, order = value(sampling_rate, _ORDERS)
-        if order < 11:
-            sampled = min(sampled, value(sampling_rate, None)[0])
-        best = min(best, sampled)
-    return best
 
 
 def sampled_event(noise_multiplier: float, sampling_rate: float) -> Any:
@@ -417,14 +261,16 @@ def check_rate(name: str, value: float) -> None:
         raise ValueError(f"{name} = {value} must be above 0 and at most 1")
 
 
-def _check_plan(rounds: int, delta: float, sampling_rate: float) -> None:
+def check_plan(rounds: int, delta: float, sampling_rate: float) -> None:
+    """Raises ValueError unless so many rounds at this delta and rate can be accounted."""
     if rounds != int(rounds) or rounds < 0:
         raise ValueError(f"rounds = {rounds} must be a whole number, at least 0")
     check_delta("delta", delta)
     check_rate("sampling_rate", sampling_rate)
 
 
-def _check_multiplier(noise_multiplier: float) -> None:
+def check_multiplier(noise_multiplier: float) -> None:
+    """Raises ValueError unless the multiplier is at least 0."""
     if not noise_multiplier >= 0:
         raise ValueError(f"noise_multiplier = {noise_multiplier} must be at least 0")
 

@@ -1,17 +1,15 @@
 """Who takes part in a round, and what may be claimed for it against whom.
 
-`full`: every user, in every round. `poisson`: each user's node tosses a coin of this rate,
-secretly. All nodes answer, with their noise; users whose coin fails contribute zeros, and cost
-their node the same work as the others: else the time of an answer would tell the server how the
-coin fell (a simulation's only node, whose server is trusted with its vector, saves that work).
-`fixed`: the server draws that many nodes, without replacement.
+`full`: every user, in every round. `poisson`: client-side Poisson sampling, each user by a secret
+draw of its node. All nodes answer, with their noise; users who are not sampled contribute zeros,
+and cost their node the same work as the others: response time must not reveal participation (a
+simulation's only node, whose server is trusted with its vector, saves that work). `fixed`: the
+server draws that many nodes, without replacement.
 
-Sampling amplifies privacy only against those who do not see who was sampled: the coins against
-those who see only sums, never against a user's own node. A draw of the server claims nothing. The
-server knows whom it drew. For an observer the size is fixed, so a user's absence puts another one
-in: neighbours differ by a replacement, at twice the sensitivity, and what sampling gains that way
-was measured to be far from the Poisson rate's. Unit: a rate is the probability that one user takes
-part in one round.
+Sampling amplifies privacy only against those who do not see who was sampled: never against a user's
+own node, and a draw of the server claims nothing, because the server knows it. (For an observer its
+size is fixed, so a user's absence puts another one in: neighbours differ by a replacement, at twice
+the sensitivity.) Unit: a rate is the probability that one user takes part in one round.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ AggregationName = Literal["plain", "secure"]
 class Sampler:
     """Draws who takes part in a round; what is accounted is what it draws by.
 
-    rate: of poisson's coins, and so the rate that may be claimed; 1 for the others. nodes: that the
-    server draws for fixed; 0 for the others. Raises ValueError on anything else.
+    rate: of Poisson sampling, and so the rate that may be claimed; 1 for the others. nodes: that
+    the server draws for fixed; 0 for the others. Raises ValueError on anything else.
     """
 
     name: SamplerName = "full"
@@ -65,7 +63,7 @@ EVERYBODY = Sampler()
 
 
 def coins(count: int, rate: float) -> Bools:
-    """`count` independent coins from operating-system randomness: (count,), PRIVATE.
+    """Which of `count` users are sampled, by operating-system randomness: (count,), PRIVATE.
 
     Each is True with probability rate, rounded down to a multiple of 2^-64: never more often
     than is accounted for. Raises ValueError on a negative count or a rate outside (0, 1].
@@ -77,28 +75,5 @@ def coins(count: int, rate: float) -> Bools:
         return np.ones(count, dtype=np.bool_)
     words = np.frombuffer(os.urandom(8 * count), dtype="<u8")
     # Scaling by a power of two is exact, so the comparison of integers is too.
-    tossed: Bools = words < np.uint64(math.floor(math.ldexp(rate, 64)))
-    return tossed
-
-
-def sampling_sentence(
-    name: SamplerName, rate: float = 1.0, aggregation: AggregationName = "plain"
-) -> str:
-    """What is claimed for a sampler, against whom: a clause without a full stop."""
-    check_sampler(name, rate)
-    if name == "fixed":
-        return (
-            "the server draws a fixed number of nodes for each round and knows which; no "
-            "amplification by sampling is claimed"
-        )
-    if name == "full" or rate == 1.0:
-        return "no amplification by sampling is claimed"
-    server = (
-        " and against the server, which sees only sums, and answers whose work is the same however "
-        "the coins fell"
-    )
-    return (
-        f"each user takes part in a round with probability {rate:g}, by a secret coin of its own "
-        "node, and the amplification by this is claimed against those who see only the released "
-        f"sums{server if aggregation == 'secure' else ''}, never against a user's own node"
-    )
+    sampled: Bools = words < np.uint64(math.floor(math.ldexp(rate, 64)))
+    return sampled

@@ -15,7 +15,8 @@ from importlib import resources
 from typing import Any, Protocol
 
 from privsyn_flower.arrays import F64
-from privsyn_flower.privacy.accounting.composition import calibrate, gaussian_epsilon
+from privsyn_flower.privacy.accounting.calibration import calibrate
+from privsyn_flower.privacy.accounting.composition import gaussian_epsilon
 from privsyn_flower.privacy.correlated.keys import NoiseKey
 from privsyn_flower.privacy.correlated.optimise import optimise_banded, optimise_buffers
 from privsyn_flower.privacy.correlated.participation import Participation

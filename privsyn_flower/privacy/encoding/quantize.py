@@ -2,9 +2,8 @@
 
 A user's clipped vector becomes an integer vector whose L2 norm is at most `sensitivity`, checked
 in exact integers, so that the noise multiplier is noise std / sensitivity and no rounding error
-enters the guarantee. Sums are taken modulo 2^bits. A sum that leaves the range wraps around
-without a sign: `plan_histogram` chooses the bits so that it does not (but for 2^-60 of the
-noise), and `check_plan` refuses those that do not suffice.
+enters the guarantee. Sums are taken modulo 2^bits: a function of the noisy sum, so privacy does not
+depend on its range. `sizing` chooses the bits so that no sum wraps around.
 """
 
 from __future__ import annotations
@@ -16,24 +15,17 @@ from fractions import Fraction
 import numpy as np
 
 from privsyn_flower.arrays import F64, I64, U8, U64, Ints
-from privsyn_flower.privacy.noise.discrete_gaussian import (
-    seeded_discrete_gaussian,
-    system_discrete_gaussian,
-)
 from privsyn_flower.privacy.noise.integer_noise import (
     LEAST_NODE_STD,
     TooCoarse,
     check_positive,
     node_variance,
+    seeded_discrete_gaussian,
+    system_discrete_gaussian,
 )
 
 SENSITIVITY = 4096.0  # of an encoding, at least: then truncation is lost beside any useful noise
 MAX_SENSITIVITY = 2.0**30  # its square, and sums of squares up to it, stay exact in int64
-_LOG_WRAP = 60 * math.log(2.0)  # noise leaves the range with probability 2^-60 at most
-
-
-class WrapAround(ValueError):
-    """A sum would leave the range of its modulus."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,7 @@ class IntegerPlan:
                 f"scale * bound = {self.scale} * {self.bound} exceeds sensitivity = "
                 f"{self.sensitivity}"
             )
-        _check_bits(self.bits)
+        check_bits(self.bits)
         if self.length < 1:
             raise ValueError(f"length = {self.length} must be at least 1")
 
@@ -77,50 +69,6 @@ class IntegerPlan:
         with np.errstate(over="ignore", invalid="ignore"):  # infinity becomes zeros
             scaled = values * self.scale
         return truncate(scaled, users, self.sensitivity)
-
-
-def plan_histogram(
-    bound: float,
-    length: int,
-    *,
-    noise_multiplier: float,
-    weight: float,
-    min_weight: float,
-    sensitivity: float = SENSITIVITY,
-) -> IntegerPlan:
-    """The encoding of a query of `length` coordinates whose clipped vectors have norm `bound`.
-
-    weight: users that all nodes together stand for. min_weight: W_min. noise_multiplier: std of
-    the guaranteed noise / sensitivity, 0 where the nodes add none. The least bits are chosen that
-    hold the sum with the noise of all nodes. Raises WrapAround when 56 bits do not, ValueError on
-    other values.
-    """
-    check_positive(bound=bound)
-    if length < 1:
-        raise ValueError(f"length = {length} must be at least 1")
-    needed = _needed(length, noise_multiplier, weight, min_weight, sensitivity)
-    bits = next((b for b in range(8, 57, 8) if needed < 2 ** (b - 1)), 56)
-    plan = IntegerPlan(bound, sensitivity, sensitivity / bound, bits, length)
-    check_plan(plan, noise_multiplier, weight, min_weight)
-    return plan
-
-
-def check_plan(
-    plan: IntegerPlan, noise_multiplier: float, weight: float, min_weight: float
-) -> None:
-    """Raise WrapAround unless the plan's modulus holds the sum with the noise of all nodes.
-
-    noise_multiplier: as in `plan_histogram`.
-    """
-    needed = _needed(plan.length, noise_multiplier, weight, min_weight, plan.sensitivity)
-    if needed >= 2 ** (plan.bits - 1):
-        raise WrapAround(
-            f"bits = {plan.bits}: the modulus 2^{plan.bits} holds sums up to "
-            f"{2 ** (plan.bits - 1) - 1}, but weight = {weight} users of sensitivity "
-            f"{plan.sensitivity} and their noise (noise_multiplier = {noise_multiplier}, "
-            f"min_weight = {min_weight}) reach {needed}: raise bits, or lower sensitivity, "
-            "noise_multiplier or weight"
-        )
 
 
 def decode(residues: U64, plan: IntegerPlan) -> F64:
@@ -160,7 +108,7 @@ def node_noise_integers(
 
 def to_modulus(values: I64, bits: int) -> U64:
     """Residues of integers modulo 2^bits: (d,) int64 -> (d,) uint64 in [0, 2^bits)."""
-    _check_bits(bits)
+    check_bits(bits)
     # int64 to uint64 is taken modulo 2^64, which 2^bits divides.
     return np.asarray(values, dtype=np.int64).astype(np.uint64) & np.uint64(2**bits - 1)
 
@@ -170,7 +118,7 @@ def from_modulus(residues: U64, bits: int) -> I64:
 
     Takes any uint64, as sums of residues modulo 2^64 are residues too.
     """
-    _check_bits(bits)
+    check_bits(bits)
     top = np.asarray(residues, dtype=np.uint64) << np.uint64(64 - bits)  # (d,)
     return top.view(np.int64) >> np.int64(64 - bits)
 
@@ -180,7 +128,7 @@ def pack(residues: U64, bits: int) -> U8:
 
     Raises ValueError on a residue of 2^bits or more.
     """
-    _check_bits(bits)
+    check_bits(bits)
     values = np.ascontiguousarray(residues, dtype="<u8")
     if values.size and int(values.max()) >> bits:
         raise ValueError(f"residue {int(values.max())} does not fit bits = {bits}")
@@ -193,7 +141,7 @@ def unpack(data: bytes | bytearray | memoryview | U8, bits: int, length: int) ->
 
     Raises ValueError unless there are exactly length * bits / 8 bytes.
     """
-    _check_bits(bits)
+    check_bits(bits)
     packed = np.frombuffer(data, dtype=np.uint8)
     if packed.size != length * (bits // 8):
         raise ValueError(
@@ -208,35 +156,10 @@ def unpack(data: bytes | bytearray | memoryview | U8, bits: int, length: int) ->
 # --- the parts ------------------------------------------------------------------------------
 
 
-def _check_bits(bits: int) -> None:
+def check_bits(bits: int) -> None:
+    """Raises ValueError on a modulus that nothing here computes with."""
     if bits not in range(8, 57, 8):
         raise ValueError(f"bits = {bits} must be a multiple of 8 from 8 to 56")
-
-
-def _needed(
-    length: int, noise_multiplier: float, weight: float, min_weight: float, sensitivity: float
-) -> int:
-    """Least magnitude that no coordinate exceeds, but with probability 2^-60 of the noise."""
-    noise = (noise_multiplier, weight, min_weight)
-    return math.ceil(weight * sensitivity + sum_tail(*noise, sensitivity, length))
-
-
-def sum_tail(
-    noise_multiplier: float, weight: float, min_weight: float, sensitivity: float, length: int
-) -> float:
-    """`noise_tail` of the noise of all nodes; 0 where noise_multiplier is 0: they add none."""
-    variance = node_variance(noise_multiplier or 1.0, weight, min_weight, sensitivity)
-    return noise_tail(variance, length) if noise_multiplier else 0.0
-
-
-def noise_tail(variance: float, length: int) -> float:
-    """Magnitude that the noise passes in none of `length` draws, but for 2^-60.
-
-    variance: of a discrete Gaussian or the sum of those of a sum, which is subgaussian as a
-    Gaussian is (Canonne, Kamath, Steinke 2020, Lemma 10): P(X >= t) <= exp(-t^2 / (2 variance)),
-    with the union over coordinates and signs.
-    """
-    return math.sqrt(2 * (math.log(2.0 * length) + _LOG_WRAP) * variance)
 
 
 def truncate(scaled: F64, users: Ints, sensitivity: float) -> I64:

@@ -6,21 +6,28 @@ from privsyn_flower.on_demand import on_demand
 from privsyn_flower.privacy.ledger.journal import LedgerError
 
 if TYPE_CHECKING:
-    from privsyn_flower.privacy.ledger.charges import Charge
-    from privsyn_flower.privacy.ledger.ledger import (
-        BudgetExceeded,
-        DuplicateCharge,
-        Ledger,
-        LedgerInUse,
-    )
+    from privsyn_flower.privacy.ledger.journal import Charge
+    from privsyn_flower.privacy.ledger.ledger import BudgetExceeded, DuplicateCharge, Ledger
+    from privsyn_flower.privacy.ledger.usage import LedgerInUse, exclusive, export
 else:
     __getattr__ = on_demand(
         __name__,
         BudgetExceeded="ledger",
-        Charge="charges",
+        Charge="journal",
         DuplicateCharge="ledger",
         Ledger="ledger",
-        LedgerInUse="ledger",
+        LedgerInUse="usage",
+        exclusive="usage",
+        export="usage",
     )
 
-__all__ = ["BudgetExceeded", "Charge", "DuplicateCharge", "Ledger", "LedgerError", "LedgerInUse"]
+__all__ = [
+    "BudgetExceeded",
+    "Charge",
+    "DuplicateCharge",
+    "Ledger",
+    "LedgerError",
+    "LedgerInUse",
+    "exclusive",
+    "export",
+]

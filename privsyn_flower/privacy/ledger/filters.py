@@ -1,14 +1,15 @@
 """A ledger's header and its filter: what all charges together may cost, fixed at creation.
 
-Without sampling: the sum of mu^2 = 1/noise_multiplier^2, exact, whatever the noise of each round
-depends on (Smith and Thakurta 2022, arXiv 2210.17520). For a plan whose users toss coins: the
-number of releases of each kind. Every release that is charged takes the place of one of the plan's,
-which has at most its noise and at least its rate, and so dominates it; and the plan's own, chosen
-adaptively in all else, are (epsilon, delta)-DP together by privacy loss distributions (Zhu, Dong,
-Wang 2022, arXiv 2106.08567, "Optimal accounting of differential privacy via characteristic
-function", Theorem 10). In which order they are asked may depend on what was released, too: whatever
-the first one gives, those that are left are dominated by the same pair of distributions, so by
-induction all of them are.
+Without sampling: the sum of mu^2 = 1/noise_multiplier^2, up to that of one Gaussian with the
+total's (epsilon, delta'), whatever the noise of each round depends on (Smith and Thakurta 2022,
+arXiv 2210.17520, "Fully adaptive composition for Gaussian differential privacy"). With Poisson
+sampling: the number of releases of each kind in a plan. Every release that is charged takes the
+place of one of the plan's, which has at most its noise and at least its rate, and so dominates it;
+and the plan's own, chosen adaptively in all else, are (epsilon, delta')-DP together by privacy loss
+distributions (Zhu, Dong, Wang 2022, arXiv 2106.08567, "Optimal accounting of differential privacy
+via characteristic function", Theorem 10), in whatever order: those that are left after the first
+are dominated by the same pair of distributions. A thousandth of delta, delta - delta', is kept for
+the nodes' integers (`integer_noise`).
 """
 
 from __future__ import annotations
@@ -27,14 +28,12 @@ from privsyn_flower.privacy.accounting.composition import (
     composed_epsilon,
     gaussian_epsilon,
     gaussian_mu,
-    most_releases,
 )
-from privsyn_flower.privacy.ledger.charges import Charge
-from privsyn_flower.privacy.ledger.journal import LedgerError, Row
+from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, Row
 from privsyn_flower.privacy.noise.integer_noise import allowed_distance, gaussian_delta
 from privsyn_flower.privacy.wording import at_most
 
-VERSION = 4  # up to version 3 the nodes' noise was Skellam, accounted by Renyi bounds
+VERSION = 4
 UNIT = "user"
 ADJACENCY = "zero-out"
 
@@ -136,27 +135,17 @@ def places(plan: Plan, charges: list[Charge]) -> list[int] | None:
 
 
 def fits(header: Header, charges: list[Charge]) -> bool:
-    """Whether the budget holds all of these charges together; True without a total."""
+    """Whether the total holds all of these charges together; True without a total."""
     if header.budget is None:
         return True
+    distance = math.fsum(charge.total_variation for charge in charges if charge.state != "void")
+    if distance > header.total_variation * (1 + SLACK):
+        return False
     plan = header.plan
     if plan is not None:
         return places(plan, charges) is not None
     spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
     return spent <= header.budget * (1 + SLACK)
-
-
-def sampled_plan(kinds: Plan, epsilon: float, delta: float, total_epsilon: float) -> Plan:
-    """What the ledger of a run with sampling is made for.
-
-    kinds: of the run, which cost at most epsilon. total_epsilon: of the ledger, where it is larger:
-    then as many more releases of the first kind as it has room for.
-    """
-    if total_epsilon <= epsilon:
-        return kinds
-    first, *others = kinds
-    more = most_releases(*first[:2], total_epsilon, gaussian_delta(delta), beside=tuple(others))
-    return (first._replace(releases=more), *others)
 
 
 def check_header(population: str, total_epsilon: float | None, total_delta: float | None) -> None:
@@ -239,19 +228,10 @@ def _check_budget(header: Header, path: Path) -> None:
 def parse_header(row: Row, path: Path) -> Header:
     """The header in a file's first row. Raises LedgerError when it is of no known version."""
     values: dict[str, Any] = {name: value for name, value in row.items() if name != "kind"}
-    if row.get("kind") == "ledger" and values.get("version") in range(1, VERSION):
-        total = f"{values.get('total_epsilon')} at delta = {values.get('total_delta')}"
-        raise LedgerError(
-            f"{path} was written by an earlier version, which kept nothing of delta for the nodes' "
-            "integers and accounted for them by Renyi bounds: no exact account can go on from "
-            "there; finish its runs with that version; "
-            f"or begin another ledger (key ledger) and let both share the total epsilon = {total} "
-            "(key ledger-epsilon), of which the old one may have spent all"
-        )
     if row.get("kind") != "ledger" or values.get("version") != VERSION:
         raise LedgerError(
-            f"{path} does not begin with a ledger header of version {VERSION} (the copy in a "
-            f"run folder is no ledger): {json.dumps(row)[:80]}"
+            f"{path} does not begin with a ledger header of version {VERSION} (the copy in a run "
+            f"folder is no ledger; name another file, key ledger): {json.dumps(row)[:80]}"
         )
     try:
         others = tuple(Kind(z, rate, int(n)) for z, rate, n in values.pop("beside", ()))
@@ -286,52 +266,3 @@ def charged_epsilon(charges: list[Charge], delta: float) -> float:
     )
     distance = math.fsum(charge.total_variation for charge in counted)
     return found if distance <= allowed_distance(delta) * (1 + SLACK) else math.inf
-
-
-def why_refused(header: Header, charges: list[Charge], wanted: Charge) -> str | None:
-    """Why the filter does not take one more charge; None when it does."""
-    if header.budget is None or header.total_epsilon is None:
-        return None
-    counted = [charge.total_variation for charge in charges if charge.state != "void"]
-    distance = math.fsum([*counted, wanted.total_variation])
-    if distance > header.total_variation * (1 + SLACK):
-        return (
-            f"charges whose integer noise is {distance:.3g} from Gaussian noise together (total "
-            f"variation) are more than the {header.total_variation:.3g} that the ledger's total "
-            "leaves room for: raise delta, or use another ledger (key ledger)"
-        )
-    if refused := not_covered(header, wanted.noise_multiplier, wanted.sampling_rate):
-        return refused
-    if fits(header, [*charges, wanted]):
-        return None
-    return (
-        f"population {header.population!r} has spent epsilon = "
-        f"{at_most(header.epsilon_of(charges), 6)} of {at_most(header.total_epsilon, 6)} "
-        f"(delta = {header.total_delta:.3g}); a round at noise multiplier "
-        f"{wanted.noise_multiplier:.6g} would make it "
-        f"{at_most(_with_one_more(header, charges, wanted), 6)}: "
-        "raise noise-multiplier, lower rounds or spare-rounds, or use another ledger (key ledger)"
-    )
-
-
-def _with_one_more(header: Header, charges: list[Charge], wanted: Charge) -> float:
-    """Epsilon of a charge too many, beside the others: that of the plan and one more."""
-    if header.plan is None or header.total_delta is None:
-        return header.epsilon_of([*charges, wanted])
-    return charged_epsilon([*charges, wanted], header.total_delta)
-
-
-def not_covered(header: Header, noise_multiplier: float, sampling_rate: float) -> str | None:
-    """Why the ledger is not for releases like this; None when it is."""
-    plan = header.plan
-    if plan is None or any(kind.covers(noise_multiplier, sampling_rate) for kind in plan):
-        return None
-    made_for = " or ".join(
-        f"at least {kind.noise_multiplier:.6g}, at most {kind.sampling_rate:g}" for kind in plan
-    )
-    return (
-        f"a release at noise multiplier {noise_multiplier:.6g}, in which a user takes part with "
-        f"probability {sampling_rate:g}, is not covered by the plan that the ledger was made for "
-        f"({made_for}): raise "
-        "noise-multiplier, lower sampling-rate, or use another ledger (key ledger)"
-    )

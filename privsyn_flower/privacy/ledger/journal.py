@@ -1,4 +1,7 @@
-"""The ledger's file: locked, fsynced JSON lines that survive a kill at any moment."""
+"""The ledger's file and the charges in it: locked, fsynced JSON lines that survive a kill.
+
+A charge goes from reserved to committed or void and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from privsyn_flower.files import replace_private, sync_folder
+from privsyn_flower.files import sync_folder
+from privsyn_flower.privacy.accounting.composition import check_positive, check_rate, mu_squared
 
 Row = dict[str, Any]
+State = Literal["reserved", "committed", "void"]
 
 
 class LedgerError(RuntimeError):
@@ -21,7 +27,7 @@ class LedgerError(RuntimeError):
 
 
 def missing(path: Path) -> LedgerError:
-    """The ledger that charges were written to is not there."""
+    """What to raise where the ledger that charges were written to is not there."""
     return LedgerError(
         f"no ledger at {path}: it was moved or removed, and it alone knows what was spent: put it "
         "back, or start a new run in another folder"
@@ -32,8 +38,8 @@ def missing(path: Path) -> LedgerError:
 def locked(path: Path, *, create: bool = False) -> Iterator[int]:
     """A descriptor of the file under an exclusive lock, until the block ends.
 
-    create: make a missing file (mode 0600) and its folders. Raises LedgerError when the file
-    is missing otherwise: a ledger that vanished must not start again from nothing.
+    create: make a missing file (0600). Raises LedgerError when it is missing otherwise: a ledger
+    that vanished must not start again from nothing.
     """
     if create:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +99,6 @@ def append_row(descriptor: int, path: Path, row: Row) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def write_rows_atomically(path: Path, rows: list[Row]) -> None:
-    """Replace the file at `path` (0600) by these rows; a reader sees the old or the new one."""
-    replace_private(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode())
-
-
 def _read_all(descriptor: int) -> bytes:
     parts = []
     position = 0
@@ -105,3 +106,74 @@ def _read_all(descriptor: int) -> bytes:
         parts.append(part)
         position += len(part)
     return b"".join(parts)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One noisy release, reserved or made. Raises ValueError on values that no release has.
+
+    noise_multiplier: guaranteed noise std / L2 bound of one user's vector; of noise that is
+    correlated across rounds, that of the independent noise with the cost which this release adds.
+    total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate: probability
+    with which each user takes part, hidden from the adversary.
+    """
+
+    id: str
+    run: str
+    query: str
+    round: int
+    attempt: int
+    noise_multiplier: float
+    state: State
+    sent: bool = False  # the query may have left: the charge can no longer be void
+    total_variation: float = 0.0
+    sampling_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive("noise_multiplier", self.noise_multiplier)
+        if not 0 <= self.total_variation < 1:
+            raise ValueError(f"total_variation = {self.total_variation} must be in [0, 1)")
+        check_rate("sampling_rate", self.sampling_rate)
+
+    @property
+    def mu_squared(self) -> float:
+        """What the charge takes from a filter of mu^2, in which sampling counts for nothing."""
+        return mu_squared(self.noise_multiplier)
+
+
+def replay(rows: list[Row], path: Path) -> list[Charge]:
+    """Replay of the rows. Raises LedgerError on an order of rows that no writer makes."""
+    found: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        kind = row.get("kind")
+        try:
+            if kind == "reserve" and row["id"] not in found:
+                found[row["id"]] = _reserved(row)
+            elif kind == "sent" and found[row["id"]]["state"] == "reserved":
+                found[row["id"]]["sent"] = True
+            elif kind == "void" and found[row["id"]].get("sent"):
+                raise KeyError("void after sent")
+            elif kind in ("commit", "void") and found[row["id"]]["state"] == "reserved":
+                found[row["id"]]["state"] = "committed" if kind == "commit" else "void"
+            else:
+                raise KeyError(kind)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(f"{path}, line {number}: no valid ledger row ({error})") from None
+    return [Charge(**values) for values in found.values()]
+
+
+def _reserved(row: Row) -> dict[str, Any]:
+    """The fields of a charge. Raises KeyError, TypeError or ValueError on a row that is none."""
+    names = ("id", "run", "query", "round", "attempt", "noise_multiplier")
+    values = {name: row[name] for name in names} | {"state": "reserved"}
+    values |= {name: row[name] for name in ("total_variation", "sampling_rate") if name in row}
+    Charge(**values)
+    return values
+
+
+def find(charges: list[Charge], charge_id: str, path: Path) -> Charge:
+    """The charge with this id. Raises LedgerError when there is none."""
+    for charge in charges:
+        if charge.id == charge_id:
+            return charge
+    raise LedgerError(f"no charge {charge_id!r} in {path}")

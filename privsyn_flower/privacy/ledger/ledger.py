@@ -4,20 +4,11 @@ An append-only JSONL file. The first row fixes what the file is about: populatio
 adjacency, total, filter, and whether it is a simulation. Then one row per event: `reserve`,
 `sent`, `commit`, `void`. A charge goes from reserved to committed or void and nowhere else, and
 to void only while its query is not marked as sent; reserved and committed charges both count,
-so a crash can only over-count.
+so a crash can only over-count. Every operation takes an exclusive `flock` on the file, reads it,
+and appends one row with fsync. Local file systems of POSIX systems only.
 
-Every operation takes an exclusive `flock` on the file, reads it, and appends one row with
-fsync. A last line without its newline was never acknowledged to anyone: readers skip it and
-the next writer cuts it off. Local file systems of POSIX systems only.
-
-With a total fixed at creation the ledger is a privacy filter: the noise of every round may
-depend on all earlier releases as long as a sum of costs stays below a budget. The costs are
-mu^2 = 1/noise_multiplier^2 and the budget is that of one Gaussian with the total's (epsilon,
-delta') (Smith and Thakurta 2022, arXiv 2210.17520, "Fully adaptive composition for Gaussian
-differential privacy"); or, where users toss coins, a number of releases of one plan (`filters`). A
-thousandth of delta is kept for the nodes' integers (`integer_noise`), so one ledger takes their
-noise and an aggregator's. Without a total the composed number holds only for plans fixed before the
-first release, and `is_guarantee` is False.
+With a total fixed at creation the ledger is a privacy filter (`filters`). Without one the composed
+number holds only for plans fixed before the first release, and `is_guarantee` is False.
 
 Noise that is correlated across rounds is charged by what each release adds to the cost of all
 before it (`AggregatorNoise.charge` of `strategies.engine` says why that is right).
@@ -25,21 +16,14 @@ before it (`AggregatorNoise.charge` of `strategies.engine` says why that is righ
 
 from __future__ import annotations
 
-import bisect
-import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from privsyn_flower.files import Held, held
-from privsyn_flower.privacy.ledger.charges import Charge, find, replay
 from privsyn_flower.privacy.ledger.filters import (
     ADJACENCY,
-    SLACK,
     UNIT,
     Header,
     Plan,
@@ -47,19 +31,20 @@ from privsyn_flower.privacy.ledger.filters import (
     check_header,
     fits,
     new_header,
-    not_covered,
     parse_header,
-    why_refused,
 )
 from privsyn_flower.privacy.ledger.journal import (
+    Charge,
     LedgerError,
     Row,
     append_row,
+    find,
     locked,
     missing,
     read_rows,
-    write_rows_atomically,
+    replay,
 )
+from privsyn_flower.privacy.ledger.refusals import check_plan, why_refused
 
 
 class BudgetExceeded(LedgerError):
@@ -68,10 +53,6 @@ class BudgetExceeded(LedgerError):
 
 class DuplicateCharge(LedgerError):
     """This (run, query, round, attempt) was charged before; nothing was written."""
-
-
-class LedgerInUse(LedgerError):
-    """Another process holds the ledger for its run."""
 
 
 class Ledger:
@@ -95,12 +76,11 @@ class Ledger:
     ) -> Self:
         """Create the ledger, or check that the one at `path` is about the same thing.
 
-        population: declared name, public. total_epsilon and total_delta: both or neither; a
-        new ledger without them has no filter, an existing one keeps the total it has.
-        plan: of releases with sampling, None for a filter of mu^2, in which sampling counts for
-        nothing; an existing ledger's plan must cover it, where a total is given. identity: the id
-        of a ledger that must be there already, and is never made anew. Raises LedgerError naming
-        both values when the file says otherwise, ValueError on arguments.
+        population: declared name, public. total_epsilon and total_delta: both or neither; a new
+        ledger without them has no filter, an existing one keeps the total it has. plan: of releases
+        with sampling, None for a filter of mu^2; an existing ledger's plan must cover it, where a
+        total is given. identity: the id of a ledger that must be there already. Raises LedgerError
+        naming both values when the file says otherwise, ValueError on arguments.
         """
         check_header(population, total_epsilon, total_delta)
         file = Path(path)
@@ -125,7 +105,7 @@ class Ledger:
         if total_epsilon is not None:
             _same(file, "total epsilon", found.total_epsilon, total_epsilon, "ledger-epsilon")
             _same(file, "total delta", found.total_delta, total_delta, "delta")
-            _check_plan(file, found, plan)
+            check_plan(file, found, plan)
         return cls(file, found)
 
     @property
@@ -147,11 +127,11 @@ class Ledger:
         """Write a charge before its query is sent; returns the charge's id.
 
         total_variation: distance of the noise from (rounded) Gaussian noise. sampling_rate:
-        probability with which each user takes part, by a coin hidden from the adversary. Raises
+        probability with which each user takes part, hidden from the adversary. Raises
         BudgetExceeded or DuplicateCharge before anything is written, ValueError on values that no
         release has (`Charge`).
         """
-        wanted = _new(noise_multiplier, total_variation, sampling_rate)
+        wanted = new_charge(noise_multiplier, total_variation, sampling_rate)
         with locked(self.path) as handle:
             charges = self._replay(handle)
             key = (run, query, round, attempt)
@@ -161,9 +141,10 @@ class Ledger:
                         f"run {run!r}, query {query!r}, round {round}, attempt {attempt} is "
                         f"already charge {charge.id} ({charge.state}) in {self.path}"
                     )
-            refused = why_refused(self.header, charges, wanted)
-            if refused:
-                raise BudgetExceeded(f"{refused}. Ledger: {self.path}")
+            if not fits(self.header, [*charges, wanted]):
+                raise BudgetExceeded(
+                    f"{why_refused(self.header, charges, wanted)}. Ledger: {self.path}"
+                )
             charge_id = str(len(charges) + 1)
             row: Row = {"kind": "reserve", "id": charge_id, "run": run, "query": query}
             row |= {"round": round, "attempt": attempt}
@@ -210,62 +191,8 @@ class Ledger:
         used = delta if delta is not None else self.header.total_delta
         if used is None:
             raise ValueError(f"delta = None: {self.path} has no total delta, so name one")
-        charges = [c for c in self._read() if run is None or _belongs(c.run, run)]
+        charges = [c for c in self._read() if run is None or belongs(c.run, run)]
         return charged_epsilon(charges, used)
-
-    def remaining_rounds(
-        self, noise_multiplier: float, *, sampling_rate: float = 1.0
-    ) -> int | None:
-        """How many more rounds at this noise the total allows; None without a total."""
-        wanted = _new(noise_multiplier, sampling_rate=sampling_rate)
-        header, charges = self.header, self._read()
-        if header.budget is None:
-            return None
-        if header.plan is not None:
-            return _taken(header, charges, [wanted] * int(header.budget))
-        spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
-        cost = wanted.mu_squared or math.ulp(0.0)  # of noise beyond all bounds
-        return math.floor(min(max(0.0, header.budget * (1 + SLACK) - spent) / cost, 2.0**53))
-
-    def room_for(self, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
-        """How many of these charges, in this order, the total still takes; None without a total.
-
-        wanted: arguments of `reserve` for the noise of each. run: one that will be resumed, and
-        then gives back what it reserved without sending. Nothing is written.
-        """
-        if self.header.budget is None:
-            return None
-        stays = [c for c in self._read() if c.run != run or c.sent or c.state != "reserved"]
-        return _taken(self.header, stays, [_new(**noise) for noise in wanted])
-
-    def export(self, run: str, path: str | os.PathLike[str]) -> None:
-        """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`.
-
-        It is for reading, and refused as a ledger: what others, and later ones, spent is missing.
-        """
-        with locked(self.path) as handle:
-            self._replay(handle)
-            rows = read_rows(handle, self.path)
-        ids = {row["id"] for row in rows[1:] if _belongs(str(row.get("run", "")), run)}
-        head = rows[0] | {"kind": "copy"}
-        write_rows_atomically(Path(path), [head, *(r for r in rows[1:] if r["id"] in ids)])
-
-    @contextmanager
-    def exclusive(self) -> Iterator[None]:
-        """Hold the ledger for a whole run; a second run is refused with LedgerInUse.
-
-        A lock file beside the ledger, held by `flock`: it vanishes with its process, however
-        that ends, so no lock is ever stale. Single operations stay open to other processes.
-        """
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(held(self.path.with_name(self.path.name + ".lock")))
-            except Held as error:
-                raise LedgerInUse(
-                    f"{self.path} is in use by the run of process {error.owner}: wait "
-                    "for it, end it, or use another ledger (key ledger)"
-                ) from None
-            yield
 
     def _read(self) -> list[Charge]:
         with locked(self.path) as handle:
@@ -288,7 +215,7 @@ class Ledger:
             append_row(handle, self.path, row)
 
 
-def _new(
+def new_charge(
     noise_multiplier: float, total_variation: float = 0.0, sampling_rate: float = 1.0
 ) -> Charge:
     """A charge that is not written yet. Raises ValueError on values that no release has."""
@@ -296,19 +223,7 @@ def _new(
     return Charge("", "", "", 0, 0, z, "reserved", False, *noise)
 
 
-def _taken(header: Header, charges: list[Charge], wanted: list[Charge]) -> int:
-    """How many of these charges the total still takes, in their order."""
-
-    def room(count: int) -> bool:
-        together = [*charges, *wanted[:count]]
-        apart = math.fsum(charge.total_variation for charge in together if charge.state != "void")
-        return apart <= header.total_variation * (1 + SLACK) and fits(header, together)
-
-    counts = range(1, len(wanted) + 1)
-    return bisect.bisect_left(counts, True, key=lambda count: not room(count))
-
-
-def _belongs(name: str, run: str) -> bool:
+def belongs(name: str, run: str) -> bool:
     """Whether a charge's run is this one, or an evaluation beside its rounds (RUN-NAME)."""
     return name == run or name.startswith(f"{run}-")
 
@@ -319,22 +234,3 @@ def _same(path: Path, what: str, found: object, wanted: object, key: str) -> Non
             f"{path} was created with {what} = {found!r}, this run wants {wanted!r}: change "
             f"the key {key}"
         )
-
-
-def _check_plan(path: Path, found: Header, wanted: Plan | None) -> None:
-    """Raises LedgerError unless the ledger counts what a run of this plan is calibrated for."""
-    if wanted is not None and found.budget is not None and found.plan is None:
-        raise LedgerError(
-            f"{path} was created for runs without sampling and gives nothing for sampling-rate = "
-            f"{min(kind.sampling_rate for kind in wanted):g}: set sampler = 'full', or name "
-            "another ledger (key ledger)"
-        )
-    if wanted is None and found.plan is not None:
-        raise LedgerError(
-            f"{path} was created for runs whose users take part with a probability of at most "
-            f"{max(kind.sampling_rate for kind in found.plan):g}, this one asks all of them: set "
-            "sampler = 'poisson' and sampling-rate, or name another ledger (key ledger)"
-        )
-    for kind in wanted or ():
-        if refused := not_covered(found, *kind[:2]):
-            raise LedgerError(f"{path}: {refused}")

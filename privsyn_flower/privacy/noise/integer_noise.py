@@ -1,4 +1,4 @@
-"""The nodes' integer noise at the price of Gaussian noise, and what that takes of delta.
+"""The nodes' integer noise at the price of Gaussian noise, what that takes of delta, and its draws.
 
 Let f be the sum of the users' integer vectors (L2 norm of each at most S), P the distribution of
 one coordinate of the honest nodes' summed noise, and Q that of N(0, s^2) rounded to the nearest
@@ -16,18 +16,44 @@ weigh less, so there are fewer than W_min + 1. What the others add is post-proce
 within a hair of N_Z(0, v') with v' >= v, and that within 5e-4 / s^4 of the rounded Gaussian:
 `coordinate_distance`.
 Proofs: docs/integer-noise.md.
+
+Draws are exact, by rejection as in Canonne, Kamath, Steinke 2020 (arXiv 2004.00010, "The discrete
+Gaussian for differential privacy"), Section 5: N_Z(0, v) has probabilities in proportion to
+exp(-n^2 / (2 v)) on the integers. In the place of their discrete Laplace stands a staircase that
+halves every 2^shift integers, which random bits sample without arithmetic. Floating point decides
+an acceptance only when the uniform lies further from the computed probability than `_MARGIN`, many
+times its error; the rest is decided by decimal arithmetic with a stated error and more random bits,
+until it is certain. So the noise has no trace of floating point (Mironov 2012), not in its tails
+either.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 
-from privsyn_flower.privacy.accounting.composition import gaussian_mu
+import numpy as np
+
+from privsyn_flower.arrays import I64, U64
 
 SHARE_OF_DELTA = 1e-3  # of every delta: kept for the integers, 5.5 eta at most
 PRICE = 5.5  # eta + e^(4.4 eta) - 1 is at most this times eta, for eta up to 1e-3
 LEAST_STD = 64.0  # of the summed noise, in integers: from here on 5e-4 / s^4 holds
 LEAST_NODE_STD = 2.0  # of the noise of the lightest node there can be: one user's
+
+EXACT_UP_TO = 1 << 16  # coordinates; above, the random bits are ChaCha20's
+MIN_VARIANCE = 1e-9
+MAX_VARIANCE = 2.0**104  # beyond what a modulus of 2^56 holds: whatever fits can be drawn
+
+Words = Callable[[int], U64]  # that many independent uniform 64-bit words
+
+_CHUNK = 1 << 14  # proposals computed side by side: they stay in the processor's cache
+_MARGIN = 1e-11  # acceptances within it are decided exactly; float64 is off by less than 1e-12
+_LN2 = math.log(2.0)
 
 
 class TooCoarse(ValueError):
@@ -49,19 +75,6 @@ def gaussian_delta(delta: float) -> float:
 def allowed_distance(delta: float) -> float:
     """eta: total variation that all releases under delta may have together, at any epsilon."""
     return SHARE_OF_DELTA * delta / PRICE
-
-
-def distance_each(epsilon: float, delta: float, releases: int, total_epsilon: float = 0.0) -> float:
-    """Total variation that each of a run's releases may have, so that all of them fit.
-
-    total_epsilon: of the ledger, where it has more to give than the run's epsilon; then the run
-    takes of the ledger's distance what it takes of its mu^2. A twentieth of that: integers are
-    cheap, and devices count the distances of all their runs (`client_apps.node.lifetime`).
-    """
-    total = max(epsilon, total_epsilon)
-    left = gaussian_delta(delta)
-    share = (gaussian_mu(epsilon, left) / gaussian_mu(total, left)) ** 2
-    return share * allowed_distance(delta) / (20 * max(1, releases))
 
 
 def node_variance(
@@ -115,20 +128,156 @@ def coordinate_distance(s: float, lightest: float, nodes: float) -> float:
     return 5e-4 / (s * s) / (s * s) + 2.1 * nodes * math.exp(-((math.pi * lightest) ** 2))
 
 
-def least_sensitivity(
-    length: int, noise_multiplier: float, min_weight: float, allowed: float
-) -> float:
-    """The least sensitivity, in integers, at which `release_distance` is at most `allowed`.
+# --- exact draws --------------------------------------------------------------------------------
 
-    Half of it for each term. Raises ValueError unless every number is finite and positive.
+
+def system_discrete_gaussian(size: int, variance: float) -> I64:
+    """`size` independent draws of N_Z(0, variance), exact in distribution: (size,).
+
+    The bits come from `os.urandom`, for more than EXACT_UP_TO draws from ChaCha20 keyed by 32
+    bytes of it: then "exact" assumes that its stream passes for random bits. variance: 0 (zeros),
+    or MIN_VARIANCE to MAX_VARIANCE. Raises ValueError on a negative size and any other variance.
     """
-    node_variance(noise_multiplier, 1.0, min_weight, 1.0)
-    check_positive(allowed=allowed)
-    per_coordinate = allowed / (2 * length)
-    lightest = math.sqrt(max(0.0, math.log(2.1 * min_weight / per_coordinate))) / math.pi
-    s: float = max(
-        LEAST_STD,
-        (5e-4 / per_coordinate) ** 0.25,
-        max(LEAST_NODE_STD, lightest) * math.sqrt(min_weight),
-    )
-    return s * (1 + 1e-9) / noise_multiplier
+    return _draws(size, variance, _system_words if size <= EXACT_UP_TO else _stream())
+
+
+def seeded_discrete_gaussian(size: int, variance: float, rng: np.random.Generator) -> I64:
+    """`size` draws of N_Z(0, variance) from a given generator: simulation and tests only.
+
+    Raises ValueError as `system_discrete_gaussian` does.
+    """
+    return _draws(size, variance, lambda count: rng.integers(0, 2**64, count, dtype=np.uint64))
+
+
+def _draws(size: int, variance: float, words: Words) -> I64:
+    if size < 0:
+        raise ValueError(f"size = {size} must be at least 0")
+    if variance != 0 and not MIN_VARIANCE <= variance <= MAX_VARIANCE:
+        raise ValueError(
+            f"variance = {variance} must be 0 or from {MIN_VARIANCE} to {MAX_VARIANCE:.4g}: "
+            "change the noise multiplier or the sensitivity in integers"
+        )
+    draws, filled = np.zeros(size, dtype=np.int64), size if variance == 0 else 0
+    stairs = _staircase(variance) if filled < size else None
+    while stairs and filled < size:
+        wanted = (size - filled) * stairs.proposals
+        accepted = _accepted(min(_CHUNK, int(1.05 * wanted) + 32), stairs, words)
+        accepted = accepted[: size - filled]
+        draws[filled : filled + len(accepted)] = accepted
+        filled += len(accepted)
+    return draws
+
+
+def _system_words(count: int) -> U64:
+    return np.frombuffer(os.urandom(8 * count), dtype="<u8").astype(np.uint64, copy=False)
+
+
+def _stream() -> Words:
+    """Words of a ChaCha20 key stream whose key nobody keeps (RFC 8439)."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+    encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+
+    def words(count: int) -> U64:
+        stream = encryptor.update(bytes(8 * count))
+        return np.frombuffer(stream, dtype="<u8").astype(np.uint64, copy=False)
+
+    return words
+
+
+@dataclass(frozen=True)
+class _Staircase:
+    """exp(log_height) / 2^block over blocks of 2^shift integers, on both sides of zero.
+
+    Block b >= 0 covers b 2^shift + (0 .. 2^shift - 1) on the right side, and -1 minus these on the
+    left. A side is one bit, a block the number of zero bits before the first one, an offset `shift`
+    bits; beyond 2^63 a distance would wrap around, below a chance of 2^-500 for every variance.
+    log_height is exact as it stands: the staircase is defined by the float, whatever rounding
+    made it.
+    """
+
+    variance: float
+    shift: int
+    log_height: float
+
+    @property
+    def proposals(self) -> float:
+        """Expected proposals for one draw: the staircase's sum over exp(-n^2 / (2 v))'s."""
+        under = max(1.0, math.sqrt(2.0 * math.pi * self.variance))
+        return 4.0 * math.exp(self.log_height + self.shift * _LN2) / under
+
+
+def _staircase(variance: float) -> _Staircase:
+    """The staircase with the fewest rejections."""
+    middle = max(0, round(math.log2(math.sqrt(variance))))
+    shifts = range(max(0, middle - 1), middle + 2)
+    choices = [_Staircase(variance, shift, _log_height(variance, shift)) for shift in shifts]
+    return min(choices, key=lambda choice: choice.proposals)
+
+
+def _log_height(variance: float, shift: int) -> float:
+    """Height at which the staircase lies nowhere under exp(-n^2 / (2 v)), less than 1e-9 above it.
+
+    A block's largest value is at its start, on the right side. Along the starts the logarithm
+    b ln 2 - (b 2^shift)^2 / (2 v) is a parabola: it falls for ever from its integer maximum on.
+    """
+    curve = 4.0**shift / (2.0 * variance)
+    top = math.floor(_LN2 / (2.0 * curve))
+    return max(b * _LN2 - b * b * curve for b in (top, top + 1)) + 1e-9
+
+
+def _accepted(count: int, stairs: _Staircase, words: Words) -> I64:
+    """`count` proposals from the staircase; those that were accepted, in order."""
+    place, uniform = words(2 * count).reshape(2, count)  # (count,), as all below
+    shift = stairs.shift
+    offset = (place & np.uint64((1 << shift) - 1)).astype(np.int64)
+    right = (place >> np.uint64(shift)) & np.uint64(1) == 1
+    block = _zeros_before_one(place >> np.uint64(shift + 1), 63 - shift, words)
+    distance = (block << shift) + offset
+    n = np.where(right, distance, ~distance)  # ~d is -1 - d
+    chance = n.astype(np.float64)
+    chance *= chance
+    chance *= -0.5 / stairs.variance
+    chance += block * _LN2 - stairs.log_height
+    np.exp(chance, out=chance)
+    # The logarithm is right to 1e-15 of its largest term, and where a term is large beside 1 the
+    # chance is small: the chance is right to 1e-12 absolutely, the word's float64 to 2e-16.
+    chance -= uniform.astype(np.float64) * 2.0**-64
+    kept = chance > 0
+    for unsure in np.flatnonzero(np.abs(chance) <= _MARGIN).tolist():
+        drawn = [int(array[unsure]) for array in (uniform, n, block)]
+        kept[unsure] = _accept(drawn[0], drawn[1], drawn[2], stairs, words)
+    accepted: I64 = n[kept]
+    return accepted
+
+
+def _zeros_before_one(bits: U64, width: int, words: Words) -> I64:
+    """Zeros before the first one in each row of `width` random bits, which goes on for ever."""
+    lowest = bits & (~bits + np.uint64(1))  # (rows,)
+    zeros = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
+    for row in np.flatnonzero(bits == 0).tolist():
+        zeros[row] = width
+        while (word := int(words(1)[0])) == 0:
+            zeros[row] += 64
+        zeros[row] += (word & -word).bit_length() - 1
+    return zeros
+
+
+def _accept(uniform: int, n: int, block: int, stairs: _Staircase, words: Words) -> bool:
+    """Whether U < exp(-n^2 / (2 v)) 2^block / height, for U = 0.uniform... of endless digits.
+
+    Every term is below 10^18 and there are fewer than 100 operations, each rounded to
+    `precision` digits: 10^(30 - precision) is above the error of the sum.
+    """
+    bits = 64
+    for precision in itertools.count(60, 30):
+        with localcontext(Context(prec=precision)):
+            slack = Decimal(10) ** (30 - precision)
+            chance = -Decimal(n * n) / (2 * Decimal(stairs.variance)) - Decimal(stairs.log_height)
+            chance += (block + bits) * Decimal(2).ln()  # against the digits as an integer
+            if Decimal(uniform + 1).ln() < chance - slack:
+                return True
+            if uniform and Decimal(uniform).ln() > chance + slack:
+                return False
+        uniform, bits = (uniform << 64) | int(words(1)[0]), bits + 64
+    raise AssertionError  # itertools.count does not end

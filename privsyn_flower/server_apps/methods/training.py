@@ -22,7 +22,8 @@ from privsyn_flower.app.benchmark.pictures import draw_benchmark
 from privsyn_flower.config import ConfigError, RunConfig
 from privsyn_flower.evaluation.drawing import draw_curve
 from privsyn_flower.evaluation.public import export_model, public_start
-from privsyn_flower.privacy.promise import Phase, evaluation_phases
+from privsyn_flower.privacy.planning import evaluation_phases
+from privsyn_flower.privacy.promise import Phase
 from privsyn_flower.progress import Steps
 from privsyn_flower.protocol.question import OptionValue
 from privsyn_flower.queries.metrics import TooNoisyError

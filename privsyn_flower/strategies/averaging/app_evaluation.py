@@ -1,7 +1,7 @@
 """Federated evaluation of somebody else's app: what Flower's FedAvg averages, privately.
 
 The model goes to the app's own evaluate function on the nodes; each user answers with one bounded
-vector of the metrics it returns (`queries/app_metrics.py`). Each evaluation is one more release of
+vector of the metrics it returns (`queries.metrics`). Each evaluation is one more release of
 the run's ledger. How many there are is public and known before the run, so that the noise of all
 releases is made for them.
 """
@@ -21,14 +21,14 @@ from flwr.app import ConfigRecord, MetricRecord
 
 from privsyn_flower.privacy.promise import EVALUATIONS
 from privsyn_flower.protocol.question import METRICS, OptionValue, Query
-from privsyn_flower.queries.app_metrics import (
+from privsyn_flower.queries.metrics import (
     LARGEST_COUNT,
     MOST_METRICS,
+    TooNoisyError,
     app_metrics_bound,
     check_bounds,
     read_app_metrics,
 )
-from privsyn_flower.queries.metrics import TooNoisyError
 from privsyn_flower.strategies.averaging.app_records import app_options
 from privsyn_flower.strategies.averaging.generalised_fedavg import Arrays
 from privsyn_flower.strategies.engine.cohort import Cohort

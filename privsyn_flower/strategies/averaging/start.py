@@ -20,7 +20,8 @@ from privsyn_flower.app.tracking.of_run import tracking_of
 from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.arrays import F64
 from privsyn_flower.config import AveragingConfig, RunConfig, cache_folder
-from privsyn_flower.privacy.promise import Phase, Promise, evaluation_phases, promise
+from privsyn_flower.privacy.planning import evaluation_phases, promise
+from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress
 from privsyn_flower.protocol.question import TO_COME

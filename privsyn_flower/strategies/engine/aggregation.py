@@ -8,7 +8,6 @@ Both add the same integer vectors with the same integer noise.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,19 +17,21 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import F64, U64
-from privsyn_flower.messaging import Absence, Arrived, record_bytes, send_and_wait, tally
+from privsyn_flower.messaging import (
+    Absence,
+    Arrived,
+    log_absent,
+    record_bytes,
+    send_and_wait,
+    tally,
+)
 from privsyn_flower.privacy.accounting.sampling import AggregationName
-from privsyn_flower.privacy.encoding.rotation import rotate
+from privsyn_flower.privacy.encoding.dense import rotate
 from privsyn_flower.privacy.release import NoisySum, TooFewSurvivors, check_weight
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import (
-    Noise,
-    Query,
-    Ticket,
-    decode_sum,
-    encoded_bound,
-    encoded_length,
-)
+from privsyn_flower.protocol.noise import Noise, decode_sum, encoded_bound, encoded_length
+from privsyn_flower.protocol.question import Query, Ticket
+from privsyn_flower.protocol.secure import Transport, run_session
 from privsyn_flower.protocol.wire import (
     Absent,
     Answer,
@@ -43,9 +44,7 @@ from privsyn_flower.protocol.wire import (
     session_for,
     told_key,
 )
-from privsyn_flower.secagg import SecaggError, Transport, run_session
-
-logger = logging.getLogger("privsyn_flower")
+from privsyn_flower.secagg import SecaggError
 
 _CHUNK = 1 << 20  # coordinates that noise is rounded and added to at a time
 
@@ -254,10 +253,7 @@ class PlainSum:
                 absent[node] = error.absence
             except WireError as error:
                 absent[node] = Absence(f"sent no answer ({error})")
-        if absent:
-            logger.warning("round %d: %s", ticket.round, tally(absent, len(messages)))
-            for node, absence in absent.items():
-                logger.info("round %d: node %d %s", ticket.round, node, absence.text)
+        log_absent(f"round {ticket.round}", absent, len(messages))
         return answers, record_bytes(messages[0].content) if messages else 0
 
 

@@ -32,7 +32,8 @@ from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.ledger import LedgerError
 from privsyn_flower.privacy.release import NoisySum, ReleaseRefused, check_weight
-from privsyn_flower.protocol.question import Noise, Query, encoded_bound, encoded_length
+from privsyn_flower.protocol.noise import Noise, encoded_bound, encoded_length
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 from privsyn_flower.strategies.engine.node_noise import encoding_of

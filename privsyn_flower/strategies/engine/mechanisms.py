@@ -11,7 +11,8 @@ from typing import Any, Protocol, TypeGuard
 from privsyn_flower.privacy.encoding.dense import DensePlan
 from privsyn_flower.privacy.encoding.quantize import IntegerPlan
 from privsyn_flower.privacy.release import NoisySum
-from privsyn_flower.protocol.question import Noise, Query
+from privsyn_flower.protocol.noise import Noise
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.aggregator_noise import AggregatorNoise
 from privsyn_flower.strategies.engine.cohort import RoundPlan

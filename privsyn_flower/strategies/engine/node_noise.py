@@ -5,22 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from privsyn_flower.privacy.encoding.dense import DensePlan, dense_numbers
-from privsyn_flower.privacy.encoding.quantize import (
-    MAX_SENSITIVITY,
-    SENSITIVITY,
-    IntegerPlan,
-    WrapAround,
-    plan_histogram,
-)
-from privsyn_flower.privacy.noise.integer_noise import least_sensitivity
+from privsyn_flower.privacy.encoding.quantize import MAX_SENSITIVITY, SENSITIVITY, IntegerPlan
+from privsyn_flower.privacy.encoding.sizing import WrapAround, least_sensitivity, plan_histogram
 from privsyn_flower.privacy.release import NoisySum
-from privsyn_flower.protocol.question import (
-    Noise,
-    Query,
-    encoded_bound,
-    encoded_length,
-    total_variation,
-)
+from privsyn_flower.protocol.noise import Noise, charge_of, encoded_bound, encoded_length
+from privsyn_flower.protocol.question import Query
 from privsyn_flower.strategies.engine.aggregation import ModularSum
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 
@@ -45,11 +34,7 @@ class NodeNoise:
 
     def charge(self, query: Query, noise: Noise, rnd: int) -> dict[str, Any]:
         """One release of the Gaussian that the noise is a rounding of, and how closely."""
-        return {
-            "noise_multiplier": noise.multiplier,
-            "total_variation": total_variation(query, noise),
-            "sampling_rate": noise.sampling_rate,
-        }
+        return charge_of(query, noise)
 
     def finish(self, rnd: int, summed: ModularSum) -> NoisySum:
         """The sum as it is: the nodes have added the noise."""

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from privsyn_flower.config import ConfigError, ledger_folder
 from privsyn_flower.privacy.ledger import Ledger, LedgerError
 from privsyn_flower.privacy.ledger.journal import locked, read_rows
+from privsyn_flower.privacy.ledger.usage import exclusive, export
 from privsyn_flower.runs import RunFolder
 
 BEGUN_WITH = "ledger"  # value in the run folder: the ledger's id, and where it was
@@ -151,11 +152,11 @@ def forget_unasked(folder: RunFolder) -> bool:
 @contextmanager
 def held(ledger: Ledger, folder: RunFolder) -> Iterator[Ledger]:
     """The ledger for this run alone; its rows are copied to the run folder at the end."""
-    with ledger.exclusive():
+    with exclusive(ledger):
         try:
             yield ledger
         except BaseException:  # a failed run has charges too; what failed matters more than a copy
             with suppress(OSError, LedgerError):
-                ledger.export(run_id(folder), folder.path / COPY)
+                export(ledger, run_id(folder), folder.path / COPY)
             raise
-        ledger.export(run_id(folder), folder.path / COPY)
+        export(ledger, run_id(folder), folder.path / COPY)

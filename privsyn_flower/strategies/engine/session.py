@@ -28,6 +28,7 @@ from privsyn_flower.config import ledger_folder
 from privsyn_flower.privacy.accounting.feasibility import doubts
 from privsyn_flower.privacy.correlated import Participation, factorization
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.planning import statement_of
 from privsyn_flower.privacy.promise import Phase, Promise
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.randomness import seeded
@@ -99,7 +100,8 @@ class Session:
 
     def __post_init__(self) -> None:
         """Raises ValueError when no cohort could ever carry the guaranteed noise."""
-        self.statement = self.promise.statement(
+        self.statement = statement_of(
+            self.promise,
             min_surviving_weight=self.terms.min_surviving_weight,
             colluding_weight=self.terms.colluding_weight,
             aggregation=self.aggregation.name,

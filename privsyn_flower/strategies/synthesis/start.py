@@ -14,7 +14,8 @@ from privsyn_flower.app.local.node_failures import NODES
 from privsyn_flower.app.tracking.of_run import tracking_of
 from privsyn_flower.app.tracking.tracker import Tracker
 from privsyn_flower.config import RunConfig, cache_folder
-from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise, promise
+from privsyn_flower.privacy.planning import promise
+from privsyn_flower.privacy.promise import ROUNDS, Phase, Promise
 from privsyn_flower.privacy.sentence import PrivacyStatement
 from privsyn_flower.progress import Progress, silent
 from privsyn_flower.runs import RunFolder

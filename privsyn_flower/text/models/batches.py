@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from privsyn_flower.units import spaced
 
 if TYPE_CHECKING:
     import torch
+
+Row = TypeVar("Row")
 
 WINDOW = 4096  # texts sorted by length at a time: little padding, still a shuffled order
 IGNORED = -100  # label of a position that carries no loss
@@ -59,6 +61,22 @@ def token_batches(lengths: Sequence[int] | I64, budget: int, rng: np.random.Gene
                 first = i
         batches.append(window[first:])
     return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def within_budget(
+    rows: Sequence[Row], budget: int, size: Callable[[Row], int]
+) -> Iterator[list[Row]]:
+    """Rows in order, in batches of at most `budget` padded tokens; a longer row alone."""
+    batch: list[Row] = []
+    widest = 0
+    for row in rows:
+        if batch and max(widest, size(row)) * (len(batch) + 1) > budget:
+            yield batch
+            batch, widest = [], 0
+        batch.append(row)
+        widest = max(widest, size(row))
+    if batch:
+        yield batch
 
 
 def pad_rows(
@@ -117,7 +135,7 @@ def decoder_start(tokenizer: Any, config: Any) -> int:
     raise ValueError(f"{config.name_or_path!r} names no decoder_start_token_id")
 
 
-def decoded(
+def decoder_logits(
     model: Any,
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
@@ -147,7 +165,7 @@ def seq2seq_loss(
     import torch
 
     sources, targets = [ids[:n] for ids, n in rows], [ids[n:] for ids, n in rows]
-    logits, labels = decoded(model, sources, targets, first, least)
+    logits, labels = decoder_logits(model, sources, targets, first, least)
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED
     )

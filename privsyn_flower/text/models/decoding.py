@@ -71,13 +71,13 @@ def choose_tokens(
     as the last of them; 0: of all.
     top_p keeps the fewest most probable tokens whose probabilities reach it (nucleus sampling,
     Holtzman et al. 2020, section 3.1), counted after the temperature, the ban and top_k.
-    repetition_penalty: of the tokens (r, t) that a row has seen; see `penalised`.
+    repetition_penalty: of the tokens (r, t) that a row has seen; see `penalise`.
     Returns (r,) int64. A row depends on no other row.
     """
     import torch
 
     if repetition_penalty != 1 and seen is not None and seen.shape[1]:
-        logits = penalised(logits, seen, repetition_penalty)
+        logits = penalise(logits, seen, repetition_penalty)
     rows = max(1, BLOCK_VALUES // max(1, logits.shape[1]))
     parts = [
         _choose_block(block.float(), draws, temperature, top_p, top_k, banned)
@@ -86,7 +86,7 @@ def choose_tokens(
     return torch.cat(parts)
 
 
-def penalised(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
+def penalise(logits: torch.Tensor, seen: torch.Tensor, penalty: float) -> torch.Tensor:
     """Logits (r, v) with those of the tokens seen (r, t) made less likely, each once.
 
     A positive one is divided by the penalty and a negative one multiplied (Keskar et al. 2019,

@@ -23,6 +23,7 @@ from privsyn_flower.text.models.batches import (
     pad_rows,
     seq2seq_loss,
     unknown_token,
+    within_budget,
 )
 from privsyn_flower.text.models.devices import one_worker, resolve_device
 from privsyn_flower.text.models.parameters import DOWN, UP, Parameters
@@ -61,7 +62,7 @@ class Scorer:
         self._busy = threading.Lock()
 
     @contextmanager
-    def wearing(self, parameters: Parameters) -> Iterator[None]:
+    def with_parameters(self, parameters: Parameters) -> Iterator[None]:
         """The base with these parameters on it (checked before), and the base exactly after."""
         import torch
 
@@ -155,7 +156,7 @@ class Scorer:
         if self.encodes:
             raise ValueError("an encoder-decoder model does not measure texts by themselves")
         correct, nats = 0, 0.0
-        for batch in _batches(rows):
+        for batch in within_budget(rows, BATCH_TOKENS, len):
             ids, mask = pad_rows(batch, 0)  # padding comes after all that is looked at
             ids, mask = ids.to(self.device), mask.to(self.device)
             with one_worker(), torch.inference_mode():
@@ -177,20 +178,6 @@ def width_of(rows: Sequence[tuple[Sequence[int], int]], max_source: int) -> int:
     """Tokens of a row of a batch, ids and how many of them lead: as many as the longest, and as if
     max_source led each, so that it tells nothing of how many do."""
     return max(max(len(row), max_source + len(row) - leading) for row, leading in rows)
-
-
-def _batches(rows: Sequence[Sequence[int]]) -> Iterator[list[Sequence[int]]]:
-    """Rows in order, of at most BATCH_TOKENS padded tokens; a longer row alone."""
-    batch: list[Sequence[int]] = []
-    widest = 0
-    for row in rows:
-        if batch and max(widest, len(row)) * (len(batch) + 1) > BATCH_TOKENS:
-            yield batch
-            batch, widest = [], 0
-        batch.append(row)
-        widest = max(widest, len(row))
-    if batch:
-        yield batch
 
 
 def base_folder(name: str) -> Path:

@@ -289,9 +289,6 @@ def ensure_lstm(federation: PublicText, config: RunConfig, progress: Progress = 
     told = [*shape.values(), models.train_seconds, LONGEST, VERSION, listed, texts]
     digest = hashlib.sha256(json.dumps(told).encode())
     target = cache_folder(config) / "models" / f"lstm-{digest.hexdigest()[:24]}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
 
     def fill(folder: Path) -> None:
         make_lstm(

@@ -31,12 +31,7 @@ from privsyn_flower.text.models.adapters import (
     save_adapter,
 )
 from privsyn_flower.text.models.devices import empty_cache, one_worker
-from privsyn_flower.text.models.libraries import (
-    latest_checkpoint,
-    one_device,
-    quiet,
-    seal,
-)
+from privsyn_flower.text.models.libraries import latest_checkpoint, one_device, quiet, seal
 from privsyn_flower.text.models.pretrained import load_model, load_tokenizer
 from privsyn_flower.text.preference.tuning import (
     CHECKPOINTS,
@@ -74,8 +69,13 @@ def fit(
         base = base_of(setting.model, model, KEY)
         rising = 0 if start is not None else tuning.warmup_steps
         arguments = _arguments(setting, tuning, checkpoints, model.dtype, seed, rising)
-        build = _dpo if tuning.method == "dpo" else _sft
-        trainer = build(model, tokenizer, pairs, tuning, arguments)
+        dpo = tuning.method == "dpo"
+        names = ("chosen", "rejected") if dpo else ("chosen",)
+        context = int(getattr(model.config, "max_position_embeddings", 1 << 30))
+        rows = encode_pairs(pairs, tokenizer, context=context, ending=tuning.ending, names=names)
+        adapter = lora(tuning.lora_rank, tuning.lora_alpha)
+        common = {"model": model, "processing_class": tokenizer, "peft_config": adapter}
+        trainer = (_dpo if dpo else _sft)(rows, tuning, arguments, common)
         if start is not None:
             _load(trainer.model, start, base, tuning)
         trainer.remove_callback(PrinterCallback)
@@ -112,24 +112,16 @@ class _SFT(_Silent, SFTTrainer):  # type: ignore[misc]
 
 
 def _dpo(
-    model: Any,
-    tokenizer: Any,
-    pairs: Sequence[Mapping[str, str]],
-    tuning: Tuning,
-    arguments: dict[str, Any],
+    rows: Sequence[Row], tuning: Tuning, arguments: dict[str, Any], common: dict[str, Any]
 ) -> Any:
     """A DPO trainer whose reference log-probabilities are those of the base, computed once.
 
     TRL would take a loaded adapter for the reference: so it is given the base and a fresh
     adapter, and the adapter to go on from is loaded later.
     """
-    rows = encode_pairs(pairs, tokenizer, context=_context(model), ending=tuning.ending)
     dataset = Dataset.from_list(rows)
     config = one_device(DPOConfig(**arguments, **_loss(tuning), beta=tuning.beta))
-    trainer = _DPO(
-        model, args=config, train_dataset=dataset, processing_class=tokenizer,
-        peft_config=lora(tuning.lora_rank, tuning.lora_alpha),
-    )  # fmt: skip
+    trainer = _DPO(args=config, train_dataset=dataset, **common)
     # TRL's own precomputation hashes the whole model and writes files; this one does neither.
     trainer.train_dataset = _with_reference(trainer, dataset, rows)
     trainer.precompute_ref_logps = True
@@ -137,16 +129,9 @@ def _dpo(
 
 
 def _sft(
-    model: Any,
-    tokenizer: Any,
-    pairs: Sequence[Mapping[str, str]],
-    tuning: Tuning,
-    arguments: dict[str, Any],
+    rows: Sequence[Row], tuning: Tuning, arguments: dict[str, Any], common: dict[str, Any]
 ) -> Any:
     """A trainer on the chosen responses, whose prompts carry no loss."""
-    rows = encode_pairs(
-        pairs, tokenizer, context=_context(model), ending=tuning.ending, names=("chosen",)
-    )
     dataset = Dataset.from_list(
         [
             {
@@ -156,11 +141,7 @@ def _sft(
             for row in rows
         ]
     )
-    config = one_device(SFTConfig(**arguments))
-    return _SFT(
-        model, args=config, train_dataset=dataset, processing_class=tokenizer,
-        peft_config=lora(tuning.lora_rank, tuning.lora_alpha),
-    )  # fmt: skip
+    return _SFT(args=one_device(SFTConfig(**arguments)), train_dataset=dataset, **common)
 
 
 def _loss(tuning: Tuning) -> dict[str, Any]:
@@ -250,10 +231,6 @@ def _load(model: Any, start: Path, base: Base, tuning: Tuning) -> None:
 def _steps(trainer: Any, tuning: Tuning) -> int:
     """Optimiser steps of the whole training."""
     return tuning.epochs * math.ceil(len(trainer.train_dataset) / tuning.batch_size)
-
-
-def _context(model: Any) -> int:
-    return int(getattr(model.config, "max_position_embeddings", 1 << 30))
 
 
 class SaveCallback(TrainerCallback):  # type: ignore[misc]

@@ -40,7 +40,7 @@ class Usability:
     """
 
     def __init__(self, server: str) -> None:
-        self.server, self.given, self.told = server, 0, 0
+        self.server, self.given, self.reported = server, 0, 0
         self.unusable = Counter[str]()
         self._lock = threading.Lock()
 
@@ -50,15 +50,15 @@ class Usability:
             self.given += len(found)
             self.unusable.update(one.cause for one in found if one.text is None)
             if self.given >= LEAST and 2 * self.unusable.total() > self.given:
-                raise ServerError(f"{self.told_of()}: {self._way_out(max_tokens)}", OTHER)
+                raise ServerError(f"{self.summary()}: {self._way_out(max_tokens)}", OTHER)
 
-    def news(self) -> str:
-        """`told_of`, where there are more than the last time; else ""."""
+    def new_problems(self) -> str:
+        """`summary`, where there are more than the last time; else ""."""
         with self._lock:
-            before, self.told = self.told, self.unusable.total()
-            return self.told_of() if self.told > before else ""
+            before, self.reported = self.reported, self.unusable.total()
+            return self.summary() if self.reported > before else ""
 
-    def told_of(self) -> str:
+    def summary(self) -> str:
         """In words."""
         causes = ", ".join(f"{count} {cause}" for cause, count in self.unusable.most_common())
         return (

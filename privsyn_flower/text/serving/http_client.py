@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from privsyn_flower.terminal import one_line
@@ -49,18 +49,6 @@ class ServerError(RuntimeError):
 
 class HalfAnswerError(ServerError):
     """An answer came, but not all of it: no JSON, or none of the texts that were asked for."""
-
-
-class _Response(NamedTuple):
-    """What came back of one attempt. text None: it was longer than is read."""
-
-    status: int
-    text: str | None
-    retry_after: str | None
-
-    @property
-    def success(self) -> bool:
-        return 200 <= self.status < 300
 
 
 class _Line:
@@ -124,12 +112,17 @@ class JsonClient:
         """End waits and connections; requests under way fail."""
         self._closing.set()
         for line in list(self._lines):
+            line.cut()
             line.client.close()
+
+    def get(self, path: str) -> Any:
+        """The JSON answer of GET, as `post`; any answer is the last."""
+        return self.post(path, None, patient=False)
 
     def post(
         self,
         path: str,
-        body: Mapping[str, Any],
+        body: Mapping[str, Any] | None,
         *,
         spread: int = 0,
         root: bool = False,
@@ -143,23 +136,6 @@ class JsonClient:
         patient: False takes any answer for the last; lost connections are tried again still.
         read: of the JSON answer; when it raises HalfAnswerError, the request is tried again.
         """
-        return self._request("POST", path, body, spread, root, patient, read)
-
-    def get(self, path: str, *, patient: bool = True) -> Any:
-        """The JSON answer of GET, as `post`."""
-        return self._request("GET", path, None, patient=patient)
-
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: Mapping[str, Any] | None,
-        spread: int = 0,
-        root: bool = False,
-        patient: bool = True,
-        read: Callable[[Any], Any] = lambda answer: answer,
-    ) -> Any:
-        """Attempts until an answer, a lasting refusal, or the last retry."""
         import httpx
 
         # Not by httpx: what is no Unicode text in a prompt goes out as JSON's escapes, for the
@@ -171,22 +147,21 @@ class JsonClient:
             wait = min(FIRST_WAIT * 2**attempt, LONGEST_WAIT) * (1 + spread % 512 / 1024)
             problem: ServerError
             try:
-                response = self._send(method, address, content)
+                status, text, retry_after = self._send(address, content)
+                if 200 <= status < 300:
+                    return read(_json(text))
+                problem = self._refused(address, status, text)
+                if not patient or status not in RETRIED:
+                    raise problem
+                wait = self._asked_wait(retry_after, problem) or wait
+            except HalfAnswerError as error:
+                if not patient:
+                    raise
+                problem = error
             except httpx.TransportError as error:
                 problem = self._unreachable(address, error)
-                if self._lost is not None:
+                if self._lost is not None and not self.closed:
                     self._lost(problem)
-            else:
-                if response.success:
-                    try:
-                        return read(_json(_whole(response.text, address)))
-                    except HalfAnswerError as error:
-                        problem = error
-                else:
-                    problem = self._refused(address, response.status, response.text or "")
-                if not patient or not (response.success or response.status in RETRIED):
-                    raise problem
-                wait = self._asked_wait(response.retry_after, problem) or wait
             if attempt == self.retries:
                 raise problem
             logger.info("%s; attempt %d of %d", problem, attempt + 2, self.retries + 1)
@@ -194,8 +169,8 @@ class JsonClient:
                 break
         raise ServerError(f"{self.base_url}: given up, because the generator was closed")
 
-    def _send(self, method: str, address: str, content: bytes | None) -> _Response:
-        """One attempt, on a connection that no other thread uses meanwhile."""
+    def _send(self, address: str, content: bytes | None) -> tuple[int, str, str | None]:
+        """Status, text and Retry-After of one attempt, on a connection of this thread alone."""
         import httpx
 
         deadline = time.monotonic() + self.timeout
@@ -207,13 +182,13 @@ class JsonClient:
         cut = threading.Timer(self.timeout, line.cut)
         cut.daemon = True
         cut.start()
-        traced = {"trace": line.note}
+        method, traced = "GET" if content is None else "POST", {"trace": line.note}
         try:
             with line.client.stream(
                 method, address, content=content, extensions=traced
             ) as response:
                 text = _read(response, address, deadline)
-                return _Response(response.status_code, text, response.headers.get("Retry-After"))
+                return response.status_code, text, response.headers.get("Retry-After")
         except (httpx.NetworkError, httpx.ProtocolError) as error:
             if time.monotonic() < deadline:
                 raise
@@ -320,11 +295,11 @@ def _json(text: str) -> Any:
         return None
 
 
-def _read(response: httpx.Response, address: str, deadline: float) -> str | None:
-    """The body of an answer, None where it is too long; of an error, its beginning.
+def _read(response: httpx.Response, address: str, deadline: float) -> str:
+    """The body of an answer; of an error, its beginning.
 
-    Raises httpx.ReadTimeout at the deadline, even if bytes still trickle in, and ServerError for a
-    compressed answer.
+    Raises httpx.ReadTimeout at the deadline, even if bytes still trickle in, HalfAnswerError for
+    more than LONGEST bytes, and ServerError for a compressed answer.
     """
     import httpx
 
@@ -343,21 +318,15 @@ def _read(response: httpx.Response, address: str, deadline: float) -> str | None
             raise httpx.ReadTimeout("the answer has no end")
         data += piece
         if len(data) > (LONGEST if response.is_success else LONGEST_ERROR):
-            if response.is_success:
-                return None
-            break
+            if not response.is_success:
+                break
+            raise HalfAnswerError(
+                f"{address}: the answer is longer than {LONGEST // 2**20} MB; lower the most "
+                "tokens of an answer, or the number of completions; is generation.base-url right?"
+            )
     if time.monotonic() > deadline:  # a cut connection looks like the end of some bodies
         raise httpx.ReadTimeout("the answer was cut")
     return data.decode("utf-8", "replace")
-
-
-def _whole(text: str | None, address: str) -> str:
-    if text is None:
-        raise HalfAnswerError(
-            f"{address}: the answer is longer than {LONGEST // 2**20} MB; lower the most tokens of "
-            "an answer, or the number of completions; is generation.base-url right?"
-        )
-    return text
 
 
 def _message(text: str) -> str:

@@ -131,11 +131,7 @@ class OpenAIGenerator:
         key = api_key or os.environ.get(api_key_env, "").strip()
         _check_key(base_url, key)
         self.client = JsonClient(
-            base_url,
-            api_key=key,
-            timeout=timeout,
-            retries=retries,
-            lost=self._lost,
+            base_url, api_key=key, timeout=timeout, retries=retries, lost=self._lost
         )
         self._context: int | None = None  # of the model, in tokens; None: not asked, 0: not known
         self._most = 1 << 30  # completions that the server gives to one request
@@ -261,7 +257,7 @@ class OpenAIGenerator:
     def _models(self) -> list[dict[str, Any]]:
         """What the server lists under /v1/models; empty where it has no such list."""
         try:
-            answer = self.client.get("/models", patient=False)
+            answer = self.client.get("/models")
         except ServerError as error:
             if error.status in {0, 401, 403}:
                 raise
@@ -368,7 +364,7 @@ class OpenAIGenerator:
 
     def tell_unusable(self) -> None:
         """Warn of completions that were of no use since the last time."""
-        if news := self.usability.news():
+        if news := self.usability.new_problems():
             logger.warning("%s; they were asked for again", news)
 
     def look_for_copies(self, result: Sequence[Sequence[str]]) -> None:

@@ -83,7 +83,7 @@ class VllmServer:
         # Not resolved: a virtual environment's python is a link to another one.
         self.python = (python or default_python()).expanduser().absolute()
         self.log, self.seed, self.start_timeout = log.absolute(), seed, start_timeout
-        self.lora_rank = served_rank(lora_rank)
+        self.lora_rank = max_lora_rank(lora_rank)
         self.arguments = shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
         self.api_key = secrets.token_hex(16)
         self.port, self.starts = 0, 0
@@ -160,7 +160,7 @@ class VllmServer:
         found = self._probe()
         environment = self.environment()
         if self.gpus is not None:
-            environment |= placed_on(self.gpus, found.get("gpus", 0))
+            environment |= gpu_environment(self.gpus, found.get("gpus", 0))
         self.port = _free_port()
         command = self.command(found["cuda"])
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -320,7 +320,7 @@ def server_command(
     ]  # fmt: skip
 
 
-def placed_on(gpus: range, seen: int) -> dict[str, str]:
+def gpu_environment(gpus: range, seen: int) -> dict[str, str]:
     """The environment of a server that has these of `seen` GPUs to itself; none on a CPU.
 
     gpus: places among those that are visible to this process. Raises ServerError when there are
@@ -339,7 +339,7 @@ def placed_on(gpus: range, seen: int) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(names[place] for place in gpus)}
 
 
-def served_rank(rank: int) -> int:
+def max_lora_rank(rank: int) -> int:
     """The smallest --max-lora-rank that fits adapters of `rank`."""
     if not 1 <= rank <= RANKS[-1]:
         raise ValueError(f"popri.lora-rank = {rank}: vLLM takes 1 to {RANKS[-1]}")

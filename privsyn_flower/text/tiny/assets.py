@@ -99,25 +99,6 @@ def shipped_model(kind: str) -> Path:
     return asset.folder
 
 
-def write_manifest(
-    root: Path,
-    *,
-    packages: Mapping[str, Sequence[str]],
-    versions: Mapping[str, str],
-    models: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Write MANIFEST.json for the models in `root`; `models`: kind -> what to say about it."""
-    entries = {
-        kind: {
-            **about,
-            "sha256": {p.name: file_digest(p) for p in sorted((root / kind).iterdir())},
-        }
-        for kind, about in models.items()
-    }
-    manifest = {"packages": packages, "versions": versions, "models": entries}
-    (root / MANIFEST).write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n", "utf-8")
-
-
 Groups = Sequence[Sequence[str]]
 
 VOCABULARY = 4096

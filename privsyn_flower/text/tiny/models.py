@@ -72,18 +72,11 @@ def ensure_model(
     if shipped is not None:
         logger.info("the shipped %s has read %s, private in this run", kind, ", ".join(known))
     # Only docstrings know a minority; elsewhere the general text is all of it.
-    corpora: dict[str, Groups] = {
-        "downstream": [[text] for text in federation.public_general()],
-    }
+    corpora: dict[str, Groups] = {"downstream": [[text] for text in federation.public_general()]}
     corpora |= dict.fromkeys(RECIPES.keys() - corpora, federation.public_groups())
+    steps, seconds = config.models.train_steps, config.models.train_seconds
     return train(
-        corpora,
-        kind,
-        _cache(config),
-        steps=config.models.train_steps,
-        seed=0,
-        budget_seconds=config.models.train_seconds,
-        progress=progress,
+        corpora, kind, _cache(config), steps=steps, budget_seconds=seconds, progress=progress
     )
 
 
@@ -112,21 +105,14 @@ def tune(
     made_by, seed = tuning_recipe(kind, config.models.train_steps), 0
     key = content_key(groups, [made_by], seed, shipped.digest)
     target = _cache(config) / f"{kind}-tuned-{key[:24]}"
-    if target.is_dir():
-        return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+
+    seconds, device = config.models.train_seconds, config.models.device
 
     def fill(folder: Path) -> None:
         tune_model(
-            groups,
-            shipped.folder,
-            folder,
-            made_by,
-            seed=seed,
-            budget_seconds=config.models.train_seconds,
-            device=config.models.device,
-            progress=progress,
-        )
+            groups, shipped.folder, folder, made_by,
+            seed=seed, budget_seconds=seconds, device=device, progress=progress,
+        )  # fmt: skip
 
     return build_folder(target, fill)
 
@@ -182,31 +168,14 @@ def train(
     target = cache / f"{kind}-{content_key(groups, made_by, seed)[:24]}"
     if target.is_dir():
         return target
-    init = None
-    if len(lineage) > 1:
-        init = train(
-            corpora,
-            lineage[1],
-            cache,
-            steps=steps,
-            seed=seed,
-            budget_seconds=budget_seconds,
-            progress=progress,
-        )
+    limits: dict[str, Any] = {"seed": seed, "budget_seconds": budget_seconds, "progress": progress}
+    init = train(corpora, lineage[1], cache, steps=steps, **limits) if lineage[1:] else None
     logger.info("training the tiny %s model (once; at most %g s)", kind, budget_seconds)
     cache.mkdir(parents=True, exist_ok=True)
 
     def fill(folder: Path) -> None:
         from privsyn_flower.text.tiny.training import train_model
 
-        train_model(
-            corpora[kind],
-            made_by[0],
-            folder,
-            seed=seed,
-            init=init,
-            budget_seconds=budget_seconds,
-            progress=progress,
-        )
+        train_model(corpora[kind], made_by[0], folder, init=init, **limits)
 
     return build_folder(target, fill)

@@ -34,7 +34,7 @@ from privsyn_flower.client_apps import scores as scores_app
 from privsyn_flower.client_apps import votes as votes_app
 from privsyn_flower.config import RunConfig
 from privsyn_flower.privacy.accounting import epsilon
-from privsyn_flower.privacy.encoding.quantize import WrapAround
+from privsyn_flower.privacy.encoding.sizing import WrapAround
 from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
 from privsyn_flower.strategies.engine.cohort import RoundPlan
 

@@ -203,7 +203,8 @@ from privsyn_flower.client_apps.answers import Taking
 from privsyn_flower.client_apps.votes import user_votes
 from privsyn_flower.data import EmbeddingCache
 from privsyn_flower.protocol.greeting import Hello
-from privsyn_flower.protocol.question import Noise, Query, integer_plan
+from privsyn_flower.protocol.noise import Noise, integer_plan
+from privsyn_flower.protocol.question import Query
 users = {{"a": ["one", "two"], "b": ["three"]}}
 folder = Path({str(tmp_path)!r})
 node = Node(Hello(2, 0, False), folder, "minilm", "cpu", None, None, lambda: users)

@@ -50,7 +50,7 @@ def test_show_after_a_round(tmp_path: Path) -> None:
 
 
 def test_show_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
-    """Of users whom an older layout left at their limit: JSON has no infinity."""
+    """Of users whose integers were too coarse: JSON has no infinity."""
 
     def show(*options: str) -> str:
         return privsyn("show", "--folder", tmp_path, *options).stdout
@@ -69,7 +69,7 @@ def test_show_says_when_no_epsilon_can_be_told(tmp_path: Path) -> None:
 
     facts = json.loads(show("--json"), parse_constant=number)
     assert facts["records"]["max_spent_epsilon"] is None
-    assert "most spent by a user: all (under an earlier version's noise, or in" in show()
+    assert "most spent by a user: all (in integers too coarse for any epsilon)" in show()
 
 
 def test_show_names_where_the_limits_come_from(tmp_path: Path) -> None:

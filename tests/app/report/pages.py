@@ -9,6 +9,7 @@ from typing import Any
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.privacy.ledger import Ledger
 from privsyn_flower.privacy.ledger.journal import Row
+from privsyn_flower.privacy.ledger.usage import exclusive, export
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 from tests.app.report.test_tables import SECURE, summary
 
@@ -116,7 +117,7 @@ def charged(run: RunFolder, rounds: int, population: str = "run abc") -> Path:
     path = run.path.parent / f"{run.path.name}-ledger.jsonl"
     ledger = Ledger.open(path, population=population, **TERMS)
     run.save_value("ledger", {"id": ledger.header.id, "path": str(path)})
-    with ledger.exclusive():
+    with exclusive(ledger):
         for number in range(1, rounds + 1):
             charge = ledger.reserve(
                 run="abc", query="votes", round=number, attempt=1, noise_multiplier=6.0
@@ -124,7 +125,7 @@ def charged(run: RunFolder, rounds: int, population: str = "run abc") -> Path:
             ledger.mark_sent(charge)
             ledger.commit(charge)
         ledger.reserve(run="abc", query="votes", round=1, attempt=2, noise_multiplier=6.0)
-        ledger.export("abc", run.path / "ledger.jsonl")
+        export(ledger, "abc", run.path / "ledger.jsonl")
     return path
 
 

@@ -13,6 +13,7 @@ from privsyn_flower.app.report.reading import read_run
 from privsyn_flower.app.report.summaries import ReportError
 from privsyn_flower.config import RunConfig, to_toml
 from privsyn_flower.privacy.ledger import Ledger
+from privsyn_flower.privacy.ledger.usage import exclusive, export
 from privsyn_flower.progress import ProgressLog
 from privsyn_flower.runs import RunFolder, write_json, write_jsonl
 
@@ -148,7 +149,7 @@ def test_the_ledger_of_several_runs_is_read_whole(tmp_path: Path) -> None:
     ledger = charged(path, "abc", 2, "people")
     charged(path, "abc-topics", 1, "people")
     run.save_value("ledger", {"id": ledger.header.id, "path": str(path)})
-    with ledger.exclusive():  # a run that goes on does not keep readers out
+    with exclusive(ledger):  # a run that goes on does not keep readers out
         found = read_run(run.path).ledger
     assert found is not None and found.whole and found.shared
     assert [charge.run for charge in found.charges].count("another") == 3
@@ -161,7 +162,7 @@ def test_the_ledger_of_several_runs_is_read_whole(tmp_path: Path) -> None:
 def test_without_the_ledger_the_copy_tells_of_this_run(tmp_path: Path) -> None:
     run, path = begun(tmp_path / "one"), tmp_path / "abc.jsonl"
     ledger = charged(path, "abc", 2, "run abc")
-    ledger.export("abc", run.path / "ledger.jsonl")
+    export(ledger, "abc", run.path / "ledger.jsonl")
     run.save_value("ledger", {"id": "another ledger took its place", "path": str(path)})
     found = read_run(run.path).ledger
     assert found is not None and not found.whole and not found.shared

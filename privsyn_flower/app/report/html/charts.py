@@ -6,50 +6,18 @@ Colours are the page's own variables, so that a chart follows dark and light mod
 
 from __future__ import annotations
 
-import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.html.library import library
-from privsyn_flower.app.report.html.markup import (
-    Child,
-    Html,
-    data_script,
-    element,
-    folded,
-    plain,
-    shown,
-)
+from privsyn_flower.app.report.html.markup import plain
 
 Rows = Sequence[Mapping[str, Any]]
 LABEL, LINE_PX = 28, 14  # characters of a line of an axis' label, its height
-INSTALL = "pip install 'privsyn-flower[report]'"
 INK, MUTED, LINE, OWN, OTHER = (f"var(--{name})" for name in ("ink", "muted", "line", "own", "bar"))
 # Told apart without colour, too.
 DASHES = ([1, 0], [6, 3], [2, 3], [8, 3, 2, 3])
 SERIES = (OWN, OTHER, "var(--third)", MUTED)
-
-
-def figure(
-    title: Child, remark: Child, table: Html, draw: Callable[[], dict[str, Any]] | None
-) -> Html:
-    """A chart with its table folded up beside it, or the table alone.
-
-    remark: what has to be known with it, epsilon above all. draw: makes the chart's Vega-Lite
-    specification, asked only where there is something to draw it.
-    """
-    caption = element("figcaption", element("strong", title), " ", element("span", remark))
-    heading = re.search("<caption>(.*?)</caption>", table)
-    if heading and shown(title).startswith(heading[1]):  # said above already
-        table = Html(table.replace(heading[0], "", 1))
-    if draw is None or not library():
-        return element("figure", caption, table)
-    # Open until a script has drawn the chart: without JavaScript the table is what there is.
-    beside = folded("The same as a table", table, open_=True)
-    spec = data_script(draw(), "spec")
-    plot = element("div", class_="plot", aria_hidden="true")
-    return element("figure", caption, plot, spec, beside, class_="chart")
 
 
 def bars(rows: Rows, *, value: str, label: str = "", upright: bool = False) -> dict[str, Any]:

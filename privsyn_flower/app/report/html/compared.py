@@ -7,28 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.html.charts import figure, intervals
+from privsyn_flower.app.report.html.charts import intervals
 from privsyn_flower.app.report.html.good import OVER_USERS
-from privsyn_flower.app.report.html.markup import (
-    Html,
-    bullets,
-    element,
-    is_triple,
-    joined,
-    number,
-    table,
-)
+from privsyn_flower.app.report.html.markup import Figure, Table, is_triple, mapping
 from privsyn_flower.app.report.html.overview import method_of, notices
-from privsyn_flower.app.report.html.parts import (
-    OUTSIDE,
-    Part,
-    delta,
-    epsilon,
-    guarded,
-    mapping,
-    paragraph,
-    small,
-)
+from privsyn_flower.app.report.html.parts import Context, Part, delta, epsilon, guarded
 from privsyn_flower.app.report.html.private import short_claim
 from privsyn_flower.app.report.html.settings import value_text
 from privsyn_flower.app.report.reading import RunFolder
@@ -62,17 +45,17 @@ def names_of(runs: Sequence[RunFolder]) -> list[str]:
 def comparison(runs: Sequence[RunFolder]) -> list[Part]:
     """The page's sections."""
     named = list(zip(names_of(runs), runs, strict=True))
-    parts = [guarded("differs", ALIKE, lambda: _equal(runs))]
+    finished = [run.summary for run in runs if run.summary is not None]
+    parts = [guarded("differs", ALIKE, "alike", lambda: {"unequal": differing(finished)})]
     for place, title in enumerate([*TRUSTS.values(), None]):
         own = [(name, run) for name, run in named if _trust(run) == title]
         if own:
-            heading = title or "No result yet"
-            id_, make = f"trust-{place}", functools.partial(_trusted, f"trust-{place}", heading)
-            parts.append(guarded(id_, heading, functools.partial(make, own)))
+            heading, make = title or "No result yet", functools.partial(_trusted, own)
+            parts.append(guarded(f"trust-{place}", heading, "trusted", make))
     return [
         *parts,
-        guarded("claims", CLAIMS, lambda: _claims(named)),
-        guarded("settings", SETTINGS, lambda: _configurations(named)),
+        guarded("claims", CLAIMS, "claims", lambda: {"runs": [_claim(*one) for one in named]}),
+        guarded("settings", SETTINGS, "settings_compared", lambda: _configurations(named)),
     ]
 
 
@@ -80,44 +63,24 @@ def _trust(run: RunFolder) -> str | None:
     return None if run.summary is None else trust_of(run.summary)
 
 
-def _equal(runs: Sequence[RunFolder]) -> Part:
-    """What makes figures of these runs incomparable."""
-    unequal = differing([run.summary for run in runs if run.summary is not None])
-    if not unequal:
-        told = paragraph("Data set, users and held-out text are the same for all of these runs.")
-        return Part("differs", ALIKE, told)
-    told = paragraph("These runs are not comparable in everything:", "notice warn")
-    return Part("differs", ALIKE, joined([told, bullets(unequal)]))
-
-
-def _trusted(id_: str, title: str, own: Sequence[tuple[str, RunFolder]]) -> Part:
+def _trusted(own: Sequence[tuple[str, RunFolder]]) -> Context:
     """Runs of one kind of trust."""
     finished = [(name, run) for name, run in own if run.summary is not None]
-    if not finished:
-        told = (f"{name}: {method_of(run)}, {run.state}" for name, run in own)
-        return Part(id_, title, bullets(told))
-    body = [_columns("Runs", PUBLIC, finished)]
     measured = [(name, run) for name, run in finished if mapping(run.summary).get("benchmark")]
-    if measured:
-        body.append(
-            element(
-                "div",
-                element("h3", "Benchmark"),
-                element("p", OUTSIDE, class_="mark"),
-                _gains(measured),
-                _columns("Figures of each run", MEASURED, measured),
-                class_="outside",
-            )
-        )
-    return Part(id_, title, joined(body))
+    return {
+        "waiting": [f"{name}: {method_of(run)}, {run.state}" for name, run in own],
+        "runs": _columns("Runs", PUBLIC, finished) if finished else None,
+        "gains": _gains(measured),
+        "measured": _columns("Figures of each run", MEASURED, measured) if measured else None,
+    }
 
 
-def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolder]]) -> Html:
+def _columns(title: str, names: Sequence[str], own: Sequence[tuple[str, RunFolder]]) -> Table:
     rows = []
     for name, run in own:
         seed = "-" if run.seed is None else str(run.seed)
         rows.append([name, seed, *(_cell(column, run.summary or {}) for column in names)])
-    return table(title, ["run", "seed", *names], rows, words=1, stacked=True)
+    return Table(title, ["run", "seed", *names], rows, stacked=True)
 
 
 def _cell(column: str, summary: Mapping[str, Any]) -> str:
@@ -132,7 +95,7 @@ def _cell(column: str, summary: Mapping[str, Any]) -> str:
         return "-"
 
 
-def _gains(own: Sequence[tuple[str, RunFolder]]) -> Html:
+def _gains(own: Sequence[tuple[str, RunFolder]]) -> Figure | None:
     """Paired differences of each run's result and every control."""
     rows, data = [], []
     for name, run in own:
@@ -149,51 +112,41 @@ def _gains(own: Sequence[tuple[str, RunFolder]]) -> Html:
                 {"name": f"{name}\n{over}", "value": value, "low": low, "high": high, "own": True}
             )
     if not rows:
-        return Html()
+        return None
     title = "Accuracy gained over each control"
     remark = f"Paired differences, each run with its epsilon. {OVER_USERS}."
     headings = ["run", "epsilon", "over", "difference [95 %]"]
-    listing = table("Accuracy gained", headings, rows, stacked=True)
-    return figure(
-        title, remark, listing, lambda: intervals(data, value="accuracy gained", zero=True)
-    )
+    listing = Table("Accuracy gained", headings, rows, stacked=True)
+    draw = lambda: intervals(data, value="accuracy gained", zero=True)  # noqa: E731
+    return Figure(title, remark, listing, draw)
 
 
-def _claims(named: Sequence[tuple[str, RunFolder]]) -> Part:
-    """What each run claims and came to."""
-    body: list[Html] = []
-    for name, run in named:
-        body += [element("h3", f"{name}: {method_of(run)}"), *notices(run)]
-        body.append(paragraph(short_claim(run), "claim"))
-        body.append(bullets(verdict_lines(run.summary or {})))
-    return Part("claims", CLAIMS, joined(body))
+def _claim(name: str, run: RunFolder) -> Context:
+    """What a run claims and came to."""
+    return {
+        "title": f"{name}: {method_of(run)}",
+        "notices": notices(run),
+        "claim": short_claim(run),
+        "verdict": verdict_lines(run.summary or {}),
+    }
 
 
-def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Part:
+def _configurations(named: Sequence[tuple[str, RunFolder]]) -> Context:
     """The keys in which the runs differ."""
-    flat = [(name, _flat(run)) for name, run in named]
-    known = [(name, values) for name, values in flat if values]
+    known = [(name, values) for name, run in named if (values := _flat(run))]
     keys = list(dict.fromkeys(key for _, values in known for key in values))
     different = [
         key
         for key in keys
         if key not in PLACES and len({json.dumps(values.get(key)) for _, values in known}) > 1
     ]
-    title = SETTINGS
-    if not different:
-        told = "None of the keys differ." if known else "No run has a config.toml."
-        return Part("settings", title, paragraph(told))
     rows = [
-        [
-            element("code", key),
-            *(value_text(key, v[key]) if key in v else "-" for _, v in known),
-        ]
+        [key, *(value_text(key, values[key]) if key in values else "-" for _, values in known)]
         for key in different
     ]
     headings = ["key", *(name for name, _ in known)]
-    listing = table("Values by run", headings, rows, words=len(headings), stacked=True)
-    remark = small(f"{number(len(keys) - len(different))} keys agree, or name places.")
-    return Part("settings", title, joined([listing, remark]))
+    listing = Table("Values by run", headings, rows, words=len(headings), stacked=True, code=True)
+    return {"known": len(known), "different": listing, "agree": len(keys) - len(different)}
 
 
 def _flat(run: RunFolder) -> dict[str, Scalar]:

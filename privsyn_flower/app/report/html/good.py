@@ -2,61 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from privsyn_flower.app.report.evaluations import NOISE, covered
-from privsyn_flower.app.report.html.charts import bars, figure, intervals, lines
+from privsyn_flower.app.report.html.charts import bars, intervals, lines
 from privsyn_flower.app.report.html.markup import (
-    Html,
-    bullets,
-    element,
-    facts,
+    Figure,
+    Table,
     interval,
     is_number,
     is_triple,
-    joined,
-    number,
-    table,
-)
-from privsyn_flower.app.report.html.parts import (
-    OUTSIDE,
-    Part,
-    claim,
-    guarantee,
     mapping,
-    paragraph,
-    small,
-    unclaimed,
+    number,
 )
-from privsyn_flower.app.report.html.private import few, spread
+from privsyn_flower.app.report.html.parts import Context, claim, few, guarantee, spread, unclaimed
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.app.report.summaries import RESULTS, benchmark_lines
 
 MEASURES = {"accuracy": "Accuracy", "macro_f1": "Macro-F1", "loss": "Loss (nats a token)"}
 OVER_USERS = "95 % intervals over held-out users, not over the draw of the noise"
-COVERED = "Covered by epsilon: a paid, noisy release of the nodes."
 
 
-def good(run: RunFolder) -> Part:
+def good(run: RunFolder) -> Context:
     """The verdict, paid evaluations, and the benchmark, each marked by what covers it."""
     summary = run.summary or {}
     sentences = mapping(summary.get("verdict")).get("sentences")
-    told = [str(one) for one in sentences] if isinstance(sentences, list) else []
-    body = [bullets(told)] if told else []
-    body += _signal(run)
-    body += _paid(run, summary)
     benchmark = mapping(summary.get("benchmark"))
-    if benchmark:
-        body.append(_benchmark(run, benchmark))
-    elif "unfinished" in summary:
-        body.append(paragraph("The benchmark of this run is not finished."))
-    else:
-        body.append(paragraph("No benchmark: nothing was measured outside of epsilon here."))
-    return Part("good", "How good it is", joined(body))
+    return {
+        "sentences": sentences if isinstance(sentences, list) else [],
+        "signal": _signal(run),
+        "paid": list(_paid(run, summary)),
+        "benchmark": _benchmark(run, benchmark) if benchmark else None,
+        "unfinished": "unfinished" in summary,
+    }
 
 
-def _signal(run: RunFolder) -> list[Html]:
+def _signal(run: RunFolder) -> Figure | None:
     """The signal over the noise, by round; from the releases alone."""
     data = [
         {"x": row["round"], "value": max(0.0, float(row["excess"])) ** 0.5, "series": "signal"}
@@ -64,39 +46,33 @@ def _signal(run: RunFolder) -> list[Html]:
         if is_number(row.get("round")) and is_number(row.get("excess"))
     ]
     if len(data) < 2:
-        return []
+        return None
     title = "Norm of what the answers say, over the noise's"
     rows = [[number(one["x"]), number(one["value"], ".3f")] for one in spread(data)]
-    listing = table(f"By round{few(len(rows), len(data))}", ["round", "signal / noise"], rows)
+    listing = Table(f"By round{few(len(rows), len(data))}", ["round", "signal / noise"], rows)
     remark = f"From the released sums ({guarantee(run)}). At 1 the two are as large."
-    return [figure(title, remark, listing, lambda: lines(data, value="signal / noise"))]
+    return Figure(title, remark, listing, lambda: lines(data, value="signal / noise"))
 
 
 # Paid releases of the nodes ------------------------------------------------------------------
 
 
-def _paid(run: RunFolder, summary: Mapping[str, Any]) -> list[Html]:
+def _paid(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[Figure]:
     """What nodes measured, if that was paid for."""
     points = summary.get("evaluation_curve")
-    parts = [_by_round(run, points)] if isinstance(points, list) and points else []
+    if isinstance(points, list) and points:
+        yield _by_round(run, points)
     if models := mapping(mapping(summary.get("measured")).get("models")):
-        parts.append(_given(run, models, mapping(summary["measured"])))
+        yield _given(run, models, mapping(summary["measured"]))
     if estimates := mapping(mapping(summary.get("evaluation")).get("estimates")):
-        parts.append(_given(run, estimates, mapping(summary["evaluation"])))
-    if not parts:
-        return []
-    return [
-        element("h3", "Measured on the nodes"),
-        element("p", COVERED, class_="mark covered"),
-        *parts,
-    ]
+        yield _given(run, estimates, mapping(summary["evaluation"]))
 
 
 def _ends(found: Mapping[str, Any], what: str) -> list[Any]:
     return [found.get(what), found.get(f"{what}_low"), found.get(f"{what}_high")]
 
 
-def _by_round(run: RunFolder, points: Sequence[Any]) -> Html:
+def _by_round(run: RunFolder, points: Sequence[Any]) -> Figure:
     """Accuracy against rounds."""
     found = [mapping(one) for one in points]
     data = []
@@ -118,12 +94,12 @@ def _by_round(run: RunFolder, points: Sequence[Any]) -> Html:
     ]
     title = "Accuracy on users' text by round"
     headings = ["round", "accuracy", "gained over the start", "loss"]
-    listing = table(f"Paid evaluations{few(len(rows), len(found))}", headings, rows)
+    listing = Table(f"Paid evaluations{few(len(rows), len(found))}", headings, rows)
     draw = (lambda: lines(data, value="accuracy", zero=False)) if data else None
-    return figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
+    return Figure(title, f"{guarantee(run)}. {NOISE}", listing, draw)
 
 
-def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) -> Html:
+def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) -> Figure:
     """Models of one release beside each other; of a training, its start and its end."""
     gained = mapping(found.get("gained"))
     rows, data = [], []
@@ -138,9 +114,9 @@ def _given(run: RunFolder, models: Mapping[str, Any], found: Mapping[str, Any]) 
             data.append({"name": str(name), "value": value, "low": low, "high": high, "own": True})
     against = found.get("against", "start")
     title = f"Accuracy gained over {str(against)!r} on users' text"
-    listing = table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
+    listing = Table("Models on users' text", ["model", "accuracy", "gained", "loss"], rows)
     draw = (lambda: intervals(data, value="accuracy gained", zero=True)) if data else None
-    return figure(title, f"{guarantee(run)}. {covered(found)}", listing, draw)
+    return Figure(title, f"{guarantee(run)}. {covered(found)}", listing, draw)
 
 
 # The benchmark -------------------------------------------------------------------------------
@@ -153,25 +129,24 @@ def beside(run: RunFolder) -> str:
     return f"The run has {guarantee(run)}; this figure is not covered by it."
 
 
-def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Html:
-    """Everything under `benchmark`, in a box that says what it is."""
-    body = [
-        element("h3", "Benchmark"),
-        element("p", OUTSIDE, class_="mark"),
-        small(str(found.get("note", "")).partition("; ")[2].partition("; ")[2]),
-        bullets(benchmark_lines(run.summary or {})),
-    ]
+def _benchmark(run: RunFolder, found: Mapping[str, Any]) -> Context:
+    """Everything under `benchmark`."""
+    blocks: list[Figure | Table] = []
     for key, title in MEASURES.items():
         if values := mapping(found.get(key)):
-            body.append(_models(run, found, key, title, values))
-            body += _pairs(run, found, key, title)
-    body += [*_distances(run, found), *_rounds(run, found), *_repeated(found), *_rest(found)]
-    return element("div", *body, class_="outside", role="group", aria_label="Benchmark. " + OUTSIDE)
+            blocks.append(_models(run, found, key, title, values))
+            blocks += _pairs(run, found, key, title)
+    return {
+        "note": str(found.get("note", "")).partition("; ")[2].partition("; ")[2],
+        "lines": benchmark_lines(run.summary or {}),
+        "blocks": [*blocks, *_distances(run, found), *_rounds(run, found), *_repeated(found)],
+        "rest": _rest(found),
+    }
 
 
 def _models(
     run: RunFolder, found: Mapping[str, Any], key: str, title: str, values: Mapping[str, Any]
-) -> Html:
+) -> Figure:
     """One measure of the small model, by what it was trained on."""
     ends, names = mapping(found.get(f"{key}_interval")), mapping(found.get("methods"))
     texts = mapping(found.get("training_texts"))
@@ -188,11 +163,11 @@ def _models(
     users = number(found.get("held_out_users"))
     heading = f"{title} on {users} held-out users, by what the model was trained on"
     remark = f"{beside(run)} {OVER_USERS}."
-    listing = table(title, ["trained on", f"{title.lower()} [95 %]", "texts"], rows)
-    return figure(heading, remark, listing, lambda: intervals(data, value=title.lower()))
+    listing = Table(title, ["trained on", f"{title.lower()} [95 %]", "texts"], rows)
+    return Figure(heading, remark, listing, lambda: intervals(data, value=title.lower()))
 
 
-def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> list[Html]:
+def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> list[Figure]:
     """Paired differences: these, and not overlapping bars, say what is better."""
     rows, data = [], []
     for pair, ends in mapping(found.get(f"{key}_difference")).items():
@@ -211,9 +186,9 @@ def _pairs(run: RunFolder, found: Mapping[str, Any], key: str, title: str) -> li
         f"{beside(run)} {OVER_USERS}: one that leaves out 0 is a difference, also where the "
         "intervals above overlap."
     )
-    listing = table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)
+    listing = Table(f"{title}, differences", ["pair", "difference [95 %]", "the first is"], rows)
     draw = lambda: intervals(data, value="difference", zero=True)  # noqa: E731
-    return [figure(heading, remark, listing, draw)]
+    return [Figure(heading, remark, listing, draw)]
 
 
 def _judged(key: str, low: float, high: float) -> str:
@@ -227,9 +202,8 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _distances(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+def _distances(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
     """Frechet distances to held-out text, the run's own beside its controls."""
-    parts = []
     for group, values in mapping(found.get("frechet")).items():
         named = {name: value for name, value in mapping(values).items() if is_number(value)}
         if not named:
@@ -241,9 +215,8 @@ def _distances(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
         title = f"Frechet distance to held-out text: {group}"
         remark = f"{beside(run)} Smaller is closer."
         rows = [[_words(name), number(value, ".4f")] for name, value in named.items()]
-        listing = table(f"Frechet distance, {group}", ["text", "distance"], rows)
-        parts.append(figure(title, remark, listing, _bars(data)))
-    return parts
+        listing = Table(f"Frechet distance, {group}", ["text", "distance"], rows)
+        yield Figure(title, remark, listing, _bars(data))
 
 
 def _bars(data: list[dict[str, Any]]) -> Callable[[], dict[str, Any]]:
@@ -262,9 +235,8 @@ BY_ROUND = {  # key -> title, and the series of each line
 }
 
 
-def _rounds(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+def _rounds(run: RunFolder, found: Mapping[str, Any]) -> Iterator[Figure]:
     """What the benchmark knows of each round."""
-    parts = []
     for key, (title, series) in BY_ROUND.items():
         own = mapping(found.get(key))
         columns = {label: own[name] for name, label in series.items() if _numbers(own.get(name))}
@@ -283,9 +255,8 @@ def _rounds(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
             ]
             for place in spread(range(count))
         ]
-        listing = table(f"{title}{few(len(rows), count)}", ["round", *columns], rows)
-        parts.append(figure(title, beside(run), listing, _lines(data, title)))
-    return parts
+        listing = Table(f"{title}{few(len(rows), count)}", ["round", *columns], rows)
+        yield Figure(title, beside(run), listing, _lines(data, title))
 
 
 def _lines(data: list[dict[str, Any]], title: str) -> Callable[[], dict[str, Any]]:
@@ -296,7 +267,7 @@ def _numbers(values: object) -> bool:
     return isinstance(values, list) and bool(values) and all(map(is_number, values))
 
 
-def _repeated(found: Mapping[str, Any]) -> list[Html]:
+def _repeated(found: Mapping[str, Any]) -> list[Table]:
     """Synthetic texts that repeat others."""
     near = mapping(found.get("near_duplicates"))
     rows = [
@@ -311,14 +282,14 @@ def _repeated(found: Mapping[str, Any]) -> list[Html]:
     if not rows:
         return []
     headings = ["text", "texts", "share that repeat", "similar", "copies", "longest run of words"]
-    return [table("Synthetic texts that repeat others", headings, rows)]
+    return [Table("Synthetic texts that repeat others", headings, rows)]
 
 
 def _share(value: object) -> str:
     return f"{value:.2%}" if is_number(value) else number(value)
 
 
-def _rest(found: Mapping[str, Any]) -> list[Html]:
+def _rest(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What is one number."""
     topics, votes = mapping(found.get("true_topics")), mapping(found.get("true_votes"))
     minority = mapping(mapping(found.get("proximity")).get("minority_share"))
@@ -329,4 +300,4 @@ def _rest(found: Mapping[str, Any]) -> list[Html]:
         ("held-out words outside of the vocabulary", found.get("unknown_rate")),
         *((f"minority's share of the text: {_words(name)}", v) for name, v in minority.items()),
     ]
-    return [facts([(name, number(value)) for name, value in pairs if value is not None])]
+    return [(name, number(value)) for name, value in pairs if value is not None]

@@ -8,27 +8,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from privsyn_flower.app.report.html.charts import bars, figure
-from privsyn_flower.app.report.html.markup import (
-    Html,
-    element,
-    facts,
-    is_number,
-    joined,
-    number,
-    plain,
-    size,
-    table,
-)
+from privsyn_flower.app.report.html.charts import bars
+from privsyn_flower.app.report.html.markup import Figure, Table, is_number, mapping, number, plain
 from privsyn_flower.app.report.html.overview import method_of
-from privsyn_flower.app.report.html.parts import (
-    Part,
-    guarantee,
-    mapping,
-    paragraph,
-    small,
-    stripped,
-)
+from privsyn_flower.app.report.html.parts import Context, guarantee, stripped
 from privsyn_flower.app.report.reading import SEEDS, RunFolder, first_texts
 from privsyn_flower.units import units, unspaced, words
 
@@ -46,57 +29,36 @@ WORD = re.compile(r"[^\W\d_]{5,30}")
 Row = Mapping[str, Any]
 
 
-def learned(run: RunFolder) -> Part:
+def learned(run: RunFolder) -> Context:
     """The result, as far as it is there."""
     summary = run.summary or {}
     total = run.text_count()
-    body = [_seeds(run)]
-    if "parameters" in summary:
-        told = f"A trained model, of {number(summary['parameters'])} trainable parameters"
-        body.append(paragraph(f"{told}, in model/ of the run folder."))
-    if total and method_of(run) == UNPROTECTED:
-        mark = element("p", REPEATS, class_="mark")
-        body.append(element("div", mark, _texts(run, total), class_="outside"))
-    elif total:
-        body.append(_texts(run, total))
-    if "proximity" in summary:
-        body.append(_kept(mapping(summary["proximity"])))
-    if not any(body):
-        measured = "measured" in summary
-        nothing = "This run measured given models and made none." if measured else "Nothing yet."
-        body.append(paragraph(nothing))
-    return Part("learned", "What was learned", joined(body))
+    return {
+        "summary": summary,
+        "seeds": [_item(row) for row in first_texts(run.folder, SHOWN_SEEDS, SEEDS)],
+        "texts": _texts(run, total) if total else None,
+        "public": _public(mapping(summary["proximity"])) if "proximity" in summary else None,
+    }
 
 
-def _seeds(run: RunFolder) -> Html:
-    """What the users' votes picked, before anything is written of it."""
-    rows = first_texts(run.folder, SHOWN_SEEDS, SEEDS)
-    if not rows:
-        return Html()
-    items = [element("li", *_item(row), dir="auto") for row in rows]
-    title = element("h3", "What the users' votes picked")
-    told = paragraph(f"Candidates of most noisy votes, in {SEEDS}; no user's own text.")
-    return joined([title, told, element("ol", *items, class_="texts")])
-
-
-def _texts(run: RunFolder, total: int) -> Html:
+def _texts(run: RunFolder, total: int) -> Context:
     """The browser of texts, and what they are like."""
     rows = run.texts(COUNTED)
-    shown_rows = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
-    names = [_group(row) for row in rows]
-    groups = Counter(name for name in names if name)
-    told = f"{number(total)} synthetic texts, in synthetic.jsonl."
-    if len(shown_rows) < total:
-        told += f" {number(len(shown_rows))} of them stand here, evenly spread over the file."
-    body = [paragraph(told)]
-    if groups:
-        body.append(_by_group(run, groups, _what(rows), len(rows)))
-    words = [] if groups else _frequent(rows)
-    body += [
-        _lengths(run, rows, total),
-        _browser(shown_rows, groups, _what(rows), words, len(rows)),
-    ]
-    return joined(body)
+    shown = [rows[n * len(rows) // SHOWN] for n in range(SHOWN)] if len(rows) > SHOWN else rows
+    groups = Counter(name for name in map(_group, rows) if name)
+    what = "topic" if any("topic" in row for row in rows) else "class"
+    numbers = {name: place for place, (name, _) in enumerate(groups.most_common())}
+    figures = [_by_group(run, groups, what, len(rows))] if groups else []
+    return {
+        "mark": REPEATS if method_of(run) == UNPROTECTED else "",
+        "total": total,
+        "counted": len(rows),
+        "figures": [*figures, *_lengths(run, rows, total)],
+        "what": what,
+        "groups": numbers,
+        "words": [] if groups else _frequent(rows),
+        "rows": [_item(row) | {"number": numbers.get(_group(row))} for row in shown],
+    }
 
 
 def _frequent(rows: Sequence[Row]) -> list[tuple[str, int]]:
@@ -121,11 +83,7 @@ def _group(row: Row) -> str:
     return stripped(plain(": ".join(str(one) for one in (label, named) if one)))
 
 
-def _what(rows: Sequence[Row]) -> str:
-    return "topic" if any("topic" in row for row in rows) else "class"
-
-
-def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> Html:
+def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> Figure:
     """How many texts each topic or class has."""
     shares = _released_shares(run)
     most = groups.most_common(GROUPS)
@@ -138,8 +96,8 @@ def _by_group(run: RunFolder, groups: Counter[str], what: str, counted: int) -> 
         headings, rows = headings[:3], [row[:3] for row in rows]
     title = f"Texts by {what}: the {len(most)} largest of {len(groups)}"
     data = [{"name": stripped(name, 34), "value": count} for name, count in most]
-    listing = table(title, headings, rows)
-    return figure(title, guarantee(run), listing, lambda: bars(data, value="texts"))
+    listing = Table(title, headings, rows)
+    return Figure(title, guarantee(run), listing, lambda: bars(data, value="texts"))
 
 
 def _released_shares(run: RunFolder) -> dict[str, str]:
@@ -153,11 +111,11 @@ def _released_shares(run: RunFolder) -> dict[str, str]:
     }
 
 
-def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
+def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> list[Figure]:
     """A histogram of the texts' words."""
     words = sorted(len(units(str(row["text"]))) for row in rows)
     if not words:
-        return Html()
+        return []
     # The longest hundredth goes into the last bin, or it would flatten the rest.
     top = max(1, words[min(len(words) - 1, int(0.99 * len(words)))])
     step = max(1, math.ceil((top + 1) / BINS))
@@ -172,91 +130,20 @@ def _lengths(run: RunFolder, rows: Sequence[Row], total: int) -> Html:
     middle = words[len(words) // 2]
     title = f"Words of a text{of}: {middle} in the middle, {words[0]} to {words[-1]}"
     body = [[str(row["name"]), number(row["value"])] for row in data]
-    listing = table("Texts by their number of words", ["words", "texts"], body)
+    listing = Table("Texts by their number of words", ["words", "texts"], body)
     draw = lambda: bars(data, value="texts", label="words", upright=True)  # noqa: E731
-    return figure(title, guarantee(run), listing, draw)
+    return [Figure(title, guarantee(run), listing, draw)]
 
 
-def _browser(
-    rows: Sequence[Row],
-    groups: Counter[str],
-    what: str,
-    words: list[tuple[str, int]],
-    counted: int,
-) -> Html:
-    """The texts themselves, to search; without JavaScript, a list to scroll."""
-    numbers = {name: str(place) for place, (name, _) in enumerate(groups.most_common())}
-    options = [element("option", f"every {what}", value="")]
-    options += [element("option", name, value=place) for name, place in numbers.items()]
-    search = [
-        element("label", "Search", for_="search"),
-        element("input", id="search", type="search", autocomplete="off", spellcheck="false"),
-    ]
-    if groups:
-        search.append(element("label", f"Of {what}", for_="group"))
-        search.append(element("select", *options, id="group"))
-    items = [
-        element("li", *_item(row), data_group=numbers.get(_group(row)), dir="auto") for row in rows
-    ]
-    return joined(
-        [
-            element("h3", "Synthetic texts"),
-            element("div", *search, class_="controls", role="search"),
-            _choices(words, counted),
-            element("p", "", id="found", role="status"),
-            element(
-                "ol", *items, class_="texts", id="texts", tabindex=0, aria_label="Synthetic texts"
-            ),
-            element("button", "Show more", id="more", type="button", hidden=True),
-        ]
-    )
+def _item(row: Row) -> dict[str, object]:
+    text = str(row["text"])
+    return {"group": _group(row), "text": text[:LONGEST], "left": max(0, len(text) - LONGEST)}
 
 
-def _choices(words: list[tuple[str, int]], counted: int) -> Html:
-    """Frequent words, each to be searched for."""
-    if not words:
-        return Html()
-    buttons = [
-        element("button", f"{word} ({number(count)})", type="button", data_word=word)
-        for word, count in words
-    ]
-    title = element(
-        "p", f"Frequent words, and how many of {number(counted)} texts have them:", class_="remark"
-    )
-    return joined([title, element("p", *buttons, class_="words")])
-
-
-def _item(row: Row) -> list[Html]:
-    text, name = str(row["text"]), _group(row)
-    left = len(text) - LONGEST
-    parts = [element("span", name, class_="tag")] if name else []
-    parts.append(element("span", text[:LONGEST], class_="text"))
-    if left > 0:
-        parts.append(element("span", f" \u2026 {number(left)} more characters", class_="remark"))
-    return parts
-
-
-def _kept(found: Mapping[str, Any]) -> Html:
+def _public(found: Mapping[str, Any]) -> Table:
     """Public text that the trained model keeps."""
-    by = found.get("by")
     rows = [
         [name, number(mapping(one).get("kept")), number(mapping(one).get("of"))]
-        for name, one in {"all": found, **mapping(by)}.items()
+        for name, one in {"all": found, **mapping(found.get("by"))}.items()
     ]
-    title = "Public texts that the trained model keeps"
-    share = mapping(found.get("minority_share"))
-    told = facts(
-        [
-            ("kept", size(found.get("bytes_kept"))),
-            ("of", size(found.get("bytes_of"))),
-            ("minority's share before", _percent(share.get("before"))),
-            ("minority's share after", _percent(share.get("after"))),
-        ]
-    )
-    carried = small("Public text that the trained model chose carries the epsilon of the training.")
-    listing = table(title, ["public text", "kept", "of"], rows)
-    return joined([element("h3", title), told, listing, carried])
-
-
-def _percent(value: object) -> str | None:
-    return f"{value:.1%}" if is_number(value) else None
+    return Table("Public texts that the trained model keeps", ["public text", "kept", "of"], rows)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 from privsyn_flower.files import build_file, cache_home
 
+INSTALL = "pip install 'privsyn-flower[report]'"
 logger = logging.getLogger("privsyn_flower")
 
 # sha256 of the script, by the versions of vl-convert-python and Vega-Lite. What others make is

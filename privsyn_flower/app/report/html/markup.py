@@ -1,33 +1,60 @@
-"""HTML that cannot be forgotten to escape: text becomes markup here, and nowhere else.
+"""Text becomes markup in the templates alone, by Jinja2, which escapes whatever it is given.
 
-A child that is a plain string is escaped; one of type `Html` stands as it is. What steers a
-terminal or turns the direction of writing around is written out (`terminal.escaped`), so that a
-text can neither hide a part of itself nor reorder what stands beside it.
+What steers a terminal or turns the direction of writing around is written out before
+(`terminal.escaped`), so that a text can neither hide a part of itself nor reorder what stands
+beside it. No Python code here puts a tag together.
 """
 
 from __future__ import annotations
 
-import html
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
-from typing import TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeGuard
 
+from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+from markupsafe import Markup
+
+from privsyn_flower.app.report.html.library import library as library  # the page's, too
 from privsyn_flower.terminal import escaped
 
+# They end in .md because Flower packs no other kind of text file into an app.
+TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 _SURROGATES = re.compile("[\ud800-\udfff]")  # JSON may hold half of a pair; UTF-8 may not
-_EMPTY = {"meta", "input", "br", "link"}
 # In a script element: what would end it, or begin a comment in it, is written as JSON escapes it.
 _IN_SCRIPT = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
-Child = object  # an Html, or anything that is shown as its escaped text
+
+@dataclass(frozen=True)
+class Table:
+    """rows: of cells that are shown as text. words: leading columns that are text; the others are
+    aligned as numbers. stacked: for long texts: on a narrow screen its cells stand one below the
+    other, each with its heading. code: the first column holds names of keys."""
+
+    caption: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    words: int = 1
+    stacked: bool = False
+    code: bool = False
 
 
-class Html(str):
-    """Markup that may stand in a page as it is."""
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its table folded up beside it, or the table alone.
 
-    __slots__ = ()
+    remark: what has to be known with it, epsilon above all. draw: makes the chart's Vega-Lite
+    specification, called only where there is something to draw it; None: no chart.
+    """
+
+    title: str
+    remark: str
+    table: Table
+    draw: Callable[[], dict[str, Any]] | None
 
 
 def plain(value: object) -> str:
@@ -35,95 +62,50 @@ def plain(value: object) -> str:
     return _SURROGATES.sub("\ufffd", escaped(str(value)))
 
 
-def shown(value: Child) -> Html:
-    """A child as markup: escaped, unless it is markup already. None is nothing."""
-    if value is None:
-        return Html()
-    return value if isinstance(value, Html) else Html(html.escape(plain(value)))
+def render(macro: str, /, **context: object) -> Markup:
+    """A macro of sections.html.md, as markup."""
+    made: Markup = getattr(_environment().get_template("sections.html.md").module, macro)(**context)
+    return made
 
 
-def joined(children: Iterable[Child]) -> Html:
-    """Children one after the other."""
-    return Html("".join(map(shown, children)))
+def render_page(**context: object) -> str:
+    """The whole document."""
+    return _environment().get_template("page.html.md").render(context)
 
 
-def element(name: str, /, *children: Child, **attributes: object) -> Html:
-    """<name attributes>children</name>. An attribute's trailing underscore is dropped and others
-    become hyphens; None and False leave it out, True gives it no value."""
-    told = ""
-    for key, value in attributes.items():
-        if value is None or value is False:
-            continue
-        written = key.rstrip("_").replace("_", "-")
-        told += f" {written}" if value is True else f' {written}="{html.escape(plain(value))}"'
-    if name in _EMPTY:
-        return Html(f"<{name}{told}>")
-    return Html(f"<{name}{told}>{joined(children)}</{name}>")
+def data_script(value: object) -> Markup:
+    """A JSON value as the text of a script element that no browser runs."""
+    return Markup(json.dumps(value, ensure_ascii=True, allow_nan=False).translate(_IN_SCRIPT))
 
 
-def data_script(value: object, class_: str) -> Html:
-    """A JSON value in a script element that no browser runs."""
-    text = json.dumps(value, ensure_ascii=True, allow_nan=False).translate(_IN_SCRIPT)
-    return Html(f'<script type="application/json" class="{html.escape(class_)}">{text}</script>')
-
-
-def table(
-    caption: str,
-    headings: Sequence[Child],
-    rows: Iterable[Sequence[Child]],
-    *,
-    words: int = 1,
-    stacked: bool = False,
-) -> Html:
-    """A table in a box that scrolls by keyboard, too. words: leading columns that are text; the
-    others are aligned as numbers. stacked: for long texts: on a narrow screen its cells stand one
-    below the other, each with its heading."""
-
-    def cells(row: Sequence[Child]) -> Html:
-        first = element("th", row[0], scope="row")
-        rest = [
-            element(
-                "td",
-                cell,
-                class_=None if place < words else "number",
-                data_label=headings[place] if stacked else None,
-            )
-            for place, cell in enumerate(row[1:], start=1)
-        ]
-        return element("tr", first, *rest)
-
-    head = [
-        element("th", name, scope="col", class_=None if place < words else "number")
-        for place, name in enumerate(headings)
-    ]
-    body = element(
-        "table",
-        element("caption", caption),
-        element("thead", element("tr", *head)),
-        element("tbody", *map(cells, rows)),
+@cache
+def _environment() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=ChainableUndefined,  # a summary may have been written by another version
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    kind = "scroll stacked" if stacked else "scroll"
-    return element("div", body, class_=kind, tabindex=0, role="region", aria_label=caption)
+    made.globals["library"] = lambda: library()
+    made.filters |= {"json": data_script, "plain": plain}
+    made.filters |= {one.__name__: _or_none(one) for one in (number, size, seconds, percent)}
+    return made
 
 
-def facts(pairs: Iterable[tuple[Child, Child]]) -> Html:
-    """Terms and what they come to; a pair whose value is None is left out."""
-    items = [
-        element("div", element("dt", term), element("dd", value))
-        for term, value in pairs
-        if value is not None
-    ]
-    return element("dl", *items, class_="facts")
+def _finalized(value: object) -> object:
+    """Of whatever a template shows: None is nothing, and only markup stands as it is."""
+    if value is None:
+        return ""
+    return value if isinstance(value, Markup) else plain(value)
 
 
-def bullets(items: Iterable[Child], class_: str | None = None) -> Html:
-    """A list."""
-    return element("ul", *(element("li", item) for item in items), class_=class_)
-
-
-def folded(summary: Child, *children: Child, open_: bool = False) -> Html:
-    """What is shown on demand; by keyboard, and without JavaScript, too."""
-    return element("details", element("summary", summary), *children, open=open_)
+def _or_none(form: Callable[[object], str]) -> Callable[[object], str | None]:
+    """A filter that leaves out what is not there."""
+    return lambda value: (
+        None if value is None or isinstance(value, ChainableUndefined) else form(value)
+    )
 
 
 # Numbers -----------------------------------------------------------------------------------
@@ -132,9 +114,19 @@ def folded(summary: Child, *children: Child, open_: bool = False) -> Html:
 # is, never taken for one.
 
 
+def mapping(value: object) -> Mapping[str, Any]:
+    """A JSON object, {} in the place of anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def is_number(value: object) -> TypeGuard[int | float]:
     """Whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_triple(values: object) -> TypeGuard[Sequence[float]]:
+    """Whether a JSON value is [value, low, high]."""
+    return isinstance(values, list | tuple) and len(values) == 3 and all(map(is_number, values))
 
 
 def number(value: object, form: str = ",.4g") -> str:
@@ -146,6 +138,11 @@ def number(value: object, form: str = ",.4g") -> str:
     if form == ",.4g" and float(value).is_integer() and abs(value) < 1e15:
         return f"{value:,.0f}"
     return format(value, form)
+
+
+def percent(value: object) -> str:
+    """A share in words."""
+    return f"{value:.1%}" if is_number(value) else number(value)
 
 
 def size(value: object) -> str:
@@ -178,8 +175,3 @@ def interval(values: object, *, sign: bool = False) -> str:
     form = "+.4f" if sign else ".4f"
     value, low, high = (format(one, form) for one in values)
     return f"{value} [{low}, {high}]"
-
-
-def is_triple(values: object) -> TypeGuard[Sequence[float]]:
-    """Whether a JSON value is [value, low, high]."""
-    return isinstance(values, list | tuple) and len(values) == 3 and all(map(is_number, values))

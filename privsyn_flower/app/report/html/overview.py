@@ -6,20 +6,19 @@ import math
 from collections.abc import Sequence
 
 from privsyn_flower.app.report.html.markup import (
-    Html,
-    element,
     interval,
     is_number,
     is_triple,
+    mapping,
     number,
     size,
 )
 from privsyn_flower.app.report.html.parts import (
+    Context,
     claim,
     delta,
     epsilon,
     guarantee,
-    mapping,
     unclaimed,
     why_failed,
 )
@@ -36,18 +35,15 @@ NOBODY = (
 START = {"synthetic": "random_public", "trained": "pretrained"}  # what a result is compared with
 
 
-def overview(run: RunFolder) -> Html:
+def overview(run: RunFolder) -> Context:
     """The name, warnings, the short claim and cards."""
-    return element(
-        "header",
-        element("p", "privsyn-flower run", class_="kicker"),
-        element("h1", run.name),
-        element("p", _line(run), class_="remark"),
-        *notices(run),
-        *benchmark_notice([run]),
-        element("p", short_claim(run), class_="claim"),
-        _cards(run),
-    )
+    return {
+        "name": run.name,
+        "line": _line(run),
+        "found": [*notices(run), *benchmark_notice([run])],
+        "claim": short_claim(run),
+        "cards": _cards(run),
+    }
 
 
 def method_of(run: RunFolder) -> str:
@@ -60,48 +56,46 @@ def method_of(run: RunFolder) -> str:
 def _line(run: RunFolder) -> str:
     """Method, data, seed and version."""
     summary = run.summary or {}
-    told = [method_of(run)]
+    parts = [method_of(run)]
     if dataset := summary.get("dataset"):
-        told.append(dataset_name(dataset))
+        parts.append(dataset_name(dataset))
     elif run.config is not None:
-        told.append(run.config.data.source)
+        parts.append(run.config.data.source)
     users = summary.get("users", run.promised.get("users"))
-    told += [f"{number(users)} users"] if users is not None else []
-    told += [f"seed {run.seed}"] if run.seed is not None else []
-    told += [f"version {summary['version']}"] if "version" in summary else []
-    return ", ".join(told)
+    parts += [f"{number(users)} users"] if users is not None else []
+    parts += [f"seed {run.seed}"] if run.seed is not None else []
+    parts += [f"version {summary['version']}"] if "version" in summary else []
+    return ", ".join(parts)
 
 
-def notices(run: RunFolder) -> list[Html]:
-    """What changes how everything below is to be read."""
+def notices(run: RunFolder) -> list[tuple[str, str]]:
+    """(class, text) of what changes how everything below is to be read."""
     summary = run.summary or {}
     found = claim(run)
-    told: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
     if run.state == "running":
-        told.append(("state", "This run is going on: what follows is what is there so far."))
+        lines.append(("state", "This run is going on: what follows is what is there so far."))
     elif run.error:
-        told.append(("bad", f"This run failed: {why_failed(run).splitlines()[0][:300]}"))
+        lines.append(("bad", f"This run failed: {why_failed(run).splitlines()[0][:300]}"))
     elif run.summary is None and run.config is not None:
-        told.append(("state", NOBODY))
-    told += [("bad", line) for line in unusable_lines(summary)]
+        lines.append(("state", NOBODY))
+    lines += [("bad", line) for line in unusable_lines(summary)]
     if early := summary.get("ended_early"):
         of = f"{number(summary.get('rounds'))} of {number(summary.get('rounds_planned'))} rounds"
-        told.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))
+        lines.append(("warn", f"Ended early, after {of}: {without_places(str(early))}"))
     if why := unclaimed(found):
-        told.append(("bad", f"No privacy is claimed: {why}"))
+        lines.append(("bad", f"No privacy is claimed: {why}"))
     threat = str(found.get("threat_model", ""))
     if found.get("split") == "private" or "split was chosen by private text" in threat:
-        told.append(
-            (
-                "warn",
-                "Not for release: which users and texts there are was chosen by reading private "
-                "text, which epsilon does not cover. This run is for comparison.",
-            )
+        why = (
+            "Not for release: which users and texts there are was chosen by reading private text, "
+            "which epsilon does not cover. This run is for comparison."
         )
-    return [element("p", text, class_=f"notice {kind}") for kind, text in told]
+        lines.append(("warn", why))
+    return lines
 
 
-def benchmark_notice(runs: Sequence[RunFolder]) -> list[Html]:
+def benchmark_notice(runs: Sequence[RunFolder]) -> list[tuple[str, str]]:
     """Said once on a page that shows what no page of a deployed run has."""
     if not any((run.summary or {}).get("benchmark") for run in runs):
         return []
@@ -109,10 +103,10 @@ def benchmark_notice(runs: Sequence[RunFolder]) -> list[Html]:
         "This page has figures measured on private or held-out text. They are marked; epsilon "
         "does not cover them."
     )
-    return [element("p", text, class_="notice warn")]
+    return [("warn", text)]
 
 
-def _cards(run: RunFolder) -> Html:
+def _cards(run: RunFolder) -> list[tuple[str, str, str]]:
     """A few figures, each with what it is."""
     summary = run.summary or {}
     found = claim(run)
@@ -138,8 +132,7 @@ def _cards(run: RunFolder) -> Html:
     if is_number(signal.get("excess")):
         ratio = math.sqrt(max(0.0, float(signal["excess"])))
         cards.append(("signal / noise", number(ratio, ".2g"), str(signal.get("signal", ""))))
-    cards += _accuracy(run)
-    return element("div", *(_card(*card) for card in cards), class_="cards")
+    return cards + _accuracy(run)
 
 
 def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
@@ -158,14 +151,3 @@ def _accuracy(run: RunFolder) -> list[tuple[str, str, str]]:
         beside = f"{gained} against {other.replace('_', ' ')}; {guarantee(run)}"
         beside += "" if unclaimed(claim(run)) else ", not covered by it"
     return [("accuracy, benchmark", number(values[own], ".4f"), beside)]
-
-
-def _card(title: str, value: str, remark: str) -> Html:
-    outside = " outside" if "benchmark" in title else ""
-    return element(
-        "div",
-        element("span", title, class_="name"),
-        element("strong", value),
-        element("span", remark, class_="remark"),
-        class_=f"card{outside}",
-    )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from privsyn_flower.app.report.html.markup import Html, element, is_number, number, shown
+from jinja2 import TemplateError
+from markupsafe import Markup
+
+from privsyn_flower.app.report.html.markup import is_number, number, render
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.app.report.summaries import NONE, trust_of
 from privsyn_flower.privacy.wording import at_most, delta_at_most
@@ -24,6 +27,9 @@ PROMISED = {  # of a run without a result, by what it promised
     "private_selection": "checkpoints are chosen by private text, which epsilon does not cover",
 }
 OUTSIDE = "Not covered by epsilon: measured on private or held-out text."
+MOST_ROWS = 60  # of a table of releases or rounds
+
+Context = Mapping[str, object]  # what a section's macro is called with
 
 
 @dataclass(frozen=True)
@@ -32,39 +38,20 @@ class Part:
 
     id: str
     title: str
-    body: Html
+    body: Markup
 
 
-def part(found: Part) -> Html:
-    """A section with its heading."""
-    heading = element("h2", found.title, id=f"{found.id}-title")
-    return element("section", heading, found.body, id=found.id, aria_labelledby=f"{found.id}-title")
-
-
-def guarded(id_: str, title: str, make: Callable[[], Part]) -> Part:
+def guarded(id_: str, title: str, macro: str, context: Callable[[], Context]) -> Part:
     """A part of the page; one that cannot be made of what a folder says is no reason to show
     nothing of the others."""
     try:
-        return make()
-    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        return Part(id_, title, render(macro, **context()))
+    except (
+        KeyError, TypeError, ValueError, AttributeError, ArithmeticError, TemplateError,
+    ) as error:  # fmt: skip
         logger.warning("report page, %r: %s: %s", title, type(error).__name__, error)
-        told = without_places(f"This part cannot be shown: {type(error).__name__}: {error}")
-        return Part(id_, title, paragraph(told, "notice bad"))
-
-
-def mapping(value: object) -> Mapping[str, Any]:
-    """A JSON object, {} in the place of anything else."""
-    return value if isinstance(value, Mapping) else {}
-
-
-def paragraph(text: object, class_: str | None = None) -> Html:
-    """<p>."""
-    return element("p", text, class_=class_)
-
-
-def small(text: object) -> Html:
-    """A remark on what stands above it."""
-    return element("p", shown(text), class_="remark")
+        why = without_places(f"This part cannot be shown: {type(error).__name__}: {error}")
+        return Part(id_, title, render("failed", why=why))
 
 
 def claim(run: RunFolder) -> Mapping[str, Any]:
@@ -115,8 +102,8 @@ def guarantee(run: RunFolder) -> str:
     found = claim(run)
     if unclaimed(found):
         return NOTHING
-    told = delta(found)
-    beside = f", \u03b4\u00a0=\u00a0{told}" if told is not None else ""
+    at = delta(found)
+    beside = f", \u03b4\u00a0=\u00a0{at}" if at is not None else ""
     return f"\u03b5\u00a0=\u00a0{epsilon(found)}{beside}"
 
 
@@ -124,3 +111,15 @@ def stripped(text: str, most: int = 60) -> str:
     """A name for an axis: one line, not longer than it can be read."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}\u2026"
+
+
+def spread(rows: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
+    """At most so many rows, evenly spread, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[n * (len(rows) - 1) // (most - 1)] for n in range(most)]
+
+
+def few(listed: int, of: int) -> str:
+    """What to say beside a table that does not have all rows."""
+    return f" ({number(listed)} of {number(of)}, evenly spread)" if listed < of else ""

@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from privsyn_flower.app.report.claims import claim_of, sources
 from privsyn_flower.app.report.fact_sheet import fact_sheet
-from privsyn_flower.app.report.html.charts import figure, lines
-from privsyn_flower.app.report.html.markup import (
-    Html,
-    element,
-    facts,
-    folded,
-    is_number,
-    joined,
-    number,
-    table,
-)
+from privsyn_flower.app.report.html.charts import lines
+from privsyn_flower.app.report.html.markup import Figure, Table, is_number, number
 from privsyn_flower.app.report.html.parts import (
-    Part,
+    Context,
     claim,
     delta,
     epsilon,
+    few,
     guarantee,
-    paragraph,
     rounded_up,
-    small,
+    spread,
     unclaimed,
 )
 from privsyn_flower.app.report.ledgers import LedgerView
@@ -39,7 +30,6 @@ from privsyn_flower.privacy.wording import at_most, delta_at_most
 
 INTEGERS = ", but for the part of delta that pays for integers"
 WOULD = "No privacy is claimed: this is what real noise of the same size would spend."
-MOST_ROWS = 60  # of a table of releases or rounds
 STATES = {
     "committed": "released",
     "reserved": "no release, and charged",
@@ -47,18 +37,21 @@ STATES = {
 }
 
 
-def private(run: RunFolder) -> Part:
+def private(run: RunFolder) -> Context:
     """The claim, and the releases it is about."""
     found = claim(run)
-    body = [
-        paragraph(short_claim(run), "claim"),
-        _numbers(run, found),
-        *_fact_sheet(run),
-        *_releases(run),
-        *_curve(run, found),
-        *_statement(run, found),
-    ]
-    return Part("private", "How private it is", joined(body))
+    sheet, no_sheet = _fact_sheet(run)
+    whole = str(found.get("privacy") or run.statement)
+    return {
+        "claim": short_claim(run),
+        "numbers": _numbers(run, found),
+        "sheet": sheet,
+        "no_sheet": no_sheet,
+        "would": WOULD if unclaimed(found) and run.ledger is not None else "",
+        "releases": _releases(run),
+        "curve": _curve(run, found),
+        "statement": [one for one in whole.split("\n\n") if one and not one.startswith("#")],
+    }
 
 
 def short_claim(run: RunFolder) -> str:
@@ -70,23 +63,20 @@ def short_claim(run: RunFolder) -> str:
     return paragraphs[0].strip() if paragraphs else "No claim is written in this folder yet."
 
 
-def _numbers(run: RunFolder, found: Mapping[str, Any]) -> Html:
-    multiplier = found.get("noise_multiplier")
-    return facts(
-        [
-            ("epsilon", epsilon(found)),
-            ("delta", delta(found)),
-            *_other_measures(found),
-            ("unit", found.get("unit")),
-            ("adjacency", found.get("adjacency")),
-            ("accountant", found.get("accountant")),
-            ("noise / bound of a user", number(multiplier) if multiplier else None),
-            ("rounds of one user", number(found.get("participations_per_user"))
-             if found.get("participations_per_user") else None),
-            ("against", found.get("threat_model")),
-            *_over_runs(run, found),
-        ]
-    )  # fmt: skip
+def _numbers(run: RunFolder, found: Mapping[str, Any]) -> list[tuple[str, object]]:
+    multiplier, rounds = found.get("noise_multiplier"), found.get("participations_per_user")
+    return [
+        ("epsilon", epsilon(found)),
+        ("delta", delta(found)),
+        *_other_measures(found),
+        ("unit", found.get("unit")),
+        ("adjacency", found.get("adjacency")),
+        ("accountant", found.get("accountant")),
+        ("noise / bound of a user", number(multiplier) if multiplier else None),
+        ("rounds of one user", number(rounds) if rounds else None),
+        ("against", found.get("threat_model")),
+        *_over_runs(run, found),
+    ]
 
 
 def _other_measures(found: Mapping[str, Any]) -> list[tuple[str, object]]:
@@ -151,60 +141,62 @@ def _spent(ledger: LedgerView, charges: list[Charge]) -> str | None:
     return at_most(value) if math.isfinite(value) else "infinity"
 
 
-def _fact_sheet(run: RunFolder) -> list[Html]:
-    """NIST SP 800-226's questions, of a run with a result."""
+def _fact_sheet(run: RunFolder) -> tuple[Table | None, str]:
+    """NIST SP 800-226's questions, of a run with a result; or why there are none."""
     if run.summary is None:
-        return []
+        return None, ""
     try:
         items = [[one.question, one.answer, one.source] for one in fact_sheet(run.summary)]
     except ReportError as error:  # of a run of an earlier version
-        return [paragraph(f"Fact sheet: None can be made: {error}.")]
+        return None, f"Fact sheet: None can be made: {error}."
     headings = ["question", "answer", "from"]
-    sheet = table("The run's own answers", headings, items, words=3, stacked=True)
-    return [folded("Fact sheet after NIST SP 800-226", sheet)]
+    return Table("The run's own answers", headings, items, words=3, stacked=True), ""
 
 
-def _releases(run: RunFolder) -> list[Html]:
-    """What each release spent."""
-    body = [element("h3", "What each release spent")]
-    found = claim(run)
-    if unclaimed(found) and run.ledger is not None:
-        body.append(paragraph(WOULD))
-    sofar = {str(row.get("charge")): row.get("epsilon_so_far") for row in run.metrics}
+def _releases(run: RunFolder) -> Table | Figure | str:
+    """What each release spent, or why nothing is listed."""
     drawn = [
         {"x": row["round"], "value": row["epsilon_so_far"], "series": "spent so far"}
         for row in run.metrics
         if is_number(row.get("round")) and is_number(row.get("epsilon_so_far"))
     ]
-    if run.ledger is None:
-        told = "no user was asked" if found.get("claim", "") is None else "no charge is known here"
-        return [*body, paragraph(f"Nothing to list: {told}.")] if not drawn else [
-            *body, _spent_figure(run, drawn, table(*_spent_rows(drawn)))
-        ]  # fmt: skip
-    charges = run.ledger.own
+    if run.ledger is not None:
+        listing = _charges(run, run.ledger)
+        return _spent_figure(run, drawn, listing) if len(drawn) > 1 else listing
+    if drawn:
+        rows = [[number(row["x"]), rounded_up(row["value"])] for row in spread(drawn)]
+        caption = f"Epsilon by round{few(len(rows), len(drawn))}"
+        return _spent_figure(run, drawn, Table(caption, ["round", "epsilon so far"], rows))
+    asked = claim(run).get("claim", "") is not None
+    return f"Nothing to list: {'no charge is known here' if asked else 'no user was asked'}."
+
+
+def _charges(run: RunFolder, ledger: LedgerView) -> Table:
+    """The ledger's rows of this run."""
+    sofar = {str(row.get("charge")): row.get("epsilon_so_far") for row in run.metrics}
+    charges = ledger.own
+    sampled = any(charge.sampling_rate < 1 for charge in charges)
     rows = [
         [
             charge.id,
-            _question(charge, run.ledger.run),
+            _question(charge, ledger.run),
             number(charge.round),
             number(charge.attempt),
             number(charge.noise_multiplier),
-            *([number(charge.sampling_rate)] if any(c.sampling_rate < 1 for c in charges) else []),
+            *([number(charge.sampling_rate)] if sampled else []),
             STATES[charge.state],
             rounded_up(sofar.get(charge.id)),
-            _clock(run.ledger.times.get(charge.id)),
+            _clock(ledger.times.get(charge.id)),
         ]
         for charge in spread(charges)
     ]
     headings = ["charge", "question", "round", "attempt", "noise / bound"]
-    headings += ["rate"] if any(c.sampling_rate < 1 for c in charges) else []
+    headings += ["rate"] if sampled else []
     headings += ["what became of it", "epsilon after it", "when (UTC)"]
-    caption = f"Charges of this run{few(len(rows), len(charges))}"
-    listing = table(caption, headings, rows, words=2)
-    return [*body, _spent_figure(run, drawn, listing) if len(drawn) > 1 else listing]
+    return Table(f"Charges of this run{few(len(rows), len(charges))}", headings, rows, words=2)
 
 
-def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) -> Html:
+def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Table) -> Figure:
     """Epsilon against rounds, below the whole that was promised."""
     found = claim(run)
     total = found.get("epsilon")
@@ -215,17 +207,12 @@ def _spent_figure(run: RunFolder, drawn: list[dict[str, Any]], listing: Html) ->
             f"The dashed line is the run's whole claim, {guarantee(run)}, which also pays for "
             "spare rounds and evaluations."
         )
-    return figure(
+    return Figure(
         "Epsilon spent by round",
         remark,
         listing,
         lambda: lines(drawn, value="epsilon so far", budget=budget),
     )
-
-
-def _spent_rows(drawn: list[dict[str, Any]]) -> tuple[str, list[str], list[list[str]]]:
-    rows = [[number(row["x"]), rounded_up(row["value"])] for row in spread(drawn)]
-    return f"Epsilon by round{few(len(rows), len(drawn))}", ["round", "epsilon so far"], rows
 
 
 def _question(charge: Charge, run: str) -> str:
@@ -238,45 +225,23 @@ def _clock(at: float | None) -> str:
     return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
 
 
-def spread(rows: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
-    """At most so many rows, evenly spread, the first and the last among them."""
-    if len(rows) <= most:
-        return list(rows)
-    return [rows[n * (len(rows) - 1) // (most - 1)] for n in range(most)]
-
-
-def few(listed: int, of: int) -> str:
-    """What to say beside a table that does not have all rows."""
-    return f" ({number(listed)} of {number(of)}, evenly spread)" if listed < of else ""
-
-
-def _curve(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
+def _curve(run: RunFolder, found: Mapping[str, Any]) -> Figure | None:
     """The (epsilon, delta) curve of the run's releases."""
     points = found.get("privacy_curve")
     if not isinstance(points, list) or unclaimed(found):
-        return []
+        return None
     pairs = [
         (float(one[0]), float(one[1]))
         for one in points
         if isinstance(one, list | tuple) and len(one) == 2 and all(map(is_number, one))
     ]
     if len(pairs) < 2:
-        return []
+        return None
     rows = [
         {"x": point, "value": math.log10(one), "series": "curve"} for point, one in pairs if one > 0
     ]
     title = "Epsilon and delta: each point of the curve holds"
     cells = [[at_most(point), delta_at_most(one)] for point, one in pairs]
-    listing = table("Epsilon and delta", ["epsilon", "delta"], cells)
+    listing = Table("Epsilon and delta", ["epsilon", "delta"], cells)
     draw = lambda: lines(rows, value="log10 of delta", label="epsilon", zero=False)  # noqa: E731
-    return [figure(title, guarantee(run), listing, draw)]
-
-
-def _statement(run: RunFolder, found: Mapping[str, Any]) -> list[Html]:
-    """The whole statement, on demand."""
-    whole = found.get("privacy") or run.statement
-    if not whole:
-        return []
-    text = [paragraph(one) for one in str(whole).split("\n\n") if not one.startswith("#")]
-    note = small("Also in privacy.md of the run folder.")
-    return [folded("The whole privacy statement", *text, note)]
+    return Figure(title, guarantee(run), listing, draw)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from privsyn_flower.app.report.html.markup import element, folded, joined, number, table
-from privsyn_flower.app.report.html.parts import Part, paragraph, small
+from privsyn_flower.app.report.html.markup import Table
+from privsyn_flower.app.report.html.parts import Context
 from privsyn_flower.app.report.places import HIDDEN, passed_on
 from privsyn_flower.app.report.reading import RunFolder
 from privsyn_flower.config import (
@@ -21,47 +21,30 @@ from privsyn_flower.config import (
 from privsyn_flower.terminal import without_places
 
 LONGEST = 300  # characters of a value
-REMARK = (
-    "Of a path on the machine of the run, the last part alone is shown; where its files, servers "
-    "and keys are, not at all."
-)
+HEADINGS = ("key", "value", "default", "meaning")
 
 
-def settings(run: RunFolder) -> Part:
+def settings(run: RunFolder) -> Context:
     """Keys, values, defaults and what they mean."""
-    title = "Configuration"
     try:
         stored = flatten(run.stored)
     except ConfigError as error:
-        return Part(
-            "settings", title, paragraph(without_places(f"config.toml cannot be shown: {error}"))
-        )
+        return {"problem": without_places(f"config.toml cannot be shown: {error}")}
     if not stored:
-        return Part("settings", title, paragraph("The folder has no config.toml."))
+        return {"problem": "The folder has no config.toml."}
     defaults, meanings = flat_defaults(), _meanings()
     different = differing(stored)
     rows = [
-        [
-            element("code", key),
-            value_text(key, stored[key]),
-            _default(key, defaults),
-            meanings.get(key),
-        ]
+        [key, value_text(key, stored[key]), _default(key, defaults), meanings.get(key)]
         for key in different
     ]
-    body = [
-        paragraph(f"{number(len(different))} of {number(len(stored))} keys differ from defaults."),
-        table("Keys that differ from defaults", HEADINGS, rows, words=4, stacked=True),
-    ]
-    rest = [key for key in stored if key not in set(different)]
-    same = [[element("code", key), value_text(key, stored[key])] for key in rest]
-    listing = table("Keys at their defaults", ["key", "value"], same, words=2)
-    body.append(folded(f"The other {number(len(same))} keys", listing))
-    body.append(small(REMARK))
-    return Part("settings", title, joined(body))
-
-
-HEADINGS = ("key", "value", "default", "meaning")
+    same = [[key, value_text(key, stored[key])] for key in stored if key not in set(different)]
+    title = "Keys that differ from defaults"
+    return {
+        "count": len(stored),
+        "different": Table(title, HEADINGS, rows, words=4, stacked=True, code=True),
+        "same": Table("Keys at their defaults", ["key", "value"], same, words=2, code=True),
+    }
 
 
 def differing(stored: Mapping[str, Scalar]) -> list[str]:

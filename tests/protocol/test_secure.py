@@ -10,8 +10,15 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from privsyn_flower import messaging
-from privsyn_flower.secagg import Party, SecaggError, Session, Transport, respond, run_session
-from privsyn_flower.secagg.flower import RECORD, session_of, stage_of
+from privsyn_flower.protocol.secure import (
+    RECORD,
+    Transport,
+    respond,
+    run_session,
+    session_of,
+    stage_of,
+)
+from privsyn_flower.secagg import Party, SecaggError, Session
 from tests.secagg.rig import IDENTITIES, a_session
 
 STAGES = ["advertise", "share", "mask", "confirm", "unmask"]

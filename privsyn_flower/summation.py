@@ -11,6 +11,7 @@ import functools
 import logging
 import math
 import secrets
+import sqlite3
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,19 +26,32 @@ from numpy.typing import ArrayLike, NDArray
 
 from privsyn_flower.arrays import I64
 from privsyn_flower.files import node_home
-from privsyn_flower.privacy.encoding.quantize import from_modulus, noise_tail
-from privsyn_flower.privacy.noise.discrete_gaussian import system_discrete_gaussian
-from privsyn_flower.privacy.noise.integer_noise import node_variance, release_distance
-from privsyn_flower.secagg import keys, replays
-from privsyn_flower.secagg.cohort import Cohort
-from privsyn_flower.secagg.flower import RECORD, Party, Transport, refusal, respond, run_session
+from privsyn_flower.privacy.encoding.quantize import from_modulus
+from privsyn_flower.privacy.encoding.sizing import noise_tail
+from privsyn_flower.privacy.noise.integer_noise import (
+    node_variance,
+    release_distance,
+    system_discrete_gaussian,
+)
+from privsyn_flower.protocol.secure import RECORD, Transport, refusal, respond, run_session
+from privsyn_flower.secagg import keys
+from privsyn_flower.secagg.cohort import Code, Cohort, SecaggError, Session
 from privsyn_flower.secagg.identity import identity
-from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.secagg.node import Party
+from privsyn_flower.sqlite_file import private_file, transaction
 
 logger = logging.getLogger("privsyn_flower")
 
 ENCODING = "secagg-encoding"
 LOG_FILE = "handler.log"
+REPLAYS_FILE = "secagg.sqlite"
+LONGEST_NAME = 256  # of a run or query: the server chooses them, the node keeps them
+LARGEST_NUMBER = 2**63 - 1  # that SQLite keeps
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS marks (run TEXT, query TEXT, stage TEXT, round INTEGER, "
+    "attempt INTEGER, PRIMARY KEY (run, query, stage))",
+    "CREATE TABLE IF NOT EXISTS pins (peer TEXT PRIMARY KEY, key BLOB NOT NULL, weight INTEGER)",
+)
 Handler = Callable[[Message, Context], ArrayLike]
 Answer = Callable[[Message, Context], Message]
 
@@ -153,12 +167,12 @@ def _secure_vector(handler: Handler, own: _Settings) -> Answer:
 
         def trust(cohort: Cohort) -> None:
             own.accept(cohort, [True] * len(cohort.members))
-            replays.pin(home, cohort)
+            pin(home, cohort)
 
         def vector(session: Session, _: int) -> I64:
             limit, scale = _read_encoding(message, session)
             room = _room(limit, scale, session.length, own)
-            replays.mark(home, "mask", session)
+            mark(home, "mask", session)
             values = np.zeros(session.length, dtype=np.int64)
             with _failures(home):
                 values = _integers(handler(message, context), session.length, room, scale, own)
@@ -176,7 +190,7 @@ def _secure_vector(handler: Handler, own: _Settings) -> Answer:
                     identity=identity(home),
                     trust=trust,
                     vector=vector,
-                    once=lambda stage, session: replays.mark(home, stage, session),
+                    once=lambda stage, session: mark(home, stage, session),
                     accept=own.accept,
                 ),
             )
@@ -341,3 +355,70 @@ def _read_encoding(message: Message, session: Session) -> tuple[int, float]:
     if not (1 <= limit < 2 ** (session.bits - 1) and 0 < scale < math.inf):
         raise SecaggError(Code.MALFORMED, f"limit = {limit}, scale = {scale}")
     return limit, scale
+
+
+# --- what a node must not forget: stages it answered, its peers' keys and weights ---------------
+# In an SQLite file, because Flower's own state is a copy in memory. It knows nothing of anybody's
+# data. An older copy put back in its place forgets what came after.
+
+
+def mark(folder: Path, stage: str, session: Session) -> None:
+    """Write down, on disk before this returns, that a stage of a session is being answered.
+
+    Raises SecaggError(REPEATED) when this stage of (run, query) was answered at this (round,
+    attempt) or a later one: of any number of processes, one answers.
+    """
+    if max(len(session.run), len(session.query)) > LONGEST_NAME or not (
+        max(session.round, session.attempt) <= LARGEST_NUMBER
+    ):
+        raise SecaggError(
+            Code.MALFORMED, f"names must have up to {LONGEST_NAME} characters, numbers 63 bits"
+        )
+    key, now = (session.run, session.query, stage), (session.round, session.attempt)
+    with _records(folder) as database:
+        last = database.execute(
+            "SELECT round, attempt FROM marks WHERE run = ? AND query = ? AND stage = ?", key
+        ).fetchone()
+        if last is not None and now <= last:
+            raise SecaggError(
+                Code.REPEATED,
+                f"stage {stage!r} was answered at round {last[0]}, attempt {last[1]}: round "
+                f"{now[0]}, attempt {now[1]} is not answered again",
+            )
+        database.execute("INSERT OR REPLACE INTO marks VALUES (?, ?, ?, ?, ?)", (*key, *now))
+
+
+def pin(folder: Path, cohort: Cohort) -> None:
+    """Trust on first use: keep every new member's identity key and weight, all or none.
+
+    Raises SecaggError(PEER) when a node id shows another key or weight than before.
+    """
+    with _records(folder) as database:
+        for member in cohort.members:
+            peer = str(member.id)
+            shown = {"key": member.identity, "weight": min(member.weight, LARGEST_NUMBER)}
+            row = database.execute(
+                "SELECT key, weight FROM pins WHERE peer = ?", (peer,)
+            ).fetchone()
+            for (what, value), pinned in zip(shown.items(), row or shown.values(), strict=True):
+                if pinned != value:
+                    raise SecaggError(
+                        Code.PEER,
+                        f"node {peer} shows another {what} than the first time (kept in "
+                        f"{folder / REPLAYS_FILE})",
+                    )
+            row = (peer, *shown.values())
+            database.execute("INSERT OR REPLACE INTO pins VALUES (?, ?, ?)", row)
+
+
+@contextlib.contextmanager
+def _records(folder: Path) -> Iterator[sqlite3.Connection]:
+    """Committed when the block ends, as if it had never been when it raises."""
+    path = private_file(folder / REPLAYS_FILE)
+    try:
+        with transaction(path) as database:
+            for table in _TABLES:
+                database.execute(table)
+            yield database
+    except sqlite3.Error as error:
+        raise SecaggError(Code.SETUP, f"{path} cannot be used: {error}") from None

@@ -11,66 +11,43 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from privsyn_flower.arrays import U64
-from privsyn_flower.messaging import Absence, Arrived, outgoing, record_bytes, send_and_wait, tally
+from privsyn_flower.messaging import (
+    Absence,
+    Arrived,
+    log_absent,
+    outgoing,
+    record_bytes,
+    send_and_wait,
+)
 from privsyn_flower.secagg import node
-from privsyn_flower.secagg.cohort import Cohort, Member
-from privsyn_flower.secagg.session import Code, SecaggError, Session
+from privsyn_flower.secagg.cohort import SecaggError, Session
 
 logger = logging.getLogger("privsyn_flower")
 
 RECORD = "secagg"
+OK = "ok"
 Stage = str
 Along = Callable[[Stage], RecordDict]
 
 
-@dataclass(frozen=True)
-class Party:
-    """What one node brings to a session.
-
-    node_id, weight and identity: see `node.advertise`. trust(cohort) see `node.share`;
-    vector(session, cohort weight) see `node.mask`; once(stage, session) see `node.Once`;
-    accept(cohort, listed) is asked before the node masks and before it signs the survivors.
-    """
-
-    node_id: int
-    weight: int
-    identity: Ed25519PrivateKey
-    trust: Callable[[Cohort], None]
-    vector: Callable[[Session, int], node.Integers]
-    once: node.Once
-    accept: node.Accept = node.anybody
-
-
-def respond(message: Message, state: RecordDict, party: Party) -> Message:
+def respond(message: Message, state: RecordDict, party: node.Party) -> Message:
     """A node's reply to any stage; `state` is Flower's Context.state of this node.
 
-    Refusals become codes. Whatever `party` raises beyond SecaggError is not caught here. Either
-    way the session is over for this node and its secrets are erased, unless the message was of
-    another session or stage.
+    Refusals become codes. Whatever `party` raises beyond SecaggError is not caught here; see
+    `node.answer` for what becomes of the session.
     """
     asked = message.content.config_records.get(RECORD, ConfigRecord())
     if RECORD not in state:
         state[RECORD] = ConfigRecord()
-    kept = state.config_records[RECORD]
     try:
-        data = _answer(asked, kept, party)
+        return _reply(message, OK, node.answer(asked, state.config_records[RECORD], party))
     except SecaggError as error:
-        if error.code is not Code.SESSION:
-            kept.clear()
         logger.warning("refused: %s", error)  # public causes only: protocol, policy, peers
         return refusal(message, error.code)
-    except BaseException:
-        kept.clear()
-        raise
-    return _reply(message, OK, data)
-
-
-OK = "ok"
 
 
 def refusal(message: Message, code: str, key: str = "") -> Message:
@@ -93,39 +70,7 @@ def stage_of(message: Message) -> Stage | None:
 def session_of(message: Message, state: RecordDict) -> Session:
     """The session that a message's stage belongs to. Raises SecaggError."""
     asked = message.content.config_records[RECORD]
-    if asked.get("stage") == "advertise":
-        return Session.from_json(str(asked.get("session", "")))
-    kept = state.config_records.get(RECORD, ConfigRecord())
-    if "session" not in kept:
-        raise SecaggError(Code.SESSION, "this node is in no session (restarted?)")
-    return Session.from_json(str(kept["session"]))
-
-
-def _answer(asked: ConfigRecord, kept: ConfigRecord, party: Party) -> bytes:
-    stage = asked.get("stage")
-    if stage == "advertise":
-        session = Session.from_json(str(asked.get("session", "")))
-        return node.advertise(kept, session, party.node_id, party.weight, party.identity).encode()
-    digest = _bytes(asked, "session")
-    if stage == "share":
-        return node.share(kept, digest, _bytes(asked, "cohort"), party.trust, party.once)
-    if stage == "mask":
-        listed, sealed = _bytes(asked, "list"), _bytes(asked, "sealed")
-        return node.mask(kept, digest, listed, sealed, party.vector, party.accept)
-    if stage == "confirm":
-        listed = _bytes(asked, "list")
-        return node.confirm(kept, digest, listed, party.identity, party.once, party.accept)
-    if stage == "unmask":
-        signers, signatures = _bytes(asked, "signers"), _bytes(asked, "signatures")
-        return node.unmask(kept, digest, signers, signatures, party.once)
-    raise SecaggError(Code.MALFORMED, f"stage {stage!r} is not known here")
-
-
-def _bytes(record: ConfigRecord, key: str) -> bytes:
-    value = record.get(key)
-    if not isinstance(value, bytes):
-        raise SecaggError(Code.MALFORMED, f"{key!r} is missing")
-    return value
+    return node.session_of(asked, state.config_records.get(RECORD, ConfigRecord()))
 
 
 def _reply(message: Message, code: str, data: bytes, key: str = "") -> Message:
@@ -166,7 +111,7 @@ class Transport:
         self.up: dict[int, int] = {}
 
     def stage(
-        self, name: Stage, payload: Mapping[int, dict[str, bytes | str]], along: RecordDict
+        self, name: Stage, payload: Mapping[int, Mapping[str, bytes | str]], along: RecordDict
     ) -> dict[int, bytes]:
         """Send one stage to each node; node -> its bytes. Who refuses or is silent is missing."""
         timeout = self.mask_timeout if name == "mask" else self.stage_timeout
@@ -188,10 +133,7 @@ class Transport:
             found[node_id] = data
             del absent[node_id]
             self.up[node_id] = self.up.get(node_id, 0) + record_bytes(reply.content)
-        if absent:
-            logger.warning("stage %s: %s", name, tally(absent, len(payload)))
-            for node_id, absence in absent.items():
-                logger.info("stage %s: node %d %s", name, node_id, absence.text)
+        log_absent(f"stage {name}", absent, len(payload))
         self.absent |= absent
         return found
 
@@ -221,61 +163,30 @@ def run_session(
     first node is asked to unmask: until then nothing about any vector can be known, after it
     the sum must count as revealed. Raises SecaggError when the sum cannot be had.
     """
-    from privsyn_flower.secagg.server import SecureSum  # a device needs none
+    from privsyn_flower.secagg.server import SecureSum, members_of  # a device needs none
 
     secure, digest = SecureSum(session), session.digest
 
-    def ask(stage: Stage, payload: Mapping[int, dict[str, bytes | str]]) -> dict[int, bytes]:
+    def ask(stage: Stage, payload: Mapping[int, Mapping[str, bytes | str]]) -> dict[int, bytes]:
         return transport.stage(stage, payload, along(stage))
 
     adverts = ask("advertise", {i: {"session": session.to_json()} for i in weights})
-    cohort = secure.gather(_members(adverts, weights))
+    cohort = secure.gather(members_of(adverts, weights))
     members = [member.id for member in secure.cohort.members]
     dealt = ask("share", {i: {"session": digest, "cohort": cohort} for i in members})
     relayed = secure.relay(dealt)
     masked = ask(
-        "mask",
-        {
-            i: {"session": digest, "list": listed, "sealed": sealed}
-            for i, (listed, sealed) in relayed.items()
-        },
+        "mask", {i: {"session": digest, "list": a, "sealed": b} for i, (a, b) in relayed.items()}
     )
     survivors = secure.survive(masked)
     alive = [m.id for m, here in zip(secure.cohort.members, secure.survivors, strict=True) if here]
     confirmed = ask("confirm", {i: {"session": digest, "list": survivors} for i in alive})
     signers, signatures = secure.confirm(confirmed)
-    proof: dict[str, bytes | str] = {
-        "session": digest,
-        "signers": signers,
-        "signatures": signatures,
-    }
+    proof = {"session": digest, "signers": signers, "signatures": signatures}
     revealing()
     given = ask("unmask", dict.fromkeys(confirmed, proof))
     total = secure.total(given)
-    if secure.wrong:
-        logger.warning(
-            "%d node(s) gave wrong shares, and others were used: %s", len(secure.wrong),
-            ", ".join(map(str, sorted(secure.wrong))),
-        )  # fmt: skip
-    return Summed(
-        total,
-        alive,
-        max(transport.down.values(), default=0),
-        max(transport.up.values(), default=0),
-    )
-
-
-def _members(adverts: Mapping[int, bytes], weights: Mapping[int, int]) -> dict[int, Member]:
-    """Readable entries with the weight that the run counts on."""
-    members = {}
-    for node_id, data in adverts.items():
-        try:
-            member = Cohort.decode_member(data)
-        except SecaggError as error:
-            logger.warning("node %d is left out: %s", node_id, error)
-            continue
-        if member.weight != weights[node_id]:
-            logger.warning("node %d is left out: it claims another weight", node_id)
-            continue
-        members[node_id] = member
-    return members
+    if wrong := sorted(secure.wrong):
+        logger.warning("%d node(s) gave wrong shares, others were used: %s", len(wrong), wrong)
+    down, up = transport.down.values(), transport.up.values()
+    return Summed(total, alive, max(down, default=0), max(up, default=0))

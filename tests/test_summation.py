@@ -14,12 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from privsyn_flower.messaging import outgoing
 from privsyn_flower.privacy.noise.integer_noise import TooCoarse
-from privsyn_flower.secagg import SecaggError, secure_sum, secure_vector
-from privsyn_flower.secagg.flower import RECORD
-from privsyn_flower.secagg.standalone import content_digest
+from privsyn_flower.protocol.secure import RECORD
+from privsyn_flower.secagg import SecaggError
+from privsyn_flower.summation import content_digest, secure_sum, secure_vector
 from tests.conftest import node_context
 
-PAGE = Path(__file__).parents[2] / "docs" / "secure-sum.md"
+PAGE = Path(__file__).parents[1] / "docs" / "secure-sum.md"
 Nodes = dict[int, Callable[[Message], Message]]
 
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from privsyn_flower.secagg import Code, Cohort, SecaggError, replays
+from privsyn_flower.secagg import Code, Cohort, SecaggError
+from privsyn_flower.summation import REPLAYS_FILE, mark, pin
 from tests.secagg.rig import a_session
 from tests.secagg.test_session import members
 
 
 def code_of(folder: Path, stage: str, **session: object) -> Code | None:
     try:
-        replays.mark(folder, stage, a_session(**session))
+        mark(folder, stage, a_session(**session))
     except SecaggError as error:
         return error.code
     return None
@@ -43,7 +43,7 @@ def test_of_many_at_once_one_answers(tmp_path: Path) -> None:
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     assert code_of(tmp_path, "mask", run="r" * 257) is Code.MALFORMED
     assert code_of(tmp_path, "mask", round=2**63) is Code.MALFORMED
-    (tmp_path / replays.REPLAYS_FILE).write_bytes(b"no database" * 200)
+    (tmp_path / REPLAYS_FILE).write_bytes(b"no database" * 200)
     assert code_of(tmp_path, "mask") is Code.SETUP
 
 
@@ -51,33 +51,21 @@ def test_a_peers_first_weight_stays(tmp_path: Path) -> None:
     cohort = Cohort.of(a_session(), members(4))
     grown = replace(cohort.members[0], weight=2**64 - 1)
     changed = Cohort(a_session(), (grown, *cohort.members[1:]))
-    replays.pin(tmp_path, cohort)
+    pin(tmp_path, cohort)
     with pytest.raises(SecaggError, match="shows another weight") as caught:
-        replays.pin(tmp_path, changed)
+        pin(tmp_path, changed)
     assert caught.value.code == Code.PEER
-    replays.pin(tmp_path / "other", changed)
-    replays.pin(tmp_path / "other", changed)
-
-
-def test_a_file_without_weights_gets_them(tmp_path: Path) -> None:
-    cohort = Cohort.of(a_session(), members(4))
-    replays.pin(tmp_path, cohort)
-    with sqlite3.connect(tmp_path / replays.REPLAYS_FILE) as database:
-        database.execute("ALTER TABLE pins DROP COLUMN weight")
-    database.close()
-    replays.pin(tmp_path, cohort)
-    grown = replace(cohort.members[0], weight=2)
-    with pytest.raises(SecaggError, match="shows another weight"):
-        replays.pin(tmp_path, Cohort(a_session(), (grown, *cohort.members[1:])))
+    pin(tmp_path / "other", changed)
+    pin(tmp_path / "other", changed)
 
 
 def test_a_peers_first_key_stays(tmp_path: Path) -> None:
     cohort = Cohort.of(a_session(), members(4))
-    replays.pin(tmp_path, cohort)
-    replays.pin(tmp_path, Cohort.of(a_session(), members(5)))
+    pin(tmp_path, cohort)
+    pin(tmp_path, Cohort.of(a_session(), members(5)))
     first = replace(cohort.members[0], identity=b"x" * 32)
     changed = Cohort(a_session(), (first, *cohort.members[1:]))
     with pytest.raises(SecaggError, match="shows another key") as caught:
-        replays.pin(tmp_path, changed)
+        pin(tmp_path, changed)
     assert caught.value.code == Code.PEER
-    replays.pin(tmp_path, cohort)
+    pin(tmp_path, cohort)

@@ -1,0 +1,87 @@
+"""What a run does with its ledger beside charging it: looks ahead, holds it, copies its rows."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from privsyn_flower.files import Held, held, replace_private
+from privsyn_flower.privacy.ledger.filters import SLACK, Header, fits
+from privsyn_flower.privacy.ledger.journal import Charge, LedgerError, locked, read_rows
+from privsyn_flower.privacy.ledger.ledger import Ledger, belongs, new_charge
+
+
+class LedgerInUse(LedgerError):
+    """Another process holds the ledger for its run."""
+
+
+@contextmanager
+def exclusive(ledger: Ledger) -> Iterator[None]:
+    """Hold the ledger for a whole run; a second run is refused with LedgerInUse.
+
+    A lock file beside the ledger, held by `flock`: it vanishes with its process, however
+    that ends, so no lock is ever stale. Single operations stay open to other processes.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(ledger.path.with_name(ledger.path.name + ".lock")))
+        except Held as error:
+            raise LedgerInUse(
+                f"{ledger.path} is in use by the run of process {error.owner}: wait "
+                "for it, end it, or use another ledger (key ledger)"
+            ) from None
+        yield
+
+
+def export(ledger: Ledger, run: str, path: str | os.PathLike[str]) -> None:
+    """Copy the header and the rows of a run, and of its evaluations (RUN-NAME), to `path`.
+
+    It is for reading, and refused as a ledger: what others, and later ones, spent is missing.
+    """
+    ledger.charges()  # the rows are in order
+    with locked(ledger.path) as handle:
+        rows = read_rows(handle, ledger.path)
+    ids = {row["id"] for row in rows[1:] if belongs(str(row.get("run", "")), run)}
+    copied = [rows[0] | {"kind": "copy"}, *(row for row in rows[1:] if row["id"] in ids)]
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in copied)
+    replace_private(Path(path), text.encode())
+
+
+def remaining_rounds(
+    ledger: Ledger, noise_multiplier: float, *, sampling_rate: float = 1.0
+) -> int | None:
+    """How many more rounds at this noise the total allows; None without a total."""
+    wanted = new_charge(noise_multiplier, sampling_rate=sampling_rate)
+    header, charges = ledger.header, ledger.charges()
+    if header.budget is None:
+        return None
+    if header.plan is not None:
+        return _number_that_fits(header, charges, [wanted] * int(header.budget))
+    spent = math.fsum(charge.mu_squared for charge in charges if charge.state != "void")
+    cost = wanted.mu_squared or math.ulp(0.0)  # of noise beyond all bounds
+    return math.floor(min(max(0.0, header.budget * (1 + SLACK) - spent) / cost, 2.0**53))
+
+
+def room_for(ledger: Ledger, wanted: Iterable[Mapping[str, Any]], *, run: str = "") -> int | None:
+    """How many of these charges, in this order, the total still takes; None without a total.
+
+    wanted: arguments of `Ledger.reserve` for the noise of each. run: one that will be resumed, and
+    then gives back what it reserved without sending.
+    """
+    if ledger.header.budget is None:
+        return None
+    stays = [c for c in ledger.charges() if c.run != run or c.sent or c.state != "reserved"]
+    return _number_that_fits(ledger.header, stays, [new_charge(**noise) for noise in wanted])
+
+
+def _number_that_fits(header: Header, charges: list[Charge], wanted: list[Charge]) -> int:
+    """How many of these charges the total still takes, in their order."""
+    counts = range(1, len(wanted) + 1)
+    full = lambda count: not fits(header, [*charges, *wanted[:count]])  # noqa: E731
+    return bisect.bisect_left(counts, True, key=full)

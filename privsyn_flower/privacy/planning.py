@@ -1,0 +1,157 @@
+"""The promise of a run: from (epsilon, delta) and its phases to their noise, and what may be said.
+
+The smallest noise that keeps epsilon is searched for here (`accounting.calibration`). What it costs
+is computed by `Promise.epsilon`, whoever chose it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from privsyn_flower.privacy.accounting.calibration import calibrate_beside
+from privsyn_flower.privacy.accounting.composition import gaussian_mu
+from privsyn_flower.privacy.noise.integer_noise import gaussian_delta
+from privsyn_flower.privacy.promise import EVALUATIONS, Phase, Promise, events
+from privsyn_flower.privacy.sentence import PrivacyStatement
+from privsyn_flower.privacy.wording import at_most, noise_at_least
+
+
+class PromiseError(ValueError):
+    """The phases' noise or shares, as they are given, cost more than was promised."""
+
+
+def evaluation_phases(rounds: Phase, count: int) -> list[Phase]:
+    """So many evaluations beside these rounds, of all who could be asked; each costs a user as much
+    as one round."""
+    if not count:
+        return []
+    beside = Phase(EVALUATIONS, count, 0, rounds.sampler, rounds.source, evaluates=True)
+    return [beside.given(rounds.equivalent)]
+
+
+def promise(
+    epsilon: float,
+    delta: float,
+    phases: Sequence[Phase],
+    *,
+    ledger_epsilon: float = 0.0,
+    checked: bool = True,
+) -> Promise:
+    """The promise of these phases, in their order, each with its noise.
+
+    Noise that is not given is the smallest that keeps epsilon. ledger_epsilon: total of the ledger,
+    where it is larger than epsilon. checked: False to see what noise costs that is too small.
+    Raises PromiseError when the given noise or shares cost more than epsilon, ValueError on names
+    that are not distinct and as `calibrate` does.
+    """
+    names = [phase.name for phase in phases]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(f"phases = {names} must have distinct names, and there must be one")
+    if 0 < ledger_epsilon < epsilon:
+        raise PromiseError(
+            f"ledger-epsilon = {ledger_epsilon:g} is the total of all runs and below epsilon = "
+            f"{epsilon:g} of this one: lower epsilon, or raise ledger-epsilon"
+        )
+    _check_mixture(phases)
+    left = gaussian_delta(delta)
+    mu = gaussian_mu(epsilon, left)
+    settled = [_shared(phase, mu) for phase in phases]
+    known = [phase for phase in settled if phase.multiplier]
+    rest = [phase for phase in settled if not phase.multiplier]
+    if rest:
+        wanted = Counter[float]()
+        for phase in rest:
+            wanted[phase.rate] += phase.most
+        equal = calibrate_beside(epsilon, wanted, left, events(known))
+        settled = [phase if phase.multiplier else phase.costing(equal) for phase in settled]
+    made = Promise(epsilon, delta, tuple(settled), max(epsilon, ledger_epsilon))
+    if checked and known and made.epsilon > epsilon:
+        raise PromiseError(_too_much(made, rest))
+    return made
+
+
+def _check_mixture(phases: Sequence[Phase]) -> None:
+    """Raises ValueError where rounds are correlated beside Poisson sampling: the plan of its
+    ledger counts releases one by one, and a correlated one alone may cost more than its share."""
+    if any(phase.rate < 1 for phase in phases):
+        for phase in phases:
+            if phase.correlation is not None and phase.correlation.name != "independent":
+                raise ValueError(
+                    f"{phase.name}: noise that is correlated across rounds is not accounted beside "
+                    "a phase with a sampling-rate below 1"
+                )
+
+
+def _too_much(made: Promise, rest: Sequence[Phase]) -> str:
+    """What given noise costs, and how much of it would do where one number says that."""
+    asked = " and ".join(
+        f"{phase.rounds} {phase.name}" + (f" and {_spare(phase)} spare" if _spare(phase) else "")
+        for phase in made.phases
+    )
+    noise = (
+        f"noise-multiplier = {made.main.multiplier} costs epsilon {at_most(made.epsilon)} for "
+        f"{asked}, above epsilon = {made.target}: raise it"
+    )
+    if rest or not all(_equal(p.equivalent, made.main.equivalent) for p in made.phases):
+        return f"{noise}, or the others' (their share), or lower rounds"
+    own = [replace(phase, multiplier=0.0, share=0.0) for phase in made.phases]
+    least = promise(made.target, made.delta, own).main.multiplier
+    return f"{noise} to {noise_at_least(least)}, lower rounds, or set it to 0 to calibrate it"
+
+
+def _shared(phase: Phase, mu: float) -> Phase:
+    """A phase whose share of mu^2 is given, with the noise that the share buys."""
+    if phase.multiplier or not phase.share:
+        return phase
+    return phase.costing(math.sqrt(phase.most / phase.share) / mu)
+
+
+def _alike(evaluation: Phase, main: Phase) -> bool:
+    """Whether what is said of the main phase's releases holds for this one's."""
+    if evaluation.spare or (evaluation.source, evaluation.sampler) != (main.source, main.sampler):
+        return False
+    return _equal(evaluation.equivalent, main.equivalent)
+
+
+def _equal(one: float, other: float) -> bool:
+    """But for rounding: noise before it is correlated, told as independent noise, and back."""
+    return math.isclose(one, other, rel_tol=1e-9)
+
+
+def _spare(phase: Phase) -> int:
+    return phase.spare if phase.source == "nodes" else 0
+
+
+def statement_of(plan: Promise, **facts: Any) -> PrivacyStatement:
+    """What may be said of the run. facts: of the federation and its data, as
+    `PrivacyStatement` has them."""
+    main = plan.main
+    beside = [p for p in plan.phases if p is not main]
+    same = [p for p in beside if p.evaluates and _alike(p, main)]
+    others = [p for p in beside if p not in same]
+    # Of a run that only measures, nothing is a round.
+    own = ("evaluations", "rounds") if main.evaluates else ("rounds", "evaluations")
+    claims: dict[str, Any] = {
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "rho_zcdp": plan.rho,
+        "noise_multiplier": main.equivalent,
+        **dict(zip(own, (main.rounds, sum(p.rounds for p in same)), strict=True)),
+        "spare_rounds": main.spare if main.source == "nodes" else 0,
+        "sampler": main.sampler.name,
+        "sampling_rate": main.rate,
+        "noise_source": main.source,
+        "others": tuple(
+            (p.name, p.rounds + _spare(p), p.equivalent, p.source, p.rate) for p in others
+        ),
+    }
+    if main.correlation is not None and main.correlation.name != "independent":
+        claims["correlated"] = main.correlation.name
+    if main.participation is not None:
+        claims["min_separation"] = main.participation.min_separation
+        claims["max_participations"] = main.participation.max_participations
+    return PrivacyStatement(**claims | facts)
