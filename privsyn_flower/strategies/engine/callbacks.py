@@ -103,7 +103,7 @@ class Callbacks:
             if not isinstance(one, Callback):
                 raise TypeError(
                     f"callbacks: {type(one).__name__} is no Callback; subclass "
-                    "privsyn_flower.strategies.Callback (docs/tracking.md)"
+                    "privsyn_flower.Callback (docs/tracking.md)"
                 )
         self._errors: Counter[int] = Counter()
         self._over = False
